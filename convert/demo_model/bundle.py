@@ -43,34 +43,6 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def collect(work: Path, base: Path, scratch: Path) -> list[str]:
-    """Write all finished parts to ``scratch``.
-
-    Args:
-        work: work directory of ``train_adapters``.
-        base: the demonstration model's base.
-        scratch: an empty directory.
-
-    Returns:
-        The names of the parts, which are paths below ``scratch``.
-
-    Raises:
-        UserError: nothing is finished, or a part, or all together, are too large.
-    """
-    sources = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
-    finished = {part: s / "adapter" for part, s in sources.items() if (s / "adapter").exists()}
-    if not finished:
-        raise UserError(f"{work} has no <part>/adapter, expected at least one finished part")
-    for part, source in finished.items():
-        copy_adapter(source, base, scratch / part)
-        most = MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
-        if (size := size_of(scratch / part)) > most:
-            raise UserError(f"{part} has {size:,} bytes, expected at most {most:,}")
-    if (total := size_of(scratch)) > MOST_BYTES:
-        raise UserError(f"all parts have {total:,} bytes, expected at most {MOST_BYTES:,}")
-    return list(finished)
-
-
 def bundle(work: Path, output: Path) -> dict[str, int]:
     """Write the bundled streams and adapters.
 
@@ -86,13 +58,25 @@ def bundle(work: Path, output: Path) -> dict[str, int]:
         UserError: nothing is finished, or too large, and nothing has been written; or a part
             cannot be written.
     """
+    parts = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
+    finished = {part: s / "adapter" for part, s in parts.items() if (s / "adapter").exists()}
+    if not finished:
+        raise UserError(f"{work} has no <part>/adapter, expected at least one finished part")
+    sizes = {}
     with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        parts = collect(work, demonstration.base_path(), scratch)
-        for part in parts:
+        scratch, base = Path(name), demonstration.base_path()
+        for part, source in finished.items():
+            copy_adapter(source, base, scratch / part)
+            most = MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
+            sizes[part] = size = size_of(scratch / part)
+            if size > most:
+                raise UserError(f"{part} has {size:,} bytes, expected at most {most:,}")
+        if (total := sum(sizes.values())) > MOST_BYTES:
+            raise UserError(f"all parts have {total:,} bytes, expected at most {MOST_BYTES:,}")
+        for part in finished:
             with staged_directory(output / part) as staged:
                 shutil.copytree(scratch / part, staged, dirs_exist_ok=True)
-    return {part: size_of(output / part) for part in parts}
+    return sizes
 
 
 def main(

@@ -1,122 +1,195 @@
 """Errors that people make, put into text that is right as it stands.
 
-For training a proofreader: the right text is the target. An error is one that a reader repairs to
-that text with certainty, so names, numbers, quotations and addresses stay, and nothing is dropped
-or exchanged that the rest of the text does not tell. What people misspell and confuse is written in
-``text/errors``, a right form and its wrong forms a line; slips of the keys are made here.
+For training a proofreader: the right text is the target. An error is one that a reader repairs with
+certainty, so names, numbers, quotations and addresses stay. What people misspell and confuse is
+written in ``text/errors``, a right form and its wrong forms a line.
 """
 
 import random
+import re
+from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from pathlib import Path
 
-from .error_kinds import KINDS
-from .error_kinds.signs import ASKED, lowered, no_full_stop, without_apostrophe
-from .error_kinds.source import Edit, Source, table
+Edit = tuple[int, int, str]
+"""Begin and end of a place in a text, and what is written there instead."""
 
-_WEIGHTS = {
-    "misspelling": 24,
-    "slip": 12,
-    "confusion": 12,
-    "verb": 10,
-    "agreement": 7,
-    "apostrophe": 10,
-    "capital": 8,
-    "mark": 10,
-    "missing": 5,
-    "preposition": 3,
-    "space": 4,
-    "doubled": 4,
-}
-_SLOPPY = 0.12  # of the texts are typed without capitals, apostrophes and last mark
+_FOLDER = Path(__file__).parent / "text" / "errors"
+_STAYS = re.compile(
+    r'"[^"]*"|“[^”]*”|(?<!\w)\'[^\']+\'(?!\w)'  # quotations
+    r"|\S*[\d_@/#\\]\S*(?<![.,?!;:])|[^\s.]+(?:\.[^\s.]+)+"  # numbers, codes and addresses
+)
+_COUNTS, _COUNT_WEIGHTS = (1, 2, 3, 4, 5), (40, 30, 19, 8, 3)
+_APART = 2
+"""Characters between two errors."""
 
 
-class _Made:
-    """The errors chosen for a text, which leave each other room."""
-
-    def __init__(self, text: Source) -> None:
-        self.text = text
-        self.edits: list[Edit] = []
-
-    def add(self, edit: Edit, room: int) -> bool:
-        """Add an edit unless it changes what stays, or lies nearer than ``room`` to another."""
-        near = any(
-            edit.start < other.end + room and other.start < edit.end + room for other in self.edits
-        )
-        if near or self.text.keeps(edit.start, edit.end):
-            return False
-        if self.text.text[edit.start : edit.end] == edit.put:
-            return False
-        self.edits.append(edit)
-        return True
-
-    def result(self) -> str:
-        text = self.text.text
-        for edit in sorted(self.edits, key=lambda edit: edit.start, reverse=True):
-            text = text[: edit.start] + edit.put + text[edit.end :]
-        return text
-
-
-@cache
-def _settled(spelling: Literal["us", "uk"] | None) -> frozenset[str]:
-    """The words that are spelt in another way where the text may come from."""
-    variants = [(us, uk) for us, (uk,) in table("variants").items()]
-    sides = {"us": (1,), "uk": (0,), None: (0, 1)}[spelling]
-    return frozenset(pair[side] for pair in variants for side in sides)
-
-
-def with_errors(text: str, rng: random.Random, spelling: Literal["us", "uk"] | None = None) -> str:
-    """Put errors into a text that is right as it stands: mostly one to three.
-
-    Args:
-        text: one that has no errors.
-        rng: what the choice is drawn from; the same state makes the same errors.
-        spelling: that of the text, where it is known. Words that are spelt differently in the two
-            are left alone in a text that could be either.
+def with_errors(text: str, rng: random.Random) -> str:
+    """Put errors into a text, mostly one to three, at most one for each four words.
 
     Returns:
         The text with errors; the text itself if there is nothing in it that could be wrong.
     """
-    source = Source(text, _settled(spelling))
-    made = _Made(source)
-    count = _count(len(source.tokens), rng)
-    if rng.random() < _SLOPPY:
-        _be_sloppy(made, rng)
-        count //= 2
-    left = dict(_WEIGHTS)
-    while left and (count > 0 or not made.edits):
-        name = rng.choices(list(left), list(left.values()))[0]
-        edits = list(KINDS[name](source, rng))
-        rng.shuffle(edits)
-        if any(made.add(edit, room=2) for edit in edits):
-            count -= 1
-            left[name] = max(1, left[name] // 2)
+    stays = [match.span() for match in _STAYS.finditer(text)]
+    count = max(1, min(rng.choices(_COUNTS, _COUNT_WEIGHTS)[0], text.count(" ") // 4))
+    made: list[Edit] = []
+    weights = {name: weight for name, (weight, _) in KINDS.items()}
+    while weights and len(made) < count:
+        name = rng.choices(list(weights), list(weights.values()))[0]
+        edits = [
+            (begin, end, put)
+            for begin, end, put in edits_of(name, text, rng)
+            if not any(begin < stop and start < end for start, stop in stays)
+            and not any(b - _APART < end and begin < e + _APART for b, e, _ in made)
+        ]
+        if edits:
+            made.append(rng.choice(edits))
+            weights[name] = max(1, weights[name] // 2)
         else:
-            del left[name]
-    return made.result()
+            del weights[name]
+    for begin, end, put in sorted(made, reverse=True):
+        text = text[:begin] + put + text[end:]
+    return text
 
 
-def _count(words: int, rng: random.Random) -> int:
-    """Number of errors that a text gets: at most one for each four words."""
-    count = rng.choices((1, 2, 3, 4, 5, 6, 7), (38, 30, 19, 8, 2, 2, 1))[0]
-    return max(1, min(count, words // 4))
+def edits_of(name: str, text: str, rng: random.Random) -> list[Edit]:
+    """The errors of a kind that a text could have; where there are several wrong forms, one."""
+    return KINDS[name][1](text, rng)
 
 
-def _be_sloppy(made: _Made, rng: random.Random) -> None:
-    """No capitals, apostrophes and last mark, and at times the short forms of text messages."""
-    text = made.text
-    if rng.random() < 0.25:
-        shorthand = table("shorthand")
-        for token in text.tokens:
-            short = shorthand.get(token.word.lower())
-            if short and token.common and rng.random() < 0.7:
-                made.add(Edit(token.start, token.end, rng.choice(short)), room=0)
-    for edit in without_apostrophe(text, rng):
-        made.add(Edit(edit.start, edit.end, edit.put.lower()), room=0)
-    for edit in lowered(text, rng):
-        made.add(edit, room=0)
-    for match in ASKED.finditer(text.text):
-        if match.end() == len(text.text):
-            made.add(Edit(*match.span(1), ""), room=0)
-    for edit in no_full_stop(text, rng):
-        made.add(edit, room=0)
+Kind = Callable[[str, random.Random], list[Edit]]
+
+
+@cache
+def _table(name: str) -> dict[str, list[str]]:
+    """Right forms, and for each its wrong ones."""
+    lines = (_FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+    return {right: wrong for right, *wrong in (line.split("\t") for line in lines)}
+
+
+@cache
+def _spelt_otherwise() -> frozenset[str]:
+    """Words that are spelt in two ways, of which neither is wrong."""
+    return frozenset(word for us, uk in _table("variants").items() for word in (us, *uk))
+
+
+def _cased(right: str, wrong: str) -> str:
+    """``wrong`` with a capital where ``right`` has one."""
+    return wrong[:1].upper() + wrong[1:] if right[0].isupper() else wrong
+
+
+def _listed(name: str) -> Kind:
+    """The errors of a file of right and wrong forms."""
+
+    def kind(text: str, rng: random.Random) -> list[Edit]:
+        forms = {right: wrong for right, wrong in _table(name).items() if right in text.lower()}
+        edits = []
+        for right, wrong in forms.items():
+            for match in re.finditer(rf"\b{re.escape(right)}\b(?!')", text, re.IGNORECASE):
+                if right not in _spelt_otherwise():
+                    edits.append((*match.span(), _cased(match[0], rng.choice(wrong))))
+        return edits
+
+    return kind
+
+
+def _patterns(*pairs: tuple[str, str]) -> Kind:
+    """The errors that patterns find: what their group matches becomes the wrong form."""
+    compiled = [(re.compile(pattern, re.IGNORECASE), wrong) for pattern, wrong in pairs]
+
+    def kind(text: str, rng: random.Random) -> list[Edit]:
+        return [
+            (*match.span(1), _cased(match[1], wrong))
+            for pattern, wrong in compiled
+            for match in pattern.finditer(text)
+        ]
+
+    return kind
+
+
+_HAVE = r"\b(?:have|has|had|haven't|hasn't|hadn't|i've|you've|we've|they've) "
+_PRONOUN = r"\b(?:i|you|he|she|it|we|they) "
+
+
+def _verbs(text: str, rng: random.Random) -> list[Edit]:
+    """A past for a participle, a participle for a past, a past that people make up."""
+    edits = []
+    for past, participle, made_up in _table("irregular").values():
+        wrong = past if past != participle else made_up
+        edits += _patterns((rf"{_HAVE}({participle})\b", wrong))(text, rng)
+        wrong = rng.choice((participle, made_up)) if past != participle else made_up
+        edits += _patterns((rf"{_PRONOUN}({past})\b", wrong))(text, rng)
+    return edits + _agreeing(text, rng)
+
+
+_agreeing = _patterns(
+    (r"\b(?:he|she|it|that|this) (doesn't)", "don't"),
+    (r"\b(?:we|they) (don't)", "doesn't"),
+    (r"\b(?:we|you|they) (were)\b", "was"),
+    (r"\b(?:i|he|she) (was)\b", "were"),
+    (r"\b(?:we|you|they) (are)\b", "is"),
+    (r"\b(?:he|she|it) (has)\b", "have"),
+    (r"\b(?:i|we|you|they) (have)\b", "has"),
+)
+
+
+def _capitals(text: str, rng: random.Random) -> list[Edit]:
+    """No capital where a sentence, a weekday, a month or "I" has one."""
+    places = re.finditer(r"(?:^|(?<=[.?!] ))[A-Z](?=[a-z'])|\bI\b|\b[A-Z](?=[a-z]+day\b)", text)
+    return [(*match.span(), match[0].lower()) for match in places]
+
+
+def _slips(text: str, rng: random.Random) -> list[Edit]:
+    """Two letters swapped, one dropped or one doubled, in long words in small letters."""
+    edits = []
+    for match in re.finditer(r"(?<![\w'])[a-z]{6,}(?![\w'])", text):
+        at = rng.randrange(match.start() + 1, match.end() - 2)
+        first, second = text[at : at + 2]
+        if first != second:
+            edits.append((at, at + 2, rng.choice((second + first, second, first + first + second))))
+    return edits
+
+
+def _doubled(text: str, rng: random.Random) -> list[Edit]:
+    """Small words that stand twice."""
+    words = re.finditer(r"\b(?:the|a|to|of|in|on|at|for|and|is|we|you|that)\b(?!')", text)
+    return [(*match.span(), f"{match[0]} {match[0]}") for match in words]
+
+
+KINDS: dict[str, tuple[int, Kind]] = {
+    "misspelling": (24, _listed("misspellings")),
+    "slip": (12, _slips),
+    "confusion": (12, _listed("confusions")),
+    "verb": (10, _verbs),
+    "agreement": (
+        7,
+        _patterns(
+            (r"\b(an) (?=[aeiou])", "a"),
+            (r"\b(?:two|three|four|five|six|several) [a-z]*[^s\W](s)\b", ""),
+        ),
+    ),
+    "apostrophe": (
+        10,
+        _patterns(
+            (r"n(')t\b", ""),
+            (r"\w(')(?:s|re|ve|ll)\b", ""),
+            (r"\b[a-z]{2,}[^s\W](s)\b(?= (?:are|were)\b)", "'s"),
+        ),
+    ),
+    "capital": (8, _capitals),
+    "mark": (
+        10,
+        _patterns(
+            (r"[a-z](\?)(?= |$)", ""),
+            (r"\w \w+ [a-z]+(\.)$", ""),
+            (r"^(?:Hi|Hello|Hey|Dear)(?: [A-Z]\w+)+(,)", ""),
+            (r"[a-z](,)(?= [a-z]+,? (?:and|or) )", ""),
+            (r"[a-z](,) (?=[a-z])", " , "),
+        ),
+    ),
+    "missing": (5, _listed("missing")),
+    "preposition": (3, _listed("prepositions")),
+    "space": (4, _listed("spacing")),
+    "doubled": (4, _doubled),
+}
+"""Kinds of errors: how often, and those that a text could have."""

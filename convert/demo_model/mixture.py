@@ -1,139 +1,148 @@
-"""The training mixture: written text with its names and numbers exchanged, and a little besides.
+"""Training items: lines of the written text with names and numbers exchanged.
 
-One item in ten is a line of ``text/templates``, three in a hundred are ``edges``, all others are of
-the written text.
+A line teaches its names along with its wording. Exchanged for others, the same in input and answer,
+they can only be copied.
 """
 
 import json
 import random
 import re
+from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from pathlib import Path
 
-from . import edges, written
 from .errors import with_errors
-from .exchange import Exchanger
-from .tasks import Item
-from .typed_texts import repeats_test_text
+from .tasks import Item, repeats_typed_text
 
-_WEIGHTS = {
-    "proofread": 6,
-    "sql": 4,
-    "summarize": 4,
-    "describe": 3,
-    "friendly": 3,
-    "professional": 3,
-    "concise": 3,
-    "key_points": 3,
-}
-_TEMPLATES = 0.1
-_EDGES = 0.03
+TEXT = Path(__file__).parent / "text"
+
 _AS_WRITTEN = 0.15
 """Share of the lines in which nothing is exchanged."""
+_COINED = 0.3
+"""Share of the exchanged names that exist nowhere."""
 _UNCHANGED = 0.35
 """Share of the proofreading items without errors."""
-_SENTENCES = 0.7
-"""Share of the proofreading items that consist of ``sentences``."""
 _COUNTS, _COUNT_WEIGHTS = (1, 2, 3, 4, 5), (45, 25, 15, 9, 6)
+"""Sentences of a proofreading item."""
 
-_KINDS = {"sql": "tables", "summarize": "dialogues", "describe": "records", "key_points": "notes"}
+_LISTS = "women", "men", "surnames", "cities", "countries"
+_WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+_NUMBER = re.compile(r"(?<![\w.:,/-])\d+(?![\w:/%-]|[.,]\d)")
+_SYLLABLES = "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim"
 
 
-def draw(rng: random.Random, task: str | None = None) -> Item:
-    """One training item of ``task``, or of a task drawn by the mixture's weights.
+def draw(rng: random.Random, task: str) -> Item:
+    """One training item of a task, which repeats no eight words in a row of a typed text.
 
-    The same state of ``rng`` gives the same item. Items that come to repeat eight words of a test
-    text are drawn again.
+    The same state of ``rng`` gives the same item.
     """
     while True:
         item = _drawn(rng, task)
-        if not repeats_test_text(item.content) and not repeats_test_text(item.target):
+        if not repeats_typed_text(item.content) and not repeats_typed_text(item.target):
             return item
 
 
-def _drawn(rng: random.Random, task: str | None) -> Item:
-    name = task or rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-    sort = rng.random()
-    if sort < _TEMPLATES:
-        return rng.choice(_templates(name))
-    if sort < _TEMPLATES + _EDGES:
-        return edges.draw(rng, name, line)
-    if name == "proofread":
-        return _proofreading(rng)
-    one = line(rng, _pool_of(name))
-    return Item(name, one.input, one.answer, f"{one.kind}/{one.file}")
-
-
-@cache
-def _templates(task: str) -> list[Item]:
-    text = (written.TEXT / "templates" / f"{task}.jsonl").read_text(encoding="utf-8")
-    lines = map(json.loads, text.splitlines())
-    return [Item(task, line["input"], line["answer"], f"templates/{task}") for line in lines]
-
-
-def line(rng: random.Random, pool: str) -> written.Written:
-    """A line of a pool (a kind, a tone, or a file of sentences), mostly with exchanges."""
-    return _exchanged(rng.choice(_pools()[pool]), rng)
-
-
-def _exchanged(exchanger: Exchanger, rng: random.Random) -> written.Written:
-    return exchanger.line if rng.random() < _AS_WRITTEN else exchanger.draw(rng)
-
-
-def _pool_of(task: str) -> str:
-    return _KINDS.get(task, task)
-
-
-@cache
-def _pools() -> dict[str, list[Exchanger]]:
-    """The lines by kind; rewrites by tone too, and sentences by file."""
-    pools: dict[str, list[Exchanger]] = {}
-    for one in written.read_all():
-        exchanger = Exchanger(one)
-        pools.setdefault(one.kind, []).append(exchanger)
-        if one.kind == "rewrites":
-            pools.setdefault(one.values["tone"], []).append(exchanger)
-        if one.kind == "sentences":
-            pools.setdefault(one.file, []).append(exchanger)
-    return pools
-
-
-def _proofreading(rng: random.Random) -> Item:
+def _drawn(rng: random.Random, task: str) -> Item:
+    if task != "proofread":
+        item = rng.choice(written(task))
+        return item if rng.random() < _AS_WRITTEN else exchanged(item, rng)
+    sentences = _lines(f"sentences-{rng.choice(('us', 'uk'))}.txt")
     count = rng.choices(_COUNTS, _COUNT_WEIGHTS)[0]
-    spelling: Literal["us", "uk"] | None = None
-    if rng.random() < _SENTENCES:
-        file = rng.choice(_pools()["sentences"]).line.file
-        chosen = [_exchanged(one, rng).input for one in rng.sample(_pools()[file], count)]
-        text, source = " ".join(chosen), f"sentences/{file}"
-        spelling = "us" if file.endswith("us") else "uk"
-    else:
-        text, source = _right_text(rng, count)
-    unchanged = rng.random() < _UNCHANGED
-    content = text if unchanged else with_errors(text, rng, spelling)
-    return Item("proofread", content, text, source)
+    start = rng.randrange(len(sentences) - count)
+    right = " ".join(sentences[start : start + count])
+    right = exchanged(Item(right, right), rng).target
+    return Item(right if rng.random() < _UNCHANGED else with_errors(right, rng), right)
 
 
-_INFORMAL = re.compile(
-    r"\b(?:i|u|ur|r|n|im|ive|dont|cant|wont|thats|lol|omg|pls|thx|gonna|wanna|ok)\b"
-    r"|[.?!] [a-z]|\.\.|[?!]{2}|[A-Z]{5}| \w+:"
-)
-_RIGHT = re.compile(r"[A-Z\d\"'].*[.?!]['\"]?")
-_SENTENCE_END = re.compile(r"(?<=[a-z\d]{2}[.?!]) (?=[A-Z\d\"'])(?<!Mrs\. )(?<! Mr\. )(?<! Dr\. )")
+@cache
+def _lines(name: str) -> list[str]:
+    return (TEXT / name).read_text(encoding="utf-8").splitlines()
 
 
-def _right_text(rng: random.Random, count: int) -> tuple[str, str]:
-    """Up to ``count`` sentences in a row of a text of another kind that is right as it stands."""
-    while True:
-        pool = rng.choice(("rewrites", "rewrites", "notes", "notes", "dialogues", "records"))
-        one = line(rng, pool)
-        candidates = {
-            "rewrites": [one.answer, *[one.input] * (one.values.get("tone") != "professional")],
-            "notes": [one.input],
-            "records": [one.answer],
-            "dialogues": [one.answer, *re.split(r" ?[^ .?!]+: ", one.input)],
-        }[pool]
-        sentences = _SENTENCE_END.split(rng.choice(candidates))
-        start = rng.randrange(max(1, len(sentences) - count + 1))
-        text = " ".join(sentences[start : start + count])
-        if _RIGHT.fullmatch(text) and not _INFORMAL.search(text):
-            return text, f"{one.kind}/{one.file}"
+@cache
+def written(task: str) -> list[Item]:
+    """The written lines of a task, but for ``proofread``."""
+    if task == "sql":
+        return [
+            Item(f"table {v['table']}: {v['question']}", v["query"])
+            for v in map(json.loads, _lines("tables.jsonl"))
+        ]
+    if task == "key_points":
+        return [
+            Item(v["text"], "; ".join(f"- {point}" for point in v["points"]))
+            for v in map(json.loads, _lines("notes.jsonl"))
+        ]
+    if task == "summarize":
+        return [Item(v["text"], v["summary"]) for v in map(json.loads, _lines("dialogues.jsonl"))]
+    if task == "describe":
+        return [Item(v["record"], v["text"]) for v in map(json.loads, _lines("records.jsonl"))]
+    rewrites = map(json.loads, _lines("rewrites.jsonl"))
+    return [Item(v["text"], v["rewrite"]) for v in rewrites if v["tone"] == task]
+
+
+def exchanged(item: Item, rng: random.Random) -> Item:
+    """Exchange names, weekdays and numbers of an input, wherever input and answer have them."""
+    new = _other_names(item, rng) | _other_numbers(item, rng)
+    if not new:
+        return item
+    longest_first = sorted(map(re.escape, new), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w.:,/-])(?:{'|'.join(longest_first)})(?![^\W_s]|@|\d|[:/%-]\w)")
+
+    def put(text: str) -> str:
+        return pattern.sub(lambda match: new[match[0]], text)
+
+    return Item(put(item.content), put(item.target))
+
+
+@cache
+def _list_of() -> dict[str, str]:
+    """The list of each name that is no common word, too."""
+    texts = [_lines("sentences-us.txt"), _lines("sentences-uk.txt")]
+    texts += [[v["text"] for v in map(json.loads, _lines(f"{k}.jsonl"))] for k in _KINDS_OF_PROSE]
+    words = {word for text in texts for line in text for word in re.findall(r"\b[a-z]+\b", line)}
+    names = {name: kind for kind in _LISTS for name in _lines(f"lists/{kind}.txt")}
+    return {name: kind for name, kind in names.items() if name.lower() not in words}
+
+
+_KINDS_OF_PROSE = "dialogues", "rewrites", "notes"
+
+
+def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
+    both = f"{item.content} {item.target}"
+    words = dict.fromkeys(re.findall(r"\b[A-Z][^\W\d_]+", item.content))
+    new: dict[str, str] = {}
+    days = [word for word in words if word in _WEEKDAYS]
+    if set(days) == set(_WEEKDAYS) & set(re.findall(r"[A-Z][a-z]+?day", both)):
+        new.update(zip(days, rng.sample(_WEEKDAYS, len(days)), strict=True))
+    for name in words:
+        kind = _list_of().get(name)
+        if kind is None or re.search(rf"\b{name.lower()}\b", both):
+            continue
+        other = rng.choice(_lines(f"lists/{kind}.txt"))
+        if rng.random() < _COINED:
+            other = "".join(rng.choices(_SYLLABLES.split(), k=rng.choice((2, 2, 3)))).title()
+        if other not in both and other not in new.values():
+            new[name] = other
+    return new
+
+
+def _other_numbers(item: Item, rng: random.Random) -> dict[str, str]:
+    """Numbers of as many digits in the same order; none where the answer has computed with some."""
+    found = set(_NUMBER.findall(item.content))
+    if not set(re.findall(r"\d+", item.target)) <= set(re.findall(r"\d+", item.content)):
+        return {}
+    new: dict[str, str] = {}
+    for digits, take in _DRAWS.items():
+        old = sorted((n for n in found if len(n) == digits and n not in "01"), key=int)
+        others = sorted(take(rng) for _ in old)
+        if len(set(others)) == len(old):
+            new |= dict(zip(old, map(str, others), strict=True))
+    return new
+
+
+_DRAWS: dict[int, Callable[[random.Random], int]] = {
+    1: lambda rng: rng.randint(2, 9),
+    2: lambda rng: rng.randint(10, 28),  # it may be a day, and most are
+    3: lambda rng: rng.randint(100, 999),
+    4: lambda rng: rng.randint(1950, 2029),
+}

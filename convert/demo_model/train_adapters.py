@@ -14,10 +14,8 @@ chat template with the task's instruction.
 
 import json
 import random
-import shutil
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,13 +26,6 @@ from rich.console import Console
 
 from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.adapters.torch_files import (
-    LORA_CONFIG,
-    LORA_TENSORS,
-    STREAM_CONFIG,
-    STREAM_TENSORS,
-)
-from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import PATH, POSITIVE, integer
@@ -42,7 +33,6 @@ from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
 from ..pytorch.generation import Writer
-from ..pytorch.load import has_lora
 from ..pytorch.lora_settings import LoraSettings
 from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
@@ -54,8 +44,6 @@ from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers
 
 STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"
 PARTS = BASE, OWN_ANSWERS, STREAMS, *tasks.TASKS
-SAVE_STEPS = 50
-"""Steps between two checkpoints."""
 STREAM_SHAPE: dict[str, Any] = {
     "num_msa_layers": 8,
     "stream_init_rank": 128,
@@ -63,7 +51,6 @@ STREAM_SHAPE: dict[str, Any] = {
     "stream_adapter_rank": 16,
 }
 """Of the lossless streams, which may take 1.5 MB."""
-LORA_RANK = 4
 TASK_SHAPE: dict[str, Any] = {
     "num_msa_layers": 4,
     "stream_init_rank": 64,
@@ -76,51 +63,11 @@ DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
 MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 512, 384
 """Of an item; longer ones are left out."""
-EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
-TYPED = 32
+_LORA_RANK = 4
+_EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
+_SAVE_STEPS = 50
+_TYPED = 32
 """Typed texts that a task's LoRA and streams are tried on."""
-
-
-def write_expanded(target: Path) -> None:
-    """Write the demonstration model's base with its quantized values in float32."""
-    base = demonstration.base_path()
-    model, tokenizer, *others = load(str(base), return_config=True)
-    (config,) = others
-    model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
-    model = dequantize_model(model)
-    plain = {name: value for name, value in config.items() if "quantization" not in name}
-    with staged_directory(target) as scratch:
-        save(scratch, base, model, tokenizer, plain | {"dtype": "float32"})
-
-
-def write_pairs(path: Path, draw: Callable[[], list[tasks.Item]]) -> Path:
-    """Write items as JSONL of prompts and completions, leaving out empty completions.
-
-    Args:
-        path: the file, which is kept if it is there already.
-        draw: returns the items, of one task.
-
-    Returns:
-        ``path``.
-    """
-    if not path.exists():
-        with staged_file(path) as partial, partial.open("w") as file:
-            for item in draw():
-                if item.target:
-                    line = {"prompt": item.content, "completion": item.target}
-                    print(json.dumps(line, ensure_ascii=False), file=file)
-    return path
-
-
-def drawn(task: str, count: int, seed: int) -> list[tasks.Item]:
-    """``count`` training items of a task."""
-    rng = random.Random(f"{task}-{seed}")
-    return [mixture.draw(rng, task) for _ in range(count)]
-
-
-def typed(task: str) -> list[tasks.Item]:
-    """Texts that people typed for development, with the first of the accepted answers."""
-    return [answers[0] for answers in tasks.typed_dev(task, TYPED)]
 
 
 @dataclass(frozen=True)
@@ -139,14 +86,11 @@ class MakingOptions:
         None, integer(1), "Steps for each part. Default, without --minutes: one epoch."
     )
     start: Path | None = option(
-        None, PATH, "Adapter, in either format, whose streams the parts start from."
+        None, PATH, "Adapter, in either format, that part streams starts from."
     )
     items: int = option(6000, integer(1), "Training items of a task; the streams take all answers.")
     task_answers: int = option(
-        1200,
-        integer(0),
-        "Texts that a task's tuned base answers, for its streams to learn from; 0: they learn from "
-        "the training items.",
+        1200, integer(2), "Texts that a task's tuned base answers, for its streams to learn from."
     )
     own_prompts: int = option(6000, integer(2), "Prompts that the base draws, for part answers.")
     batch_size: int | None = option(
@@ -155,10 +99,34 @@ class MakingOptions:
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
+def write_expanded(target: Path) -> None:
+    """Write the demonstration model's base with its quantized values in float32."""
+    base = demonstration.base_path()
+    model, tokenizer, *others = load(str(base), return_config=True)
+    (config,) = others
+    model.set_dtype(mx.float32)  # expanding rounds to the dtype of the scales
+    model = dequantize_model(model)
+    plain = {name: value for name, value in config.items() if "quantization" not in name}
+    with staged_directory(target) as scratch:
+        save(scratch, base, model, tokenizer, plain | {"dtype": "float32"})
+
+
+def _write_pairs(path: Path, items: Iterable[tasks.Item]) -> None:
+    """Write items as JSONL of prompts and completions, leaving out empty completions."""
+    with staged_file(path) as scratch, scratch.open("w") as file:
+        for item in items:
+            if item.target:
+                line = {"prompt": item.content, "completion": item.target}
+                print(json.dumps(line, ensure_ascii=False), file=file)
+
+
 def training_items(task: str, options: MakingOptions) -> Path:
     """The file of a task's training items, which is written if it is missing."""
-    draw = partial(drawn, task, options.items, options.seed)
-    return write_pairs(options.work / f"{task}.jsonl", draw)
+    path = options.work / f"{task}.jsonl"
+    if not path.exists():
+        rng = random.Random(f"{task}-{options.seed}")
+        _write_pairs(path, (mixture.draw(rng, task) for _ in range(options.items)))
+    return path
 
 
 def unseen(task: str, options: MakingOptions) -> list[str]:
@@ -178,114 +146,90 @@ def unseen(task: str, options: MakingOptions) -> list[str]:
     return list(found)
 
 
-def common_settings(part: str, options: MakingOptions) -> dict[str, Any]:
-    """The settings of a part that are the same whatever is trained; its data is written."""
-    work = options.work
-    values: dict[str, Any] = {
-        "model": work / "expanded",
-        "batch_size": options.batch_size or 8,
-        "max_seq_length": MOST_ANSWER_TOKENS if part == STREAMS else MOST_TASK_TOKENS,
+def _common(output: Path, options: MakingOptions) -> dict[str, Any]:
+    """The settings that are the same whatever is trained."""
+    return {
+        "output": output,
+        "model": options.work / "expanded",
         "time_limit": options.minutes,
         "iters": options.iters,
         "seed": options.seed,
-        "save_every": SAVE_STEPS,
-    }
-    if part == STREAMS:
-        own = work / OWN_ANSWERS
-        answers = options.answers or (own if own.exists() else ANSWERS)
-        return values | {"data": answers / TRAIN, "valid_data": answers / VALID}
-    return values | {
-        "data": training_items(part, options),
-        "valid_data": write_pairs(work / f"{part}-typed.jsonl", partial(typed, part)),
-        "prompt_template": tasks.prompt_template(part),
+        "save_every": _SAVE_STEPS,
+        "resume": (output / "checkpoint.pt").exists(),
     }
 
 
 def lora_settings(task: str, options: MakingOptions) -> LoraSettings:
     """The settings with which a task's LoRA is trained; its data is written if it is missing."""
-    output = options.work / f"{task}-lora"
-    values = common_settings(task, options) | {"output": output}
-    values["batch_size"] = options.batch_size or 16
-    resume = (output / "checkpoint.pt").exists()
-    return LoraSettings(lora_rank=LORA_RANK, resume=resume, **values)
+    typed = options.work / f"{task}-typed.jsonl"
+    if not typed.exists():
+        _write_pairs(typed, (answers[0] for answers in tasks.typed_dev(task, _TYPED)))
+    return LoraSettings(
+        **_common(options.work / f"{task}-lora", options),
+        data=training_items(task, options),
+        valid_data=typed,
+        prompt_template=tasks.prompt_template(task),
+        lora_rank=_LORA_RANK,
+        batch_size=options.batch_size or 16,
+        max_seq_length=MOST_TASK_TOKENS,
+    )
 
 
 def stream_settings(part: str, options: MakingOptions, start: Path | None) -> TrainSettings:
-    """The settings with which streams are trained; their data is written if it is missing.
+    """The settings with which streams are trained.
 
     Args:
         part: ``streams`` or the name of a task.
         options: of all parts.
-        start: what they start from, in the trainer's format: of a task its LoRA, with streams or
-            without.
+        start: what they start from, in the trainer's format: of a task its LoRA.
     """
-    output = options.work / part
-    warm = start is not None and describe(start).stream_config is not None
-    values = common_settings(part, options) | {
-        "output": output,
-        "mode": "lossless",
-        "num_streams": 4,
-        "stream_init": "linear",
-        "stream_mlp": "adapter",
-        "stream_head": "conditioned",
-        "draft_vocabulary": DRAFT_VOCABULARY,
-        "pruner_rank": 0,  # streams are deferred, and a tree of few nodes needs no pruning
-        "keep_hidden": True,
-        "resume": (output / "checkpoint.pt").exists(),
-        "init_adapter": start,
-        "embedding_learning_rate": EMBEDDING_RATE / (5 if warm else 1),
-    }
-    if part != STREAMS and options.task_answers:
+    values: dict[str, Any] = _common(options.work / part, options)
+    if part == STREAMS:
+        own = options.work / OWN_ANSWERS
+        answers = options.answers or (own if own.exists() else ANSWERS)
+        values |= {"max_seq_length": MOST_ANSWER_TOKENS, **STREAM_SHAPE}
+    else:
         answers = options.work / f"{part}-answers"
-        values |= {"data": answers / TRAIN, "valid_data": answers / VALID}
-    return TrainSettings(**values | (STREAM_SHAPE if part == STREAMS else TASK_SHAPE))
+        values |= {"max_seq_length": MOST_TASK_TOKENS, **TASK_SHAPE}
+        values["prompt_template"] = tasks.prompt_template(part)
+    goes_on = start is not None and describe(start).stream_config is not None
+    return TrainSettings(
+        **values,
+        data=answers / TRAIN,
+        valid_data=answers / VALID,
+        batch_size=options.batch_size or 8,
+        mode="lossless",
+        num_streams=4,
+        stream_init="linear",
+        stream_mlp="adapter",
+        stream_head="conditioned",
+        draft_vocabulary=DRAFT_VOCABULARY,
+        pruner_rank=0,  # a tree of few nodes needs no pruning
+        keep_hidden=True,
+        init_adapter=start,
+        embedding_learning_rate=_EMBEDDING_RATE / (5 if goes_on else 1),
+    )
 
 
-def with_streams(lora: Path, streams: Path, target: Path) -> Path:
-    """Write an adapter of the LoRA of one and the streams of another, which become lossless.
-
-    Args:
-        lora, streams: adapters in the trainer's format.
-        target: directory to write; if it is there it is kept.
-
-    Returns:
-        ``target``.
-    """
+def _start_of_streams(options: MakingOptions) -> Path | None:
+    """What part ``streams`` starts from, in the trainer's format; ``None``: nothing."""
+    start = options.start
+    if start is None or describe(start).format != "mlx":
+        return start
+    target = options.work / "streams-start"
     if not target.exists():
-        with staged_directory(target) as scratch:
-            for name in (LORA_CONFIG, LORA_TENSORS):
-                shutil.copy(lora / name, scratch)
-            shutil.copy(streams / STREAM_TENSORS, scratch)
-            config = read_json(streams / STREAM_CONFIG) | {"mode": "lossless"}
-            (scratch / STREAM_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        convert_to_pytorch(start, options.work / "expanded", target)
     return target
 
 
-def start_of(part: str, options: MakingOptions) -> Path | None:
-    """What the streams of a part start from, in the trainer's format; a task's LoRA is trained.
-
-    Returns:
-        ``None``: nothing.
-    """
-    start = options.start
-    if start is not None and describe(start).format == "mlx":
-        target = options.work / f"{part}-start"
-        if not target.exists():
-            convert_to_pytorch(start, options.work / "expanded", target)
-        start = target
-    if part == STREAMS:
-        if start is not None and has_lora(start):
-            raise UserError(f"{options.start} has LoRA, expected streams alone for the base's")
-        return start
-    if start is not None and describe(start).stream_config is None:
-        raise UserError(f"{options.start} has no streams, expected some to start from")
-    lora = options.work / f"{part}-lora" / "adapter"
+def _tuned(task: str, options: MakingOptions) -> Path:
+    """A task's LoRA, trained, with whose base the answers are written that its streams need."""
+    lora = options.work / f"{task}-lora" / "adapter"
     if not lora.exists():
-        train_lora(lora_settings(part, options))
-    if options.task_answers:
-        writer = Writer(options.work / "expanded", lora)
-        write_answers_of(writer, options.work / f"{part}-answers", part, unseen(part, options))
-    return with_streams(lora, start, options.work / f"{part}-first") if start else lora
+        train_lora(lora_settings(task, options))
+    writer = Writer(options.work / "expanded", lora)
+    write_answers_of(writer, options.work / f"{task}-answers", task, unseen(task, options))
+    return lora
 
 
 def main(
@@ -297,22 +241,21 @@ def main(
 ) -> None:
     """Train streams and adapters for the demonstration model (resumable)."""
     work, console = options.work, Console(stderr=True)
-    expanded = work / "expanded" / "config.json"
+    expanded = work / "expanded"
     for part in parts:
-        if part in PARTS and part != BASE and not expanded.exists():
-            raise UserError(f"{expanded.parent} does not exist, expected part base before {part}")
+        if part not in PARTS:
+            raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         if part == BASE:
             if not expanded.exists():
-                write_expanded(work / "expanded")
+                write_expanded(expanded)
+        elif not expanded.exists():
+            raise UserError(f"{expanded} does not exist, expected part base before {part}")
         elif part == OWN_ANSWERS:
             if not (work / part).exists():
-                writer = Writer(work / "expanded")
-                write_own_answers(writer, work / part, options.own_prompts, options.seed)
-        elif part in PARTS:
-            if not (work / part / "adapter").exists():
-                train(stream_settings(part, options, start_of(part, options)))
-        else:
-            raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
+                write_own_answers(Writer(expanded), work / part, options.own_prompts, options.seed)
+        elif not (work / part / "adapter").exists():
+            start = _start_of_streams(options) if part == STREAMS else _tuned(part, options)
+            train(stream_settings(part, options, start))
         console.print(f"{part}: done")
 
 

@@ -1,0 +1,151 @@
+"""The written text and the items drawn from it: form, exchanges, errors, and no test text."""
+
+import json
+import random
+import re
+import sqlite3
+from collections import Counter
+
+import pytest
+from specstream_mlx.convert.demo_model import errors, mixture, tasks
+
+WRITTEN = [task for task in tasks.TASKS if task != "proofread"]
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return mixture._lines("sentences-us.txt") + mixture._lines("sentences-uk.txt")
+
+
+@pytest.fixture(scope="module")
+def typed_runs():
+    """All eight words in a row of the typed texts, by a reading of their files of its own."""
+    found = set()
+    for path in tasks.TYPED.glob("*/*"):
+        text = path.read_text()
+        values = map(json.loads, text.splitlines()) if path.suffix == ".jsonl" else ()
+        texts = [text for v in values for text in (v["input"], *v["accepted"])]
+        for line in texts or text.splitlines():
+            words = re.findall(r"\w+", line.lower())
+            found |= {" ".join(words[i : i + 8]) for i in range(len(words) - 7)}
+    return found
+
+
+def shared(text, typed_runs):
+    return {" ".join(run) for run in tasks.word_runs(text)} & typed_runs
+
+
+def run_query(databases, item):
+    """Run an item's query on its tables; its values stand in its question."""
+    table, question = item.content.removeprefix("table ").split("): ", 1)
+    if table not in databases:
+        databases[table] = sqlite3.connect(":memory:")
+        for name, columns in re.findall(r"(\w+)\(([^)]*)\)", f"{table})"):
+            quoted = ", ".join(f'"{column.strip()}"' for column in columns.split(","))
+            databases[table].execute(f"CREATE TABLE {name}({quoted})")
+    databases[table].execute(f"EXPLAIN {item.target}")
+    for value in re.findall(r"'([^']*)'", item.target):
+        assert value in ("yes", "no") or value.strip("%") in question, item
+
+
+def test_the_written_text_has_its_form_and_nothing_of_the_typed(sentences, typed_runs):
+    assert len(typed_runs) > 1000
+    lines = [tasks.Item(text, text) for text in sentences]
+    for task in WRITTEN:
+        lines += (own := mixture.written(task))
+        assert len(own) > 1000 and all(item.content and item.target for item in own)
+        assert max(Counter(item.content.lower() for item in own).values()) == 1
+    assert all(text.strip() for text in sentences) and len(sentences) > 6000
+    assert not [i for i in lines for t in (i.content, i.target) if shared(t, typed_runs)]
+    databases = {}
+    for item in mixture.written("sql"):
+        run_query(databases, item)
+    assert len(databases) > 200
+
+
+def test_the_same_state_draws_the_same_items():
+    made = [[mixture.draw(random.Random(3), task) for task in tasks.TASKS] for _ in range(2)]
+    assert made[0] == made[1]
+    assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
+
+
+def test_no_item_has_eight_words_in_a_row_of_a_typed_text(typed_runs, monkeypatch):
+    rng = random.Random(5)
+    for task in tasks.TASKS:
+        for item in (mixture.draw(rng, task) for _ in range(250)):
+            assert not shared(item.content, typed_runs) and not shared(item.target, typed_runs)
+    leaking = tasks.Item("x", sorted(typed_runs)[0])
+    drawn = iter([leaking, leaking, good := tasks.Item("x", "y")])
+    monkeypatch.setattr(mixture, "_drawn", lambda rng, task: next(drawn))
+    assert mixture.draw(random.Random(0), "concise") == good
+
+
+def test_exchanges_are_the_same_in_input_and_answer():
+    def exchanges(content, target):
+        item = tasks.Item(content, target)
+        return [mixture.exchanged(item, random.Random(seed)) for seed in range(20)]
+
+    for item in exchanges("Ana: 14 or 125? Piet: 125 on Monday", "Ana tells Piet: 125 on Monday."):
+        names = re.fullmatch(r"(\w+): (\d\d) or (\d{3})\? (\w+): (\d+) on (\w+day)", item.content)
+        ana, _, many, piet, again, day = names.groups()
+        assert many == again and ana not in ("Ana", piet)
+        assert item.target == f"{ana} tells {piet}: {many} on {day}."
+    for item in exchanges("2 boxes of 30 for Ana@post.example", "60 pieces"):
+        assert item == tasks.Item("2 boxes of 30 for Ana@post.example", "60 pieces")
+    for item in exchanges("from 3 to 8 in 2001 at 10:30", "3 to 8"):
+        low, high, year = re.fullmatch(
+            r"from (\d) to (\d) in (\d{4}) at 10:30", item.content
+        ).groups()
+        assert low < high and item.target == f"{low} to {high}" and 1950 <= int(year) < 2030
+
+
+def test_queries_run_with_exchanges_too():
+    rng, databases = random.Random(7), {}
+    for item in rng.sample(mixture.written("sql"), 1000):
+        run_query(databases, mixture.exchanged(item, rng))
+
+
+def test_numbers_quotations_and_addresses_have_no_errors(sentences):
+    rng = random.Random(0)
+    changed = 0
+    for text in rng.sample(sentences, 2000):
+        wrong = errors.with_errors(text, rng)
+        changed += wrong != text
+        assert Counter(re.findall(r"\d+", text)) == Counter(re.findall(r"\d+", wrong))
+        assert all(quotation in wrong for quotation in re.findall(r'"[^"]*"', text))
+    assert changed > 1990
+    for text in ("Write to ana@post.example before noon.", "Look at www.shop.example/list_2 now."):
+        address = next(word for word in text.split() if "." in word[:-1])
+        for seed in range(100):
+            assert address in errors.with_errors(text, random.Random(seed))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wrong"),
+    [
+        ("We will definitely come.", "misspelling", "We will definately come."),
+        ("I want your advice.", "confusion", "I want your advise."),
+        ("They've gone home.", "verb", "They've went home."),
+        ("She doesn't eat nuts.", "verb", "She don't eat nuts."),
+        ("I saw it.", "verb", "I seen it."),
+        ("We were late.", "verb", "We was late."),
+        ("Two tickets, please.", "agreement", "Two ticket, please."),
+        ("Take an umbrella.", "agreement", "Take a umbrella."),
+        ("Don't go.", "apostrophe", "Dont go."),
+        ("Is that Anna's bag?", "apostrophe", "Is that Annas bag?"),
+        ("The dogs are wet.", "apostrophe", "The dog's are wet."),
+        ("Call me on Monday.", "capital", "Call me on monday."),
+        ("Call me, and I come.", "capital", "Call me, and i come."),
+        ("When is it?", "mark", "When is it"),
+        ("Hi Ana, come in.", "mark", "Hi Ana come in."),
+        ("We used to talk.", "missing", "We used talk."),
+        ("I'm interested in it.", "preposition", "I'm interested on it."),
+        ("I have a lot of it.", "space", "I have alot of it."),
+        ("Shut the door.", "doubled", "Shut the the door."),
+        ("Wait in the garden.", "slip", "Wait in the graden."),
+    ],
+)
+def test_errors_that_people_make_are_among_them(text, kind, wrong):
+    rng = random.Random(0)
+    edits = [edit for _ in range(50) for edit in errors.edits_of(kind, text, rng)]
+    assert wrong in {text[:begin] + put + text[end:] for begin, end, put in edits}
