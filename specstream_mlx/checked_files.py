@@ -99,6 +99,27 @@ def read_text(path: Path) -> str:
         raise UserError(f"{short(path)!r} is no name of a file") from None
 
 
+def decoded(text: bytes, origin: str) -> str:
+    """Decode a text to be read by a model, without newlines at its end.
+
+    Args:
+        text: its bytes.
+        origin: where they come from, for the error.
+
+    Raises:
+        UserError: the text is empty or is not UTF-8.
+    """
+    try:
+        characters = text.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{origin} is not UTF-8 text: byte {text[error.start]:#04x} at {error.start}"
+        ) from None
+    if not characters.strip():
+        raise UserError(f"the prompt from {origin} is empty, expected some text")
+    return characters
+
+
 def prompt_lines(path: Path) -> list[str]:
     """Read the prompts in a file, one a line.
 

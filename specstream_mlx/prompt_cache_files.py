@@ -199,7 +199,7 @@ def read(path: Path, model: SpeculativeModel, model_name: str | None = None) -> 
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} is not a complete prompt cache ({reason}), "
-        "expected one from `specstream-mlx cache-prompt` or mlx_lm"
+        "expected one from PromptCache.save or mlx_lm.cache_prompt"
     )
 
 

@@ -41,25 +41,8 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
     return tokenizer.encode(_turn(tokenizer, content), add_special_tokens=False)
 
 
-def chat_prefix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Encode the user's only turn up to the end of ``text``, as ``mlx_lm.cache_prompt`` does.
-
-    Args:
-        tokenizer, template: see ``chat_prompt``.
-        text: the beginning of the user's text.
-
-    Raises:
-        UserError: the chat template refuses the turn.
-    """
-    content = (template or _TEXT).partition(_TEXT)[0] + text
-    if not tokenizer.has_chat_template:
-        return tokenizer.encode(content)
-    prompt = _turn(tokenizer, content, continue_final_message=True)
-    return tokenizer.encode(prompt, add_special_tokens=False)
-
-
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Encode the rest of the turn after ``chat_prefix``, up to the start of the answer.
+    """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer.
 
     They are those of ``mlx_lm.generate --prompt-cache-file``, except that no second bos token is
     added where there is no chat template.
@@ -95,9 +78,9 @@ def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tup
     return before, after
 
 
-def _turn(tokenizer: TokenizerWrapper, content: str, continue_final_message: bool = False) -> str:
-    """Apply the template to the user's only turn, left open or up to the answer."""
-    return _chat(tokenizer, [{"role": "user", "content": content}], continue_final_message)
+def _turn(tokenizer: TokenizerWrapper, content: str) -> str:
+    """Apply the template to the user's only turn, up to the answer."""
+    return _chat(tokenizer, [{"role": "user", "content": content}], False)
 
 
 def _chat(

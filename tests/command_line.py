@@ -10,14 +10,15 @@ def run(*args, stdin=None):
     return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
 
 
-def run_program(main, *args, hidden=False):
-    """Run a module's command; an error that is no mistake of the user's shows where it was.
+def result_of(main, *args, hidden=False):
+    """The result of a module's command; ``hidden`` adds the options that help does not show."""
+    built = program(main, hidden=hidden)
+    return CliRunner().invoke(built, [str(a) for a in args], catch_exceptions=False)
 
-    ``hidden`` adds the options that help does not show.
-    """
-    result = CliRunner().invoke(
-        program(main, hidden=hidden), [str(a) for a in args], catch_exceptions=False
-    )
+
+def run_program(main, *args, hidden=False):
+    """Run a module's command; an error that is no mistake of the user's shows where it was."""
+    result = result_of(main, *args, hidden=hidden)
     assert result.exit_code == 0, result.output
 
 

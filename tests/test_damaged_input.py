@@ -33,6 +33,7 @@ from torch_tiny import tiny_completions
 
 from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.inspection import inspect_directory
+from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 
 SECONDS = 10
@@ -109,8 +110,10 @@ def good(tmp_path_factory):
     adapter = stream_adapter_directory(root / "adapter", base, mode="shared", lora_rank=4)
     write_peft(root / "peft", root / "adapter")
     tiny_completions(root / "data.jsonl")
-    cache = ("--prompt-cache-file", root / "cache.safetensors", "-p", "the meeting is at noon")
-    assert run("cache-prompt", "--model", base, *cache).exit_code == 0
+    model, tokenizer = load(base)
+    cache = PromptCache()
+    fill(cache, model, tokenizer.encode("the meeting is at noon"))
+    cache.save(root / "cache.safetensors", model)
     load(base, adapter_path=adapter)
     convert_adapter(root / "peft", base, root / "converted")
     return root
@@ -720,14 +723,14 @@ def test_flags_of_generate(flag, value, good, offline):
 CONVERT = ("convert", "--mlx-path", "out", "--model")
 MIXED = (*CONVERT, "base", "--quant-predicate", "msa_4_8", "--num-msa-layers")
 COMMANDS = [
-    *(("inspect", path) for path in (LONG, "", "none", "/dev/null", "/")),
-    *(("inspect", path, "--model", LONG) for path in ("adapter", "peft")),
+    *(("adapters", "info", path) for path in (LONG, "", "none", "/dev/null", "/")),
+    *(("adapters", "info", path, "--model", LONG) for path in ("adapter", "peft")),
     *((*CONVERT, value) for value in (LONG, "", "none", "base/config.json")),
     *((*CONVERT, "base", "--adapter-path", value) for value in (LONG, "none")),
     (*CONVERT, "base", "--quant-predicate", "x"),
     *((*MIXED, value) for value in ("0", "9", DIGITS)),
-    *(("autotune", "--model", "base", "--prompts", value) for value in (LONG, "none", "base")),
-    *(("autotune", "--model", "base", "--max-tokens", value) for value in ("1", DIGITS)),
+    *(("benchmark", "speedup", "--prompts", value) for value in (LONG, "none", "base")),
+    *(("benchmark", "speedup", "--max-tokens", value) for value in ("1", DIGITS)),
     ("doctor", "--model", LONG),
     ("doctor", "--model", "adapter"),
 ]

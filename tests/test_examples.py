@@ -94,7 +94,6 @@ SLOW = {
     "convert/README.md: Training LoRA in PyTorch",
     "convert/README.md: Training other methods' heads in PyTorch",
     "convert/demo_model/README.md: Asking it",
-    "specstream_mlx/cli/autotune.py: autotune",
     "specstream_mlx/cli/convert.py: convert",
     "specstream_mlx/cli/generate.py: generate",
     "benchmarks/README.md: Prediction for Apple chips",
@@ -411,9 +410,7 @@ def comparable(output: str) -> str:
 # The examples ---------------------------------------------------------------------------------
 
 
-TAKE_A_MODEL = (
-    "generate write adapters writing-tools benchmark autotune cache-prompt export-coreml".split()
-)
+TAKE_A_MODEL = "generate write adapters writing-tools benchmark export-coreml".split()
 
 
 def is_of_the_demonstration_model(line: str) -> bool:

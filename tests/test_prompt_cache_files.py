@@ -7,7 +7,6 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from command_line import generate as run_generate
-from command_line import refusal as refused
 from command_line import run
 from mlx_lm import cache_prompt
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
@@ -15,8 +14,9 @@ from random_models import plain_tokens, random_prompt
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import PromptCache, UserError, generate, load
+from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from specstream_mlx.loop import fill
-from specstream_mlx.prompts import chat_prefix, chat_suffix
+from specstream_mlx.prompts import chat_suffix
 
 TEXT, QUESTION = "the meeting is at noon, please", "send the report to the team?"
 KV = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 0)
@@ -39,10 +39,19 @@ def lora(base):
 @pytest.fixture(scope="module")
 def ours(base):
     path = base.parent / "ours.safetensors"
-    result = run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT)
-    assert result.exit_code == 0, result.stderr
-    assert f"tokens in {path}" in result.stderr
+    write(path, base)
     return path
+
+
+def write(path, base, quantization=NEVER_QUANTIZED):
+    """A prompt cache file of a turn that begins with ``TEXT``."""
+    model, tokenizer = load(base)
+    turn = [{"role": "user", "content": TEXT}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, continue_final_message=True)
+    cache = PromptCache()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    fill(cache, model, ids, quantization=quantization)
+    cache.save(path, model, str(base))
 
 
 def by_mlx_lm(path, base, *args, monkeypatch):
@@ -77,7 +86,8 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
     """Four ways, one text; with a float cache it is that of the whole prompt as well."""
     theirs = by_mlx_lm(tmp_path / "theirs.safetensors", base, *kv, monkeypatch=monkeypatch)
     ours = tmp_path / "ours.safetensors"
-    run("cache-prompt", "--model", base, "--prompt-cache-file", ours, "-p", TEXT, *kv)
+    quantization = KVQuantization(*kv[1::2]) if kv else NEVER_QUANTIZED
+    write(ours, base, quantization)
     texts = {gone_on(path, *model) for path in (ours, theirs) for model in ((), ("--model", base))}
     texts |= {mlx_lm_goes_on(path, base) for path in (ours, theirs)}
     assert len(texts) == 1
@@ -91,16 +101,10 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
         assert texts == {whole.rstrip("\n")}
 
 
-def test_prefix_and_suffix_are_one_turn(base):
+def test_a_suffix_ends_the_turn(base):
     _, tokenizer = load(base)
-    parts = (
-        chat_prefix(tokenizer, TEXT, "say: {text}!"),
-        chat_suffix(tokenizer, QUESTION, "say: {text}!"),
-    )
-    assert [tokenizer.decode(part) for part in parts] == [
-        f"<|user|>say: {TEXT}",
-        f"{QUESTION}!<|end|><|assistant|>",
-    ]
+    suffix = chat_suffix(tokenizer, QUESTION, "say: {text}!")
+    assert tokenizer.decode(suffix) == f"{QUESTION}!<|end|><|assistant|>"
 
 
 def test_a_turn_of_shared_mode(base, lora, tmp_path):
@@ -172,7 +176,7 @@ def test_other_models(base, ours, lora, tmp_path, monkeypatch):
 
 def test_other_quantization(base, tmp_path):
     path = tmp_path / "int4.safetensors"
-    run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT, *KV)
+    write(path, base, KVQuantization(*KV[1::2]))
     assert "are 8 and 64, expected 4 and 32" in refusal(path, "--model", base, "--kv-bits", 8)
 
 
@@ -183,9 +187,8 @@ def test_bad_names(base, ours, tmp_path):
         (tmp_path / "cache.bin", "ends in .safetensors"),
         (tmp_path / "no" / "cache.safetensors", "does not exist"),
     ):
-        result = run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT)
-        assert result.exit_code == 2
-        assert reason in result.stderr
+        with pytest.raises(UserError, match=reason):
+            write(path, base)
 
 
 def test_other_files_are_kept(base, lora, tmp_path, monkeypatch):
@@ -198,11 +201,10 @@ def test_other_files_are_kept(base, lora, tmp_path, monkeypatch):
         tmp_path / "damaged.safetensors",
     ):
         before = path.read_bytes()
-        result = run("cache-prompt", "--model", base, "--prompt-cache-file", path, "-p", TEXT)
-        assert f"error: {path} exists and is not a prompt cache, expected" in refused(result)
+        with pytest.raises(UserError, match=f"{path} exists and is not a prompt cache, expected"):
+            write(path, base)
         assert path.read_bytes() == before
     theirs = by_mlx_lm(tmp_path / "theirs.safetensors", base, monkeypatch=monkeypatch)
     for _ in range(2):  # theirs by ours, and ours by ours
-        result = run("cache-prompt", "--model", base, "--prompt-cache-file", theirs, "-p", TEXT)
-        assert result.exit_code == 0, result.stderr
+        write(theirs, base)
     assert gone_on(theirs)

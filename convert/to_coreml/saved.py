@@ -3,11 +3,22 @@
 It writes ``Manifest.json`` anew and, where it cannot, leaves a copy behind.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from specstream_mlx.checked_files import read_json, reason, short
 from specstream_mlx.config import UserError
+
+
+def require_coremltools(command: str) -> None:
+    """Check that coremltools is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    if find_spec("coremltools") is None:
+        raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
 
 
 def model_file(path: Path) -> Path:

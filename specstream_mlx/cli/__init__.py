@@ -14,16 +14,11 @@ from typer.core import TyperGroup
 
 from ..terminal.errors import reported
 from . import adapters, benchmark, launched
-from .autotune import autotune
-from .cache_prompt import cache_prompt
 from .chat import chat
 from .convert import convert
-from .coreml_verify import coreml_verify
-from .datastore import datastore
 from .doctor import doctor
 from .export_coreml import export_coreml
 from .generate import generate
-from .inspect import inspect
 from .serve import serve
 from .train import train
 from .write import write
@@ -60,13 +55,8 @@ app.command()(write)
 app.add_typer(
     adapters.app, name="adapters", help="Adapters by name: list them, add or remove your own."
 )
-app.command()(cache_prompt)
 app.command()(convert)
-app.command()(datastore)
 app.command("export-coreml")(export_coreml)
-app.command("coreml-verify")(coreml_verify)
-app.command()(inspect)
-app.command()(autotune)
 app.command()(train)
 app.command()(serve)
 app.command()(writing_tools)

@@ -1,6 +1,8 @@
 """``specstream-mlx adapters``: adapters by name, those of the package and the user's own."""
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,6 @@ from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
 from ..terminal.parsing import parser
-from .inspect import show
 from .options import JSON, base_model
 
 if TYPE_CHECKING:
@@ -154,18 +155,90 @@ def remove(name: Name) -> None:
 @app.command("info")
 @grouped()
 def info(
-    name: Name,
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME|DIR",
+            help="An adapter's name, or the directory of an adapter or a base, converted or not.",
+            show_default=False,
+        ),
+    ],
+    *,
+    model: Path | None = option(
+        None, PATH, "An adapter's base. Default: the one that it names.", metavar="DIR"
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Show what an adapter is made of, as inspect does.
+    """Show what an adapter or a base is made of, and whether they fit; no weights are read.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     [cyan]  specstream-mlx adapters info proofread[/cyan]
+
+    [cyan]  specstream-mlx adapters info llama-streams --model llama-4bit --json[/cyan]
     """
+    from ..inspection import inspect_directory
     from ..loading import adapter_named
 
-    show(adapter_named(name), None, as_json)
+    path = Path(name) if "/" in name or os.path.exists(name) else adapter_named(name)
+    description = inspect_directory(path, model)
+    if as_json:
+        print(json.dumps(description, indent=2))
+        return
+    base, adapter = description["base"], description["adapter"]
+    if adapter is not None:
+        _show(f"Adapter {adapter['path']}", _adapter_facts(adapter, base))
+    if base is not None:
+        _show(f"Base model {base['path']}", _base_facts(base))
+    for sentence in description["notes"]:
+        note(f"note: {sentence}")
+
+
+def _base_facts(base: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **base,
+        "refusal": None,  # a note
+        "tied_head": "yes" if base["tied_head"] else "no",
+        "parameters": f"{base['parameters']:,}",
+        "stored_as": "; ".join(f"{n:,} at {kind}" for kind, n in base["stored_as"].items()),
+        "bytes": decimal(base["bytes"], precision=2),
+    }
+
+
+def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
+    counts = {name: count for name, count in adapter["parameters"].items() if count}
+    counts["in all"] = sum(counts.values())
+    parameters = []
+    for name, count in counts.items():
+        share = f" ({count / base['parameters']:.3%} of the base)" if base else ""
+        parameters.append(f"{name} {count:,}{share}")
+    return {
+        "format": adapter["format"],
+        **(adapter["streams"] or {}),
+        **adapter,
+        "streams": None,  # shown field by field
+        "lora_modules": ", ".join(adapter["lora_modules"]),
+        "parameters": "\n".join(parameters),
+        "bytes": decimal(adapter["bytes"], precision=2),
+    }
+
+
+def _show(title: str, facts: Mapping[str, Any]) -> None:
+    """Print a table of names and values without empty ones."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=None, show_header=False, title=title, title_justify="left", title_style="bold"
+    )
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        if value and name != "path":
+            table.add_row(name, str(value))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print()
 
 
 def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from ..checked_files import parse_json, read_text
+from ..checked_files import decoded, parse_json, read_text
 from ..config import UserError
 from ..options.fields import option
 from ..options.generation import LengthOptions
@@ -21,7 +21,7 @@ from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched
 from .draft_marks import DraftMarks
-from .options import ModelOptions, OutputOptions, SamplingOptions, Source, text_of
+from .options import ModelOptions, OutputOptions, SamplingOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -144,7 +144,7 @@ class _Session:
                     raise UserError(f"/{name} is no command; /help lists them")
                 command(rest.strip())
             elif line.strip():
-                self._answer(text_of(line.encode(errors="surrogateescape"), "the line"))
+                self._answer(decoded(line.encode(errors="surrogateescape"), "the line"))
         except UserError as error:
             note(f"error: {error}")
 

@@ -1,6 +1,7 @@
 """``specstream-mlx doctor``: the machine's facts, missing parts and their remedies."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ..drafting.kept_costs import KeptCosts
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
+_HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 _EXTRAS = {
     "torch": "trains streams and verifies conversions: pip install 'specstream-mlx[torch]'",
     "peft": "trains streams and LoRA: pip install 'specstream-mlx[torch]'",
@@ -41,9 +43,10 @@ def examine(model: str | None = None) -> dict[str, Any]:
         ``device``, ``packages`` (name to version or ``None``), ``demonstration_model``,
         ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
         ``step_costs`` (when the costs of steps were measured there, and how quiet the machine was;
-        ``None`` without a model), ``measured`` (the cost curves that are kept for this machine,
-        the newest first), ``measured_elsewhere`` (how many are kept for another machine, MLX or
-        BLAS) and ``missing``, a list of sentences.
+        ``None`` without a model), ``step_seconds`` (pairs of nodes and seconds, by where the
+        streams run; ``None``: not measured yet), ``measured`` (the cost curves that are kept for
+        this machine, the newest first), ``measured_elsewhere`` (how many are kept for another
+        machine, MLX or BLAS) and ``missing``, a list of sentences.
 
     Raises:
         UserError: ``model`` cannot be used.
@@ -66,13 +69,13 @@ def examine(model: str | None = None) -> dict[str, Any]:
         missing.append(str(error))
     made = demonstration.directory()
     demonstration_model = str(made) if made.exists() else None
-    held = step_costs = None
+    held = curve = None
     if examined is not None:
         path = model_directory(examined)
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
-        step_costs = pace_of(speculative).costs.curve.state()
+        curve = pace_of(speculative).costs.curve
     kept = kept_costs()
     return {
         "device": device.describe(),
@@ -80,7 +83,8 @@ def examine(model: str | None = None) -> dict[str, Any]:
         "demonstration_model": demonstration_model,
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
-        "step_costs": step_costs,
+        "step_costs": curve and curve.state(),
+        "step_seconds": curve.points if curve is not None and curve.rounds else None,
         "measured": [_measured(costs, demonstration_model) for costs in kept if costs.here],
         "measured_elsewhere": sum(not costs.here for costs in kept),
         "missing": missing,
@@ -111,6 +115,24 @@ def _model_name(costs: "KeptCosts", demonstration_model: str | None) -> str:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
     return costs.model
+
+
+def _show_seconds(points: dict[str, Sequence[tuple[int, float]]]) -> None:
+    """A table of what steps of the model take, by their nodes and where the streams run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    by_place = {place: dict(pairs) for place, pairs in points.items()}
+    plain = points["plain" if "plain" in points else "none"][0][1]
+    table = Table(title="Milliseconds of a step, by where the streams run", title_justify="left")
+    table.add_column("nodes", justify="right")
+    for place in by_place:
+        table.add_column(_HEADINGS.get(place, place), justify="right")
+    for nodes in sorted(set().union(*by_place.values())):
+        seconds = (one.get(nodes) for one in by_place.values())
+        cells = ("" if s is None else f"{1e3 * s:.1f} ({s / plain:.2f}x)" for s in seconds)
+        table.add_row(str(nodes), *cells)
+    Console(highlight=False).print(table)
 
 
 def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
@@ -153,7 +175,8 @@ def doctor(
     Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
 
     Also what was measured here before: of which models steps were timed, when, and how quiet the
-    machine was.
+    machine was; and of --model, with its bundled streams, what steps take. Nobody has to time them:
+    generate does it when it first meets a model or a machine.
 
     How quantized weights are held is measured at first use and kept in the user's cache; this
     command measures again.
@@ -196,7 +219,9 @@ def doctor(
         if held["row_blocks"]:
             print(f"{'':16} rows filled up to {BLOCK}s, which this BLAS is faster at")
     if facts["step_costs"]:
-        print(f"{'costs of steps':16} {facts['step_costs']}: see specstream-mlx autotune")
+        print(f"{'costs of steps':16} {facts['step_costs']}")
+    if facts["step_seconds"]:
+        _show_seconds(facts["step_seconds"])
     _show_measured(facts["measured"], facts["measured_elsewhere"])
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")

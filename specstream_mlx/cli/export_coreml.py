@@ -9,7 +9,6 @@ from ..options.fields import option
 from ..options.kinds import FLAG, PATH, TEXT, TEXTS, integer, what
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .generate_coreml import require_coremltools
 
 _SIZES = what(
     "numbers as in 8,16",
@@ -75,6 +74,8 @@ def export_coreml(*, options: ExportOptions) -> None:
     [cyan]  specstream-mlx export-coreml --adapter sql --adapter summarize --context 512
     --output tools.mlpackage[/cyan]
     """
+    from specstream_mlx.convert.to_coreml.saved import require_coremltools
+
     require_coremltools("export-coreml")
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes

@@ -59,7 +59,7 @@ def generate(
     prompt_cache_file: Path | None = option(
         None,
         PATH,
-        "A prompt cache of cache-prompt's or mlx_lm's: its text comes before --prompt. Default of "
+        "A prompt cache, of PromptCache.save or mlx_lm: its text comes before --prompt. Default of "
         "--model: the model that made it.",
         metavar="FILE",
         panel=KVCacheOptions.PANEL,

@@ -4,7 +4,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +31,6 @@ _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
 
 _DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "stream_nodes", "draft_model", "datastore"
 """The same of ``DraftOptions``."""
-
-
-def require_coremltools(command: str) -> None:
-    """Check that coremltools is installed.
-
-    Raises:
-        UserError: it is not.
-    """
-    if find_spec("coremltools") is None:
-        raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
 
 
 def refuse_beside_coreml(drafts: dict[str, Any], *groups: Any) -> None:
@@ -145,9 +134,9 @@ def package_run(
     Raises:
         UserError: the package cannot be read, or cannot do what is asked.
     """
-    require_coremltools("generate --coreml")
-    from specstream_mlx.convert.to_coreml.saved import model_file
+    from specstream_mlx.convert.to_coreml.saved import model_file, require_coremltools
 
+    require_coremltools("generate --coreml")
     model_file(path)  # before coremltools is imported, which takes a while
     from specstream_mlx.convert.to_coreml.contents import Contents
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder

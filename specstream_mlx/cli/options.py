@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from .. import bundled
+from ..checked_files import decoded
 from ..config import UserError
 from ..options import generation as options
 from ..options.fields import option
@@ -183,34 +184,19 @@ class PromptOptions(PrefillOptions):
         """
         if self.prompt == "-":
             launched.refuse_standard_input()
-            return text_of(None)
-        return text_of(self.prompt.encode(errors="surrogateescape"), "--prompt")
+            return standard_input()
+        return decoded(self.prompt.encode(errors="surrogateescape"), "--prompt")
 
 
-def text_of(given: bytes | None, origin: str = "standard input") -> str:
-    """Decode a text, without newlines at its end.
-
-    Args:
-        given: its bytes; ``None``: read them from standard input.
-        origin: where they come from.
+def standard_input() -> str:
+    """The text on standard input.
 
     Raises:
         UserError: the text is empty or is not UTF-8.
     """
-    if given is None:
-        if sys.stdin.isatty():
-            note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
-        given = sys.stdin.buffer.read()
-    try:
-        text = given.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{origin} is not UTF-8 text: byte {given[error.start]:#04x} at {error.start}"
-        ) from None
-    text = text.rstrip("\r\n")
-    if not text.strip():
-        raise UserError(f"the prompt from {origin} is empty, expected some text")
-    return text
+    if sys.stdin.isatty():
+        note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
+    return decoded(sys.stdin.buffer.read(), "standard input")
 
 
 # Sampling ---------------------------------------------------------------------------------------

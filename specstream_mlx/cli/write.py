@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from typer import Argument
 
+from ..checked_files import decoded
 from ..options.fields import option
 from ..options.generation import most_tokens
 from ..options.kinds import FLAG, PATH
 from ..terminal.commands import grouped
 from ..terminal.notes import note
-from .options import ModelOptions, base_model, text_of
+from .options import ModelOptions, base_model, standard_input
 
 
 @grouped()
@@ -52,7 +53,7 @@ def write(
     from ..prompts import chat_prompt
 
     source = ModelOptions(model, adapter=adapter).source(quiet=True)
-    text = text_of(None) if file is None else text_of(file.read_bytes(), str(file))
+    text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
     loaded, tokenizer = source.load()
     prompt = chat_prompt(tokenizer, text, loaded.prompt_template)
     written = ""

@@ -42,7 +42,6 @@ def test_options(flags, sentence, base):
     [
         ("generate -p x --draft-model none", "the model directory none does not exist"),
         ("generate -p x --datastore none", "the datastore none cannot be read"),
-        ("datastore --datastore new --data none", "none is missing"),
         ("train --adapter-path new --data .", "train.jsonl, line 1 is 3, expected a prompt and"),
     ],
 )

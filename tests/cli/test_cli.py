@@ -262,16 +262,6 @@ def test_a_flag_about_drafts_is_taken_instead_of_the_rule(base, streams):
     assert "Tree: no drafts" in run(*flags, "--no-speculation").stderr
 
 
-def test_autotune_shows_costs_and_what_it_expects(base, streams):
-    result = run("autotune", "--model", base, "--adapter-path", streams, "-m", 40, "--check")
-    assert result.exit_code == 0, result.stderr
-    assert "Milliseconds of a step" in result.stdout
-    assert "tokens/s" in result.stdout and "rounds in turn" in result.stdout
-    result = run("autotune", "--model", base, "--adapter-path", streams, "--json")
-    values = json.loads(result.stdout)
-    assert values["expected_tps"] > 0 and set(values["seconds"]) == {"plain", "none", "beside 1"}
-
-
 def test_a_draft_model_of_the_same_vocabulary(base, tmp_path):
     """Given by its directory it drafts by default; with another tokenizer it is refused."""
     result = generate(base, "--draft-model", base, "--json", "--compare", prompt="the report")

@@ -6,8 +6,11 @@ from datetime import datetime
 
 import pytest
 from command_line import run
+from random_models import random_prompt
 
+from specstream_mlx import generate, load
 from specstream_mlx.drafting import kept_costs
+from specstream_mlx.drafting.pace import pace_of
 from specstream_mlx.hardware import user_cache
 
 POINTS = {"none": [[1, 0.02], [2, 0.03]], "beside": [[1, 0.03], [2, 0.03]]}
@@ -52,8 +55,20 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     assert "1 more were measured on another machine, MLX or BLAS." in shown
 
 
-def test_a_curve_that_autotune_measured_has_its_model(curves, base, streams):
-    flags = ("--model", base, "--adapter-path", streams)
-    assert run("autotune", *flags, "-m", 40, "--json").exit_code == 0
-    (row,) = json.loads(run("doctor", "--json", "--model", base).stdout)["measured"]
-    assert (row["model"], row["adapter"], row["mode"]) == (str(base), streams.name, "lossless")
+def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
+    """Of the model without streams, whose steps are then shown."""
+    for adapter in (streams, None):
+        model, tokenizer = load(base, adapter_path=adapter)
+        for seed in range(40):
+            if pace_of(model).costs.complete:
+                break
+            generate(model, tokenizer, random_prompt(8, seed=seed), max_tokens=60)
+    facts = json.loads(run("doctor", "--json", "--model", base).stdout)
+    rows = {row["adapter"]: row for row in facts["measured"]}
+    assert {name: (row["model"], row["mode"]) for name, row in rows.items()} == {
+        None: (str(base), None),
+        streams.name: (str(base), "lossless"),
+    }
+    assert set(facts["step_seconds"]) == {"plain", "none"}
+    shown = run("doctor", "--model", base).stdout
+    assert "Milliseconds of a step" in shown and "lookup alone" in shown

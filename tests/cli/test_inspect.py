@@ -1,4 +1,4 @@
-"""``specstream-mlx inspect``: what people and programs are shown."""
+"""``specstream-mlx adapters info``: what people and programs are shown."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from tiny_peft import edit
 
 
 def run(*args):
-    return run_command("inspect", *args)
+    return run_command("adapters", "info", *args)
 
 
 def test_people_see_it_in_80_columns(base, shared, monkeypatch):
@@ -23,7 +23,7 @@ def test_people_see_it_in_80_columns(base, shared, monkeypatch):
         assert "\u2026" not in result.stdout
     assert "is not a directory here" in result.stderr
     assert f"{base} is a base model, and {base} was" in refusal(run(base, "--model", base))
-    assert "found '', expected a path" in refusal(run(""))
+    assert "there is no adapter '', expected one of" in refusal(run(""))
     text = run(shared, "--model", base).stdout
     assert re.search(r"^ *stream_head +plain *$", text, re.MULTILINE)
     assert re.search(r"pruner 1,024 \(\d\.\d+% of the base\)", text)

@@ -40,7 +40,7 @@ def several(monkeypatch):
 
 
 def test_commands_and_options_for_one_process(several, base):
-    assert "inspect was started in several processes, expected one" in refusal(run("inspect", base))
+    assert "convert was started in several processes, expected one" in refusal(run("convert", base))
     assert "--compare was given to several processes" in refusal(generate(base, "--compare"))
     package = run("generate", "--coreml", "x.mlpackage", "-p", "hello")
     assert "--coreml was given to several processes" in refusal(package)

@@ -86,7 +86,7 @@ def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, mon
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
 @pytest.mark.parametrize(
     "command",
-    [("--version",), ("inspect", "--json", str(TOY / "base"))],
+    [("--version",), ("adapters", "info", "--json", str(TOY / "base"))],
 )
 def test_output_to_a_full_disk(command):
     with open("/dev/full", "w") as full:

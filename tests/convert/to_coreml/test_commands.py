@@ -1,22 +1,27 @@
-"""``generate --coreml`` and ``coreml-verify``, and what they refuse."""
+"""``generate --coreml`` and ``to_coreml.verify``, and what they refuse."""
 
 import json
 import platform
 import shutil
+from functools import partial
 
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from command_line import refusal, run
+from command_line import refusal, result_of, run
 from coremltools.proto.Model_pb2 import Model
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
+from specstream_mlx.convert.to_coreml.verify import main as verify
 
 TEXT = ("-p", "the meeting")
 on_a_mac = pytest.mark.skipif(
     platform.system() != "Darwin", reason="Core ML's runtime is there on macOS alone"
 )
+
+
+run_verify = partial(result_of, verify)
 
 
 def generate(package, *flags):
@@ -59,9 +64,12 @@ def test_a_drawn_text_does_not_depend_on_drafts(exported):
 def test_an_adapter_is_looked_for_before_its_tokenizer_is_read(exported, monkeypatch):
     monkeypatch.setattr(Contents, "read_tokenizer", None)
     written = ("--record", exported.with_suffix(".json"), "--json")
-    assert "--record and --json were both" in refusal(run("coreml-verify", exported, *written))
-    for command in (("coreml-verify", exported), ("generate", "--coreml", exported, *TEXT)):
-        found = refusal(run(*command, "--adapter", "x"))
+    assert "--record and --json were both" in refusal(run_verify(exported, *written))
+    for result in (
+        run_verify(exported, "--adapter", "x"),
+        run("generate", "--coreml", exported, *TEXT, "--adapter", "x"),
+    ):
+        found = refusal(result)
         assert "the adapter is 'x', expected one of the package's" in found
 
 
@@ -145,20 +153,20 @@ def test_a_damaged_package(sentence, exported, tmp_path):
     DAMAGES[sentence](package)
     for result in (
         generate(package, "--adapter", "streams", "--quiet"),
-        run("coreml-verify", package, "--adapter", "streams", "-m", 2),
+        run_verify(package, "--adapter", "streams", "-m", 2),
     ):
         assert result.exit_code == 2, result.output
         assert sentence in result.stderr.splitlines()[-1]
 
 
-# coreml-verify ------------------------------------------------------------------------------------
+# verify ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def calls(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("vectors") / "calls.json"
     flags = ("--record", path, "--adapter", "streams", "-m", 2)
-    result = run("coreml-verify", exported, *flags)
+    result = run_verify(exported, *flags)
     assert result.exit_code == 0, result.output
     assert f"wrote {path}" in result.stderr
     return path
@@ -168,7 +176,7 @@ def calls(exported, tmp_path_factory):
 def test_a_recording_replaces_no_other_file(text, exported, tmp_path):
     (tmp_path / "file").write_text(text)
     for place in (tmp_path / "file", tmp_path):
-        sentence = refusal(run("coreml-verify", exported, "--record", place, "-m", 2))
+        sentence = refusal(run_verify(exported, "--record", place, "-m", 2))
         assert f"{place} exists already and is no recording" in sentence
     assert (tmp_path / "file").read_text() == text
 
@@ -179,7 +187,7 @@ def test_a_recording_is_replayed(exported, calls):
     assert {run["adapter"] for run in runs} == {"streams"}
     longest = max(len(run["prompt"]) for run in runs)
     assert longest > 8 + 1  # two chunks
-    found = values(run("coreml-verify", exported, "--vectors", calls, "--json"))
+    found = values(run_verify(exported, "--vectors", calls, "--json"))
     exact, half = found["replays"]
     assert exact["exact"] and not half["exact"]
     assert exact["complaint"] is half["complaint"] is None
@@ -197,12 +205,12 @@ def test_a_recording_is_replayed(exported, calls):
     ],
 )
 def test_refused_verifications(exported, flags, sentence):
-    assert sentence in refusal(run("coreml-verify", exported, *flags))
+    assert sentence in refusal(run_verify(exported, *flags))
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there")
 def test_compute_units_are_for_a_mac(exported):
-    result = run("coreml-verify", exported, "--compute-units", "cpuOnly")
+    result = run_verify(exported, "--compute-units", "cpuOnly")
     assert "--compute-units was given, expected on a Mac only" in refusal(result)
 
 
@@ -210,6 +218,6 @@ def test_compute_units_are_for_a_mac(exported):
 @on_a_mac
 def test_core_ml_computes_what_was_recorded(exported, calls):
     flags = ("--vectors", calls, "--compute-units", "cpuOnly")
-    result = run("coreml-verify", exported, *flags)
+    result = run_verify(exported, *flags)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Core ML, cpuOnly:\n")

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from command_line import refusal, run
+from command_line import refusal, result_of, run
 from coreml_packages import (
     LORA_KEYS,
     SIZES,
@@ -24,6 +24,7 @@ from random_models import random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import METADATA, SUPPLIED, PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import check_adapter
+from specstream_mlx.convert.to_coreml.verify import main as verify
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx.config import UserError
@@ -154,7 +155,7 @@ def test_arrays_are_written_beside_the_package(tmp_path):
     assert [file.name for file in files] == ["one.bin", "other.bin"]
     assert {file.stat().st_size for file in files} == {2 * elements}
     assert json.loads(generate(output, "one").stdout)["text"]
-    assert "exported with --lora-io" in refusal(run("coreml-verify", output))
+    assert "exported with --lora-io" in refusal(result_of(verify, output))
     files[0].write_bytes(files[0].read_bytes()[2:])
     assert f"expected {2 * elements:,}" in refusal(generate(output, "one"))
     files[0].unlink()

@@ -1,4 +1,4 @@
-"""``specstream-mlx coreml-verify``."""
+"""Recorded calls of a Core ML package, made and replayed: ``python -m`` this module."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument
 
-from ..config import UserError
-from ..options.fields import option
-from ..options.generation import most_tokens
-from ..options.kinds import FLAG, PATH, TEXTS, what
-from ..terminal.commands import grouped
-from ..terminal.notes import note
-from ..terminal.parsing import parser
-from .generate_coreml import require_coremltools
-from .options import text_of
+from specstream_mlx.checked_files import decoded
+from specstream_mlx.config import UserError
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.generation import most_tokens
+from specstream_mlx.options.kinds import FLAG, PATH, TEXTS, what
+from specstream_mlx.terminal.commands import program
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.terminal.parsing import parser
+from specstream_mlx.terminal.progress import progress
+
+from .saved import model_file, require_coremltools
 
 if TYPE_CHECKING:
-    from specstream_mlx.convert.to_coreml.contents import Contents
-    from specstream_mlx.convert.to_coreml.executors import Executor
-    from specstream_mlx.convert.to_coreml.vectors import Asked, Replay
+    from .contents import Contents
+    from .executors import Executor
+    from .vectors import Asked, Replay
 
 _MAX_TOKENS = 16
 _PROMPTS = (
@@ -67,8 +69,7 @@ class RecordingOptions:
         return next((f"--{name.replace('_', '-')}" for name in names), None)
 
 
-@grouped()
-def coreml_verify(
+def main(
     package: Annotated[
         Path,
         Argument(
@@ -101,14 +102,14 @@ def coreml_verify(
 
     [bold]Examples[/bold]
 
-    [cyan]  specstream-mlx coreml-verify tools.mlpackage[/cyan]
+    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage[/cyan]
 
     Record on Linux, replay on a Mac:
 
-    [cyan]  specstream-mlx coreml-verify tools.mlpackage --record calls.json[/cyan]
+    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --record calls.json[/cyan]
 
-    [cyan]  specstream-mlx coreml-verify tools.mlpackage --vectors calls.json[/cyan]
-    """
+    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --vectors calls.json[/cyan]
+    """  # noqa: E501
     record, given = recording.record, recording.given()
     if vectors is not None and given:
         raise UserError(f"--vectors and {given} were both given, expected at most one")
@@ -116,16 +117,12 @@ def coreml_verify(
         raise UserError("--record and --compute-units were both given, expected at most one")
     if record is not None and as_json:
         raise UserError("--record and --json were both given, expected at most one")
-    require_coremltools("coreml-verify")
-    from specstream_mlx.convert.to_coreml.saved import model_file
-
+    require_coremltools("verify")
     model_file(package)  # before coremltools is imported, which takes a while
-    from specstream_mlx.convert.to_coreml import vectors as calls
-    from specstream_mlx.convert.to_coreml.contents import Contents
-    from specstream_mlx.convert.to_coreml.evaluate import Package
-    from specstream_mlx.convert.to_coreml.executors import has_core_ml
-
-    from ..terminal.progress import progress
+    from . import vectors as calls
+    from .contents import Contents
+    from .evaluate import Package
+    from .executors import has_core_ml
 
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
@@ -163,14 +160,14 @@ def coreml_verify(
 
 def _asked(contents: "Contents", recording: RecordingOptions) -> "list[Asked]":
     """List the texts to record: greedy ones and, if the package can, a drawn one per adapter."""
-    from specstream_mlx.convert.to_coreml.vectors import Asked
+    from specstream_mlx.prompts import chat_prompt
 
-    from ..prompts import chat_prompt
+    from .vectors import Asked
 
     adapters = [contents.adapter(name) for name in recording.adapter or contents.adapters]
     max_tokens = recording.max_tokens or _MAX_TOKENS
     asked = (text.encode(errors="surrogateescape") for text in recording.prompt or ())
-    given = [text_of(text, "--prompt") for text in asked]
+    given = [decoded(text, "--prompt") for text in asked]
     tokenizer, sizes, texts = contents.read_tokenizer(), contents.sizes, []
     for adapter in adapters:
         if given:
@@ -189,8 +186,8 @@ def _executors(
     package: Path, from_file: bool, compute_units: list[str] | None
 ) -> "list[tuple[Executor, bool]]":
     """List the executors of this machine, each with whether it computes in float32."""
-    from specstream_mlx.convert.to_coreml.evaluate import Package
-    from specstream_mlx.convert.to_coreml.executors import CoreML, has_core_ml
+    from .evaluate import Package
+    from .executors import CoreML, has_core_ml
 
     if has_core_ml():
         return [(CoreML(package, u), False) for u in compute_units or ("cpuOnly", "cpuAndGPU")]
@@ -227,3 +224,7 @@ def _values(package: Path, recorded: dict[str, Any], replays: "list[Replay]") ->
             for replay in replays
         ],
     }
+
+
+if __name__ == "__main__":
+    program(main)()
