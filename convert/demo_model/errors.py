@@ -144,7 +144,7 @@ def _slips(text: str, rng: random.Random) -> list[Edit]:
     edits = []
     for match in re.finditer(r"(?<![\w'])[a-z]{6,}(?![\w'])", text):
         at = rng.randrange(match.start() + 1, match.end() - 2)
-        first, second = text[at : at + 2]
+        first, second = text[at], text[at + 1]
         if first != second:
             edits.append((at, at + 2, rng.choice((second + first, second, first + first + second))))
     return edits

@@ -205,7 +205,6 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
         stream_head="conditioned",
         draft_vocabulary=DRAFT_VOCABULARY,
         pruner_rank=0,  # a tree of few nodes needs no pruning
-        keep_hidden=True,
         init_adapter=start,
         embedding_learning_rate=_EMBEDDING_RATE / (5 if goes_on else 1),
     )

@@ -31,8 +31,7 @@ from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
 
 from .answering_model import train_to_answer
-from .load import load_base
-from .packed import is_packed
+from .load import is_quantized, load_base
 from .run_settings import AnsweringSettings
 from .training_run import OnStep, begin, training_device
 
@@ -64,7 +63,7 @@ def first_layers(model_dir: Path, count: int) -> PreTrainedModel:
         UserError: the base has no more layers, is quantized, or cannot be read.
     """
     config_file = model_dir / "config.json"
-    if config_file.is_file() and is_packed(read_json(config_file)):
+    if config_file.is_file() and is_quantized(read_json(config_file)):
         raise UserError(f"{model_dir} is quantized, expected weights that can be trained")
     causal_lm: Any = load_base(model_dir)
     config, decoder = causal_lm.config, causal_lm.get_decoder()

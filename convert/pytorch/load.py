@@ -1,9 +1,12 @@
 """PyTorch models loaded from directories: a base alone, or a base with an adapter mounted on it."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import torch
 from peft import (
     LoraConfig,
@@ -32,15 +35,17 @@ from specstream_mlx.models.fingerprint import fingerprint
 from .adapter_files import read_streams, read_tensors
 from .backbone import linear_layers, use_long_factors
 from .lora_settings import LoraShape
-from .packed import PackedLinear, is_packed, read_packed
 from .reference import SpeculativeStreamingModel
+
+_SCALING = "scales", "biases"
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     """Load a base model from a local directory in Hugging Face's or MLX's format.
 
-    It computes what mlx-lm computes, see ``use_long_factors``; of a model that MLX has quantized,
-    what that computes, see ``packed``.
+    It computes what mlx-lm computes, see ``use_long_factors``; a model that MLX has quantized is
+    expanded, and computes what it computes in MLX.
 
     Args:
         model_dir: the directory.
@@ -63,16 +68,14 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     except UserError as error:
         raise UserError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
-    kind, packed = getattr(torch, dtype), None
-    if is_packed(config):
-        packed = read_packed(files, config, kind)
-    elif dtype != "float32" and {kind for _, kind in headers.values()} == {"BF16"}:
-        kind = torch.bfloat16
-    else:
-        kind = torch.float32
     try:
-        model = _model(model_dir, kind, packed).eval()
-    except Exception as error:  # transformers raises what a wrong field or file leads to
+        if is_quantized(config):
+            model = _dequantized(model_dir, files, config).eval()
+        else:
+            held_in_bf16 = {kind for _, kind in headers.values()} == {"BF16"}
+            kind = torch.bfloat16 if dtype != "float32" and held_in_bf16 else torch.float32
+            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=kind, **_LOCAL).eval()
+    except Exception as error:  # transformers and MLX raise what a wrong field or file leads to
         raise UserError(f"{model_dir} is not a readable model directory: {reason(error)}") from None
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
@@ -82,34 +85,34 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     return model
 
 
-def _model(
-    model_dir: Path,
-    dtype: torch.dtype,
-    packed: tuple[dict[str, Tensor], dict[str, PackedLinear]] | None,
-) -> Any:
-    """A transformers model with the directory's weights, or with those of ``read_packed``."""
-    local = {"local_files_only": True, "trust_remote_code": False}
-    if packed is None:
-        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, **local)
-    config = AutoConfig.from_pretrained(model_dir, **local)
-    if hasattr(config, "quantization_config"):  # MLX's, of which transformers knows nothing
-        del config.quantization_config
-    weights, layers = packed
-    shapes = {  # a number each, seen in a matrix's shape
-        f"{path}.weight": torch.zeros((), dtype=dtype).expand(layer.out_features, layer.in_features)
-        for path, layer in layers.items()
-    }
-    model, found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-        None, config=config, state_dict=weights | shapes, dtype=dtype, output_loading_info=True
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Tell whether MLX has quantized a model with this ``config.json``."""
+    return isinstance(config.get("quantization"), Mapping)
+
+
+def _dequantized(model_dir: Path, files: Sequence[Path], config: Mapping[str, Any]) -> Any:
+    """A model that MLX has quantized, its values in float32."""
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        arrays: Any = mx.load(str(file))
+        for path in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
+            own = config["quantization"].get(path)
+            how = own if isinstance(own, Mapping) else config["quantization"]
+            if (mode := how.get("mode", "affine")) != "affine":
+                raise UserError(f"{path} is quantized with mode {shown(mode)}, expected 'affine'")
+            name, size, bits = f"{path}.weight", how["group_size"], how["bits"]
+            scales, biases = (arrays.pop(f"{path}.{part}").astype(mx.float32) for part in _SCALING)
+            arrays[name] = mx.dequantize(arrays[name], scales, biases, size, bits)
+        for name, array in arrays.items():
+            weights[name] = torch.from_numpy(np.array(array.astype(mx.float32)))
+    of_torch = AutoConfig.from_pretrained(model_dir, **_LOCAL)
+    if hasattr(of_torch, "quantization_config"):  # MLX's, of which transformers knows nothing
+        del of_torch.quantization_config
+    model, found = MODEL_FOR_CAUSAL_LM_MAPPING[type(of_torch)].from_pretrained(
+        None, config=of_torch, state_dict=weights, dtype=torch.float32, output_loading_info=True
     )
     if found["missing_keys"] or found["unexpected_keys"]:
         raise ValueError(f"missing {found['missing_keys']}, unknown {found['unexpected_keys']}")
-    for name, parameter in model.named_parameters():  # those that dtype would round
-        if name in weights:
-            parameter.data = weights[name]
-    for path, layer in layers.items():
-        layer.bias = model.get_submodule(path).bias
-        model.set_submodule(path, layer)
     return model
 
 

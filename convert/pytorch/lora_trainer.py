@@ -6,7 +6,7 @@
 Lossless streams can be trained for the result, whose text they leave as it is:
 
     python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl \\
-        --mode lossless --init-adapter OUT/adapter --output STREAMS --keep-hidden
+        --mode lossless --init-adapter OUT/adapter --output STREAMS
 
 It writes ``OUT/adapter`` in PEFT's format, the log ``OUT/log.jsonl`` and the checkpoint
 ``OUT/checkpoint.pt``, from which ``--resume`` continues.

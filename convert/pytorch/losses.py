@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel, tokens_after
-from .segments import map_segments
 
 LOGITS_AT_ONCE, LOGITS_AT_ONCE_ON_GPU = 1 << 22, 1 << 27
 """Most logits that a slice of rows may have, to bound the memory; a GPU wants large products."""
@@ -147,13 +146,7 @@ def head_cross_entropy(
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
-def n_gram_loss(
-    model: SpeculativeStreamingModel,
-    batch: Batch,
-    alphas: Sequence[float],
-    segments: int = 1,
-    seed: Tensor | None = None,
-) -> Loss:
+def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float]) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
     Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
@@ -166,64 +159,33 @@ def n_gram_loss(
         model: the model to train.
         batch: sequences.
         alphas: 1 + gamma weights, the main stream's first; a term of weight 0 is not computed.
-        segments: pieces in which streams, LM head and loss are computed, see ``segments``.
-        seed: (B, T, h), the main stream's states before the first MSA layer, where they are known.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    trunk = model.trunk(
-        batch.tokens, positions, valid, segments=segments, need_main=bool(alphas[0]), seed=seed
-    )
+    trunk = model.trunk(batch.tokens, positions, valid, need_main=bool(alphas[0]))
     targets, has_target = targets_of(batch, positions, valid, len(alphas))
-    backbone = model.backbone
-    head, (drafted, drafted_bias) = backbone.head.weight, drafted_head(model)
+    head, norm = model.backbone.head, model.backbone.norm
+    drafted, drafted_bias = drafted_head(model)
     places = drafted_places(model, targets[..., 1:])
     has_target[..., 1:] &= places >= 0
     weights = torch.tensor(alphas, device=targets.device)
     scored = has_target & (weights != 0)
-    cross_entropy = partial(head_cross_entropy, softcap=backbone.softcap)
+    cross_entropy = partial(head_cross_entropy, softcap=model.backbone.softcap)
 
-    def segment_sums(
-        main: Tensor | None,
-        streams: Tensor,
-        read: Tensor | None,
-        seed: Tensor | None,
-        targets: Tensor,
-        places: Tensor,
-        scored: Tensor,
-        valid: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        hidden = model.conditioned(streams, read)
-        rows = scored[..., 1:].flatten().nonzero().squeeze(1)
-        hidden = backbone.norm(hidden.flatten(0, 2).index_select(0, rows))
-        losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
-        sums = losses.new_zeros(len(alphas))
-        sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
-        if main is not None:
-            hidden = backbone.norm(main[scored[..., 0]])
-            losses = cross_entropy(hidden, head, targets[scored[..., 0]], backbone.head.bias)
-            sums = sums.index_add(0, sums.new_zeros(len(losses), dtype=torch.int64), losses)
-        if seed is None:
-            return sums, sums.new_zeros(())
-        early = model.early_exit_hidden(seed[valid])
-        return sums, cross_entropy(early, head, targets[valid], backbone.head.bias).sum()
-
-    results = map_segments(
-        segment_sums,
-        (
-            None if trunk.main is None else gather_rows(trunk.main, positions),
-            trunk.streams,
-            _read_before(model, batch, positions),
-            gather_rows(trunk.seed.detach(), positions) if model.trains_pruner else None,
-            targets[..., 0],
-            places,
-            scored,
-            valid,
-        ),
-        segments,
-    )
-    sums, pruner_sums = zip(*results, strict=True)
-    per_stream = sum(sums) / has_target.sum((0, 1)).clamp(min=1)
-    pruner = sum(pruner_sums) / valid.sum()
+    streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
+    rows = scored[..., 1:].flatten().nonzero().squeeze(1)
+    hidden = norm(streams.flatten(0, 2).index_select(0, rows))
+    losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
+    sums = losses.new_zeros(len(alphas))
+    sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
+    if trunk.main is not None:
+        hidden = norm(gather_rows(trunk.main, positions)[scored[..., 0]])
+        losses = cross_entropy(hidden, head.weight, targets[..., 0][scored[..., 0]], head.bias)
+        sums = sums.index_add(0, sums.new_zeros(len(losses), dtype=torch.int64), losses)
+    per_stream = sums / has_target.sum((0, 1)).clamp(min=1)
+    pruner = sums.new_zeros(())
+    if model.trains_pruner:
+        early = model.early_exit_hidden(gather_rows(trunk.seed, positions)[valid])
+        pruner = cross_entropy(early, head.weight, targets[..., 0][valid], head.bias).mean()
     total = (weights * per_stream).sum() + pruner
     return Loss(total, per_stream.detach(), pruner.detach())
 

@@ -28,7 +28,6 @@ from .attention import (
     stream_positions,
 )
 from .backbone import Backbone, Rope
-from .segments import join_segments, map_segments
 
 EMBEDDING_STD = 0.02
 
@@ -359,39 +358,14 @@ class SpeculativeStreamingModel(nn.Module):
             return self.pruner(seed)
         return self.backbone.norm(seed + self.pruner(seed))
 
-    def lower(self, tokens: Tensor, layers: list[Tensor] | None = None) -> Tensor:
-        """The main stream (B, T, h) before the first MSA layer; no stream has a part in it.
-
-        Args:
-            tokens: (B, T) int64, padded on the right.
-            layers: takes the main stream after every one of these layers, where they are wanted.
-        """
-        main = self.backbone.embed(tokens)
-        ropes = self._ropes(main)
-
-        def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-            return causal_attention(queries, keys, values, scoring)
-
-        for index in range(self.config.first_msa_layer):
-            main = self.backbone.layer(index, main, _main_rows(ropes[index], main), attend)
-            if layers is not None:
-                layers.append(main)
-        return main
-
-    def _ropes(self, main: Tensor) -> list[Rope]:
-        """The rotary tables of every layer, up to the last position that a stream may have."""
-        return self.backbone.ropes(main, main.shape[1] + self.config.num_streams)
-
     def trunk(
         self,
         tokens: Tensor,
         positions: Tensor,
         valid: Tensor,
         *,
-        segments: int = 1,
         need_main: bool = True,
         keep_layers: bool = False,
-        seed: Tensor | None = None,
     ) -> Trunk:
         """Run all layers, without the final norm and the head.
 
@@ -400,21 +374,21 @@ class SpeculativeStreamingModel(nn.Module):
         Args:
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), from ``stream_positions``.
-            segments: pieces in which the streams are computed, see ``segments``.
             need_main: whether to compute the main stream's last MLP, which no stream reads, and,
                 where the main stream does not train, its last attention.
             keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
-            seed: what ``lower`` returns for these tokens, where it is known; the layers below the
-                first MSA layer are not run then.
         """
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled() and self.trains_trunk
         train_main = training and config.mode == "shared"
         main_layers: list[Tensor] = []
         with torch.set_grad_enabled(train_main):
-            if seed is None:
-                seed = self.lower(tokens, main_layers if keep_layers else None)
-            ropes = self._ropes(seed)
+            seed = backbone.embed(tokens)
+            ropes = backbone.ropes(seed, tokens.shape[1] + config.num_streams)
+            for index in range(config.first_msa_layer):
+                seed = backbone.layer(index, seed, _main_rows(ropes[index], seed), causal_attention)
+                if keep_layers:
+                    main_layers.append(seed)
         rows = flat_rows(positions, tokens.shape[1])[valid.flatten()]
         main, streams = seed, self.streams.seed(gather_rows(seed, positions))
         stream_layers = [streams]
@@ -430,12 +404,8 @@ class SpeculativeStreamingModel(nn.Module):
             asks = shared or config.stream_keys
             own = gather_rows(queries.transpose(1, 2), positions) if asks else None
             with torch.set_grad_enabled(training):
-                streams, own = join_segments(
-                    map_segments(
-                        partial(self.stream_rows, index, ropes[index], keys, values, shared),
-                        (streams, own, positions),
-                        segments,
-                    )
+                streams, own = self.stream_rows(
+                    index, ropes[index], keys, values, shared, streams, own, positions
                 )
             stream_layers.append(streams)
             if own is None:

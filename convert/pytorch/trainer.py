@@ -34,7 +34,6 @@ from specstream_mlx.train.items import Item, most_frequent
 from specstream_mlx.train.stream_settings import LearningRates
 
 from .adapter_files import check_adapter_replaceable, write_adapter
-from .kept_hidden import KeptHidden
 from .load import base_fingerprint, has_lora, load_adapter, load_base, mount_lora, put_lora
 from .losses import Batch, count_correct, n_gram_loss
 from .reference import SpeculativeStreamingModel
@@ -114,11 +113,9 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     # The pruner must not touch the rest, so its gradients are clipped apart.
     trained = Trained(weights, _by_rate(peaks, names), peaks.streams, pruner)
     alphas = settings.alphas(settings.num_streams)
-    kept = KeptHidden(model.lower) if settings.keep_hidden else None
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        seed = None if kept is None else kept.of(drawn, batch)
-        loss = n_gram_loss(model, batch, alphas, settings.segments, seed)
+        loss = n_gram_loss(model, batch, alphas)
         return loss.total, {"per_stream": loss.per_stream.tolist(), "pruner": loss.pruner.item()}
 
     step = run_steps(settings, items, trained, loss_of, on_step)

@@ -18,7 +18,6 @@ from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.stream_settings import warm_up_updates
 
 from .checkpoint import Checkpoint
-from .freed_memory import give_freed_memory_back, keep_freed_memory
 from .losses import Batch
 from .run_settings import RunSettings
 from .training_data import collate
@@ -30,9 +29,6 @@ LossOf = Callable[[list[Item], Batch], tuple[Tensor, dict[str, Any]]]
 """Function of items and their batch: a loss to call ``backward`` on, and further figures to log."""
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
-
-_GIVE_BACK_EVERY = 5
-"""Freed memory is given back to the kernel every so many steps."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,6 @@ def begin(settings: RunSettings, result: Path) -> None:
                 f"{settings.output} holds {path.name} of an earlier run, expected --resume to "
                 "continue it or another --output"
             )
-    keep_freed_memory()
     torch.manual_seed(settings.seed)
 
 
@@ -172,8 +167,6 @@ def run_steps(
             if step % settings.log_every == 0 or step == iters:
                 append(settings.output / LOG, json.dumps(figures) + "\n")
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
-            if step % _GIVE_BACK_EVERY == 0:
-                give_freed_memory_back()
             if step % settings.save_every == 0:
                 state.save(step, figures["seconds"])
             if on_step is not None:

@@ -173,17 +173,6 @@ def test_a_conditioned_adapter_goes_on(settings, plain, tmp_path):
         trainer.train(settings(init_adapter=first, **CONDITIONED | {"stream_head_rank": 7}))
 
 
-def test_kept_hidden_states_train_the_same_streams(settings, tmp_path):
-    logs = []
-    for keep in (False, True):
-        output = tmp_path / str(keep)
-        trainer.train(settings(output=output, keep_hidden=keep))
-        logs.append(log(output))
-    for without, kept in zip(*logs, strict=True):
-        assert kept["per_stream"] == pytest.approx(without["per_stream"], rel=1e-4)
-        assert kept["pruner"] == pytest.approx(without["pruner"], rel=1e-4)
-
-
 def test_parts_learn_at_their_own_rates(settings, first, tied):
     """Adam's first step is the learning rate long, whatever the gradient."""
     rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
