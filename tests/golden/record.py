@@ -7,13 +7,19 @@ anew, and git shows what has changed::
     python -m tests.golden.record --only help        # one part
     python -m tests.golden.record --check --only quick
 
-It goes through public doors: ``load``, ``stream_generate``, ``batch_generate``. Names inside the
-code stand in ``observed`` alone, below: who renames one of them changes its line there.
+It goes through public doors: ``load``, ``stream_generate``, ``batch_generate``, the command line.
+Names inside the code stand in ``observed`` alone, below: who renames one of them changes its line
+there.
 """
 
 import argparse
+import difflib
+import io
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -199,11 +206,44 @@ def quick(seen: Observed) -> Any:
     return tiny_alone(seen, count=1, length=16)
 
 
+def ended(command: str) -> list[Any]:
+    """Run the command line in this process; returns its exit code and what it printed."""
+    from specstream_mlx.cli import main as run
+
+    printed, files = io.BytesIO(), {}
+    for name in ("stdout", "stderr"):
+        files[name] = io.TextIOWrapper(printed, "utf-8", write_through=True)
+    files["stdin"] = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(99))  # it does not end by itself
+    signal.alarm(300)
+    code: Any = 0
+    try:
+        with patch.multiple(sys, argv=["specstream-mlx", *shlex.split(command)], **files):
+            run()
+    except SystemExit as error:
+        code = error.code or 0
+    except Exception as error:
+        code = f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
+    text = printed.getvalue().decode().replace(str(Path.cwd()), ".")
+    lines = (" ".join(re.sub("[─-╿]", "", line).split()) for line in text.splitlines())
+    return [code, *filter(None, lines)]
+
+
+def commands(name: str, seen: Observed) -> Any:
+    """Run the commands that the part's file names; a new one is added there with ``null``."""
+    return {command: ended(command) for command in json.loads(file_of(name).read_text())}
+
+
 PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
     "quick": (quick, True),
     "tiny alone": (tiny_alone, False),
     "tiny together": (tiny_together, False),
+    "help": (partial(commands, "help"), True),
 }
+for one in "generate", "chat", "write", "convert", "train", "serve", "adapters", "others":
+    PARTS[f"refused {one}"] = (partial(commands, f"refused {one}"), False)
 """By name: what makes a part, and whether it is in the default run of the tests."""
 
 
@@ -219,6 +259,7 @@ def recorded(names: list[str]) -> dict[str, Any]:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         try:
             os.chdir(folder)
+            os.environ |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
             tiny.write_all(Path(folder))
             found = {}
             for name in names:
@@ -238,11 +279,13 @@ def differences(name: str, found: Any) -> list[str]:
     """Say what is not as it is kept."""
     kept = json.loads(file_of(name).read_text())
     found = json.loads(json.dumps(found))
-    return [
-        f"{name}: {key}\n  kept:  {kept.get(key)}\n  found: {found.get(key)}"
-        for key in {**kept, **found}
-        if kept.get(key) != found.get(key)
-    ]
+    keys = [key for key in {**kept, **found} if kept.get(key) != found.get(key)]
+    said = []
+    for key in keys:
+        sides = [[str(line) for line in one.get(key) or []] for one in (kept, found)]
+        lines = difflib.unified_diff(*sides, "kept", "found", lineterm="", n=0)
+        said.append("\n  ".join([f"{name}: {key}", *(one for one in lines if one[:2] != "@@")]))
+    return said
 
 
 def in_new_process(names: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ in the format of the day on which it was written, which must stay readable.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,74 @@ def write_all(folder: Path) -> None:
     write_base(folder / "draft", seed=0, layers=2)
     for seed, (name, one) in enumerate(ADAPTERS.items()):
         write_adapter(folder / name, one, seed)
+    write_wrong(folder)
+
+
+SPOILED: dict[str, tuple[str, str, str | None, str]] = {
+    "no-weights": ("base", "model.safetensors", None, ""),
+    "cut-weights": ("base", "model.safetensors", "", ""),
+    "cut-config": ("base", "config.json", "", ""),
+    "cut-tokenizer": ("base", "tokenizer.json", "", ""),
+    "no-tokenizer": ("base", "tokenizer.json", None, ""),
+    "list-config": ("base", "config.json", "{", "[{"),
+    "no-type": ("base", "config.json", '"model_type"', '"some_type"'),
+    "mystery": ("base", "config.json", '"llama"', '"mystery"'),
+    "narrow": ("base", "config.json", '"hidden_size": 64', '"hidden_size": 32'),
+    "no-layers": ("base", "config.json", '"num_hidden_layers": 4', '"num_hidden_layers": 0'),
+    "cut-streams": ("lossless", "speculative_streaming.safetensors", "", ""),
+    "no-tensors": ("lossless", "speculative_streaming.safetensors", None, ""),
+    "other-width": ("lossless", "adapter_config.json", '"hidden_size": 64', '"hidden_size": 32'),
+    "other-layers": ("lossless", "adapter_config.json", 'hidden_layers": 4', 'hidden_layers": 9'),
+    "other-base": ("lossless", "adapter_config.json", "6ad6b9ea061fa46f", "0123456789abcdef"),
+    "wrong-mode": ("lossless", "adapter_config.json", '"lossless"', '"lossy"'),
+    "unknown-field": ("lossless", "adapter_config.json", '"mode"', '"mood": 1, "mode"'),
+    "version-9": ("lossless", "adapter_config.json", '"version": 2', '"version": 9'),
+    "no-object": ("lossless", "adapter_config.json", '"speculative_str', '"other_str'),
+    "cut-adapter": ("lossless", "adapter_config.json", "", ""),
+    "list-adapter": ("lossless", "adapter_config.json", "{", "[{"),
+    "streams-0": ("lossless", "adapter_config.json", '"num_streams": 4', '"num_streams": 0'),
+    "rank-0": ("lossless", "adapter_config.json", 'adapter_rank": 4', 'adapter_rank": 0'),
+    "rotation-0": ("rotation", "adapter_config.json", '_epsilon": 0.4', '_epsilon": 0.0'),
+    "bad-template": ("template", "adapter_config.json", "{text}", "the text"),
+    "text-number": ("lossless", "adapter_config.json", '"num_streams": 4', '"num_streams": "4"'),
+    "cut-lora": ("lora", "adapters.safetensors", "", ""),
+}
+"""Directories with a mistake: what they are copies of, and the file in which one text is another's;
+empty ones: which is cut in half; ``None``: which is missing."""
+WRONG = {
+    "file.txt": b"hello",
+    "latin.txt": b"caf\xe9",
+    "blank.txt": b" \n",
+    "list.yaml": b"- 3",
+    "unknown.yaml": b"model: base\ncolour: red",
+    "wrong.yaml": b"model: base\nadapter_path: out\ndata: data\niters: many",
+    "broken.gguf": b"GGUF",
+    "data/train.jsonl": b'{"prompt": "a b c", "completion": "d e f g"}\n' * 8,
+    "data/valid.jsonl": b'{"prompt": "a b", "completion": "d e f"}\n' * 4,
+    "bad-data/train.jsonl": b"3",
+    "cut-data/train.jsonl": b'{"prompt": "a',
+    "empty-data/train.jsonl": b"",
+    "latin-data/train.jsonl": b"caf\xe9",
+    "bare-data/train.jsonl": b'{"question": "a"}',
+}
+
+
+def write_wrong(folder: Path) -> None:
+    """Write files and directories with mistakes, and an empty directory."""
+    (folder / "empty").mkdir()
+    for name, content in WRONG.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, (source, file, old, new) in SPOILED.items():
+        path = Path(shutil.copytree(folder / source, folder / name)) / file
+        content = path.read_bytes()
+        if old is None:
+            path.unlink()
+        elif old:
+            assert old.encode() in content, (name, old)
+            path.write_bytes(content.replace(old.encode(), new.encode(), 1))
+        else:
+            path.write_bytes(content[: len(content) // 2])
 
 
 def write_base(directory: Path, seed: int, layers: int = LAYERS) -> None:
