@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +227,8 @@ def ended(command: str) -> list[Any]:
         code = f"{type(error).__name__}: {error}"
     finally:
         signal.alarm(0)
+        for left in Path.cwd().glob("out*"):
+            shutil.rmtree(left)
     text = printed.getvalue().decode().replace(str(Path.cwd()), ".")
     lines = (" ".join(re.sub("[─-╿]", "", line).split()) for line in text.splitlines())
     return [code, *filter(None, lines)]
