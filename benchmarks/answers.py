@@ -3,7 +3,6 @@
     python -m benchmarks.answers                      # the test texts: what the README reports
     python -m benchmarks.answers --texts dev          # those that may be looked at
     python -m benchmarks.answers --timed 0            # answers alone, nothing is timed
-    python -m benchmarks.answers --bits 4 --random-streams    # packed, streams nobody has trained
 
 ``typed/test`` holds texts that people wrote by hand without sight of the training text, each with
 the answers that they would accept, and beginnings of prose. The report has totals alone; ``--show``
@@ -24,10 +23,6 @@ comes to. Without an adapter the base is told what to do.
 ``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
 languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what
 invents nothing.
-
-With MLX's reference BLAS:
-
-    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.answers', None, '__main__')"
 """
 
 import json
@@ -47,7 +42,7 @@ from specstream_mlx import demonstration
 from specstream_mlx.drafting.lookup import Lookup
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.generation import most_tokens
-from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer, one_of
+from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
@@ -66,7 +61,7 @@ from .runner import (
     interleaved,
     measure_costs,
 )
-from .speedup import check_texts, randomize
+from .speedup import check_texts
 from .texts import (
     ADAPTERS,
     BASE,
@@ -296,8 +291,7 @@ def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[s
     timed = facts["timed"]
     about = (
         f"{measured_on(facts)}; {facts['commit']}; {facts['model']}, weights {facts['weights']}; "
-        f"{facts['streams']} streams; {facts['texts']}, greedy, at most {facts['max_tokens']} "
-        "tokens"
+        f"{facts['texts']}, greedy, at most {facts['max_tokens']} tokens"
     )
     if timed:
         about += f"; {timed} texts of each timed {facts['rounds']} times"
@@ -340,10 +334,6 @@ def main(
     only: str = TASKS,
     writers: str = option("", TEXT, "Who answers: base, adapters; default: both."),
     max_tokens: int = most_tokens(160, least=2),
-    bits: int | None = option(
-        None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both."
-    ),
-    random_streams: bool = option(False, FLAG, "Streams that nobody has trained."),
     label: str = option("", PART_OF_NAME, "Part of the result files' name.", "--name"),
     show: bool = option(False, FLAG, "Print the answers, too."),
     output: Path = OUTPUT,
@@ -351,7 +341,7 @@ def main(
     """Score the demonstration model's answers to typed texts, and its drafts."""
     chosen = names_in(only, [*INSTRUCTIONS, PROSE], "task")
     wanted = names_in(writers, WRITERS, "writer")
-    base = Base(demonstration.base_path(), max_tokens, bits=bits, fastest_baseline=bits is None)
+    base = Base(demonstration.base_path(), max_tokens)
     decoded = Texts(texts, items)
     facts = base.facts() | {
         "commit": commit(),
@@ -360,7 +350,6 @@ def main(
         "timed": timed,
         "rounds": rounds,
         "max_tokens": max_tokens,
-        "streams": "random" if random_streams else "trained",
         "edges": edges(base, show) if ADAPTERS in wanted and not only else None,
     }
     name = "-".join(filter(None, ("answers", texts, label, machine_suffix(facts))))
@@ -368,8 +357,6 @@ def main(
     text = ""
     for writer, task in [(writer, task) for writer in wanted for task in chosen]:
         mounted = base.mount(adapter_of(task, writer))
-        if random_streams:
-            randomize(mounted.model)
         rows.append(measure(mounted, task, decoded, timed, rounds, show))
         text = write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts))
     print(text)

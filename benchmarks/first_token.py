@@ -1,107 +1,185 @@
-"""Time from the start of a first ``generate`` to its first text, beside mlx_lm's.
+"""Time from the start of a command to its first token: ``generate``, ``serve``, ``writing-tools``.
 
-    python -m benchmarks.first_token                         # base and lossless streams, 8 runs
-    python -m benchmarks.first_token --model DIR --prompt TEXT
+    python -m benchmarks.first_token                         # 5 runs of each, and of mlx_lm's
 
-Both commands start in fresh processes, in turns, ours with empty caches: nothing about the
-machine has been measured. What counts is the time from the start of the process to the
-first character of text, so imports and loading are in it, as a user has them.
+All commands start in fresh processes, in turns, ours with empty caches: nothing about the machine
+has been measured. What counts is the time from the start of the process to the first token of
+text, so imports and loading are in it, as a user has them. The server and the page are asked as
+soon as they print their address, the page for its files first; a second request shows what
+loading was.
 """
 
+import http.client
+import json
 import os
+import pty
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specstream_mlx import demonstration
 from specstream_mlx.hardware import device
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.options.kinds import integer
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 
+TEXT = "Hi Ana, can you sned me the reports on monday"
 OURS, MLX_LM = "specstream-mlx generate", "mlx_lm generate"
-_MODULES = {OURS: ["specstream_mlx", "generate"], MLX_LM: ["mlx_lm", "generate"]}
+GENERATING = {MLX_LM: "mlx_lm", OURS: "specstream_mlx"}
+"""Commands that write and end, and their modules."""
+
+SERVING = {
+    "specstream-mlx writing-tools": (["writing-tools", "--no-browser"], "base:proofread"),
+    "specstream-mlx serve": (["serve", "--port", "0"], "base"),
+}
+"""Commands that serve, and the model that is asked."""
+
 _RULE = b"=" * 10 + b"\n"
 """What mlx_lm prints in front of the text."""
 
 COLUMNS = {
     "command": "{command}",
-    "first text, seconds, median": "{median:.2f}",
+    "first token, s": "{median:.2f}",
     "least": "{least:.2f}",
     "most": "{most:.2f}",
+    "of the second request": "{again:.2f}",
 }
 
 
-def seconds_to_text(way: str, model: Path, prompt: str) -> float:
-    """Seconds from the start of a process to its first text.
+def seconds_to_text(module: str, model: Path) -> float:
+    """Seconds from the start of a program that writes and ends to its first text.
 
     Raises:
         RuntimeError: it ended without text.
     """
-    command = [sys.executable, "-m", *_MODULES[way], "--model", str(model)]
-    command += ["--prompt", prompt, "--max-tokens", "32"]
-    with tempfile.TemporaryDirectory() as cache:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"XDG_CACHE_HOME": cache},
-        )
-        assert process.stdout is not None
+    command = [sys.executable, "-m", module, "generate", "--model", str(model)]
+    command += ["--prompt", f"Proofread this message.\n{TEXT}", "--max-tokens", "32"]
+    started = time.perf_counter()
+    with _started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         found = b""
         while not found.removeprefix(_RULE).strip(b"=\n"):
             read = os.read(process.stdout.fileno(), 1)
             if not read:
                 raise RuntimeError(f"{' '.join(command)} ended without text")
             found += read
-        seconds = time.perf_counter() - started
-        process.communicate()
-    return seconds
+        return time.perf_counter() - started
+
+
+def seconds_to_tokens(arguments: list[str], model: str) -> tuple[float, float]:
+    """Seconds from the start of a server to its first token, and of a second request to its own.
+
+    Raises:
+        RuntimeError: the command ended, or a request was refused.
+    """
+    ours, terminal = pty.openpty()  # without one, writing-tools would read standard input
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "specstream_mlx", *arguments]
+    try:
+        with _started(
+            command, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            for line in process.stderr:
+                if found := re.search(rb"at http://127\.0\.0\.1:(\d+)", line):
+                    port = int(found[1])
+                    break
+            else:
+                raise RuntimeError(f"{' '.join(arguments)} ended without an address")
+            if model != "base":
+                for path in ("/", "/main.js", "/style.css"):
+                    _get(port, path)
+            _first_token(port, model)
+            first = time.perf_counter() - start
+            again = time.perf_counter()
+            _first_token(port, model)
+            return first, time.perf_counter() - again
+    finally:
+        os.close(ours)
+        os.close(terminal)
+
+
+@contextmanager
+def _started(command: list[str], **pipes: Any) -> Iterator[Any]:
+    """A process with an empty cache, which is interrupted in the end."""
+    with tempfile.TemporaryDirectory() as cache:
+        process = subprocess.Popen(command, env=os.environ | {"XDG_CACHE_HOME": cache}, **pipes)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def _get(port: int, path: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request("GET", path)
+    if connection.getresponse().status != 200:
+        raise RuntimeError(f"{path} was refused")
+    connection.close()
+
+
+def _first_token(port: int, model: str) -> None:
+    """Ask for a text, and return when its first token is there."""
+    said = [{"role": "user", "content": TEXT}]
+    body = {"model": model, "messages": said, "max_tokens": 32, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    reply = connection.getresponse()
+    for line in reply:
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            if any(choice["delta"].get("content") for choice in event["choices"]):
+                connection.close()
+                return
+    raise RuntimeError(f"status {reply.status} and no text")
 
 
 def main(
-    model: Path | None = option(None, PATH, "Default: the demonstration model."),
-    prompt: str = option(
-        "Proofread this message.\nHi Ana, can you sned me the reports on monday",
-        TEXT,
-        "What both are asked.",
-    ),
-    runs: int = option(8, integer(1), "Runs of each, after one that does not count."),
+    runs: int = option(5, integer(1), "Runs of each, after one that does not count."),
     output: Path = OUTPUT,
 ) -> None:
-    """Compare the time to the first text of a first generate with mlx_lm's."""
-    path = model or demonstration.base_path()
-    found: dict[str, list[float]] = {MLX_LM: [], OURS: []}
-    for number in track(range(runs + 1), "first text"):
-        for way, seconds in found.items():
-            taken = seconds_to_text(way, path, prompt)
+    """Measure how soon the commands write."""
+    base = demonstration.base_path()
+    found: dict[str, list[tuple[float, float | None]]] = {
+        way: [] for way in (*GENERATING, *SERVING)
+    }
+    for number in track(range(runs + 1), "first tokens"):
+        for way, times in found.items():
+            taken: tuple[float, float | None]
+            if way in SERVING:
+                taken = seconds_to_tokens(*SERVING[way])
+            else:
+                taken = seconds_to_text(GENERATING[way], base), None
             if number:  # the first run reads files that the others find in memory
-                seconds.append(taken)
-    rows: list[dict[str, Any]] = [
-        {
-            "command": way,
-            "median": statistics.median(seconds),
-            "least": min(seconds),
-            "most": max(seconds),
-            "seconds": seconds,
-        }
-        for way, seconds in found.items()
-    ]
-    ratio = statistics.median(
-        ours / theirs for ours, theirs in zip(found[OURS], found[MLX_LM], strict=True)
-    )
-    facts = device.describe() | {"model": path.name, "runs": runs}
-    lines = [f"{measured_on(facts)}; {runs} runs of each in turns, caches empty.", ""]
-    lines += [f"Ours over mlx_lm's, median of pairs: {ratio:.2f}.", "", *table(COLUMNS, rows)]
-    values = {"facts": facts, "rows": rows, "ratio": ratio}
+                times.append(taken)
+    rows: list[dict[str, Any]] = []
+    for way, times in found.items():
+        firsts = [first for first, _ in times]
+        agains = [again for _, again in times if again is not None]
+        rows.append(
+            {
+                "command": way,
+                "median": statistics.median(firsts),
+                "least": min(firsts),
+                "most": max(firsts),
+                "again": statistics.median(agains) if agains else None,
+            }
+        )
+    facts = device.describe() | {"runs": runs}
+    lines = [f"{measured_on(facts)}; medians of {runs} runs, caches empty.", ""]
+    lines += table(COLUMNS, rows)
+    values = {"facts": facts, "rows": rows, "times": found}
     print(write_report(output, f"first-token-{machine_suffix(facts)}", values, lines))
 
 

@@ -50,8 +50,7 @@ from specstream_mlx.drafting.proposals import proposals_of
 from specstream_mlx.drafting.settings import USUAL, Drafters
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.verify.by_name import VerifyName, find_rule
-from specstream_mlx.engine.verify.rejection import RejectionRule
+from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.products import stock_modules
@@ -59,7 +58,6 @@ from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
 
 from .drift import without_drift
-from .step_rows import PLAIN_ROWS, StepRows, rows_of
 from .texts import Texts
 
 MLX_LM = "mlx_lm"
@@ -137,8 +135,6 @@ class Run:
         target_calls: forward passes of the target that committed tokens.
         decode_tps: tokens after the first, per second after the first; 0 where there is none.
         drafted: drafted tokens that the target tested.
-        rows: of each call; empty where drafts were drawn.
-        missed: calls whose accepted node had no streams, so that streams drafted nothing.
         arrivals: seconds from the first token to each.
         seconds: of it all, reading the prompt included.
         calls: what each call wrote, and the guesses that its tree was planned from.
@@ -149,8 +145,6 @@ class Run:
     target_calls: int
     decode_tps: float
     drafted: int = 0
-    rows: Sequence[StepRows] = ()
-    missed: int = 0
     arrivals: Sequence[float] = ()
     seconds: float = 0.0
     calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
@@ -192,15 +186,11 @@ class _Noted:
 
     Attributes:
         make: makes what plans, for the text's verify rule; ``None``: tokens are not drawn.
-        plans: of the steps that were taken.
-        calls: what they wrote, and the guesses that they were planned from.
-        missed: steps with streams whose accepted node had none.
+        calls: what steps wrote, and the guesses that they were planned from.
     """
 
     make: Callable[[VerifyRule | None], Drafting]
-    plans: list[Plan] = field(default_factory=list)
     calls: list[tuple[tuple[int, ...], StreamGuesses]] = field(default_factory=list)
-    missed: int = 0
     _guesses: StreamGuesses = NO_GUESSES
     _rule: VerifyRule | None = None
 
@@ -219,15 +209,12 @@ class _Noted:
         return self.drafting.first(root)
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        self.plans.append(plan)
         self.calls.append((tuple(tokens), self._guesses))
         self.drafting.accept(plan, tokens, seconds)
 
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
-        few = self.plans[-1].beside is not None
-        self.missed += few and not guesses.depth
         self._guesses = guesses
         return self.drafting.plan(root, guesses, verified)
 
@@ -322,7 +309,7 @@ class Mounted:
                 )  # fmt: skip
             if draft_model is None:
                 found["calls"] = ()
-            return Run(**found, rows=[PLAIN_ROWS] * found["target_calls"])
+            return Run(**found)
 
         return run
 
@@ -330,7 +317,6 @@ class Mounted:
         self,
         drafts: Drafts | Alone | ByWorth | DraftingOf,
         sampler_of: SamplerOf | None = None,
-        verify: VerifyName | type[VerifyRule] | None = None,
         processors_of: ProcessorsOf | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
@@ -358,24 +344,17 @@ class Mounted:
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
             sampler = sampler_of and sampler_of(prompt)
-            rule, noted = find_rule(verify, sampler), _Noted(partial(planned, prompt))
-            settings: DraftSettings | _Noted = noted
-            if isinstance(drafts, DraftSettings) and rule is RejectionRule:
-                settings = drafts  # it takes nothing else
-            drawn = settings is drafts
+            rule, noted = find_rule(None, sampler), _Noted(partial(planned, prompt))
             found = _timed(
                 stream_generate(
                     self.model, self.tokenizer, prompt, self.max_tokens,
-                    settings=settings, sampler=sampler,
+                    settings=noted, sampler=sampler,
                     logits_processors=processors_of and processors_of(prompt),
-                    verify=rule if drawn else noted.told(rule), prompt_cache=read,
+                    verify=noted.told(rule), prompt_cache=read,
                 ),
                 started,
             )  # fmt: skip
-            if not drawn:
-                found["calls"] = noted.calls
-            rows = [rows_of(plan) for plan in noted.plans]
-            return Run(**found, rows=rows, missed=noted.missed)
+            return Run(**found | {"calls": noted.calls})
 
         return run
 
@@ -545,13 +524,10 @@ class Compared(Generic[Name]):
         """Compute the figures that are reported of one way of decoding.
 
         ``call_reduction`` is tokens, each a call of plain decoding, per target call; ``nodes`` are
-        drafted tokens that a call tests; ``rows_below``, ``rows_msa`` and ``rows_deferred`` are the
-        rows of a call below the MSA layers, through them, and through them in a second pass;
-        ``missed`` is the share of calls whose accepted node had no streams.
+        drafted tokens that a call tests.
         """
         runs = list(chain(*self.runs[name]))
         calls = sum(run.target_calls for run in runs)
-        rows = list(chain(*(run.rows for run in runs)))
         speedup = self.speedup(name, baseline)
         call_reduction = sum(len(run.tokens) for run in runs) / calls
         rates = {number: rate for (other, number), rate in self.rates.items() if other == name}
@@ -567,10 +543,6 @@ class Compared(Generic[Name]):
             "decode_tps": statistics.median(rates.values()),
             "ms_per_call": statistics.median(milliseconds) if milliseconds else 0.0,
             "nodes": sum(run.drafted for run in runs) / calls,
-            "rows_below": sum(step.lower for step in rows) / max(1, len(rows)),
-            "rows_msa": sum(step.upper for step in rows) / max(1, len(rows)),
-            "rows_deferred": sum(step.deferred for step in rows) / max(1, len(rows)),
-            "missed": sum(run.missed for run in runs) / calls,
         }
         return {key: round(value, 3) for key, value in found.items()}
 

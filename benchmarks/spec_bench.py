@@ -268,7 +268,7 @@ def kept_way(kept: Kept, name: str | Sequence[Any], way: Way) -> Way:
         def decoded() -> dict[str, Any]:
             found = way(prompt)
             calls = [(tokens, None) for tokens, _ in found.calls]
-            return asdict(replace(found, calls=(), rows=(), arrivals=())) | {"calls": calls}
+            return asdict(replace(found, calls=(), arrivals=())) | {"calls": calls}
 
         return Run(**kept.get((name, list(prompt)), decoded))
 

@@ -9,19 +9,17 @@ that of one token a step.
 
 ``speedup`` is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text); ``CR``
 is target calls of plain decoding / target calls, which is also the accepted length; ``extra
-parameters`` are what a method adds to the base; ``missed`` is the share of calls whose accepted
-node had no streams.
+parameters`` are what a method adds to the base.
 
-``python -m benchmarks.speedup`` is the same command in a clone, and with MLX's reference BLAS:
-
-    python -c "import mlx.core, runpy; runpy.run_module('benchmarks.speedup', None, '__main__')" \\
-        --name reference-blas
+``python -m benchmarks.speedup`` is the same command in a clone.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import mlx.core as mx
@@ -30,13 +28,18 @@ from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
 from specstream_mlx.adapters.description import describe
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 
 from .report import machine_suffix, measured_on, table, write_report
 from .runner import (
+    CHAIN,
     MLX_LM,
+    ONE_TOKEN,
+    PRUNED,
+    TREE,
     Base,
     Drafts,
     Mounted,
@@ -45,8 +48,129 @@ from .runner import (
     measure_costs,
     streams_of,
 )
-from .suites import COLUMNS, SUITES, Suite
 from .texts import BASE, WRITERS, Texts, adapter_of, score, writer_of
+
+Rows = Sequence[Mapping[str, Any]]
+
+MODES = ("lossless", "shared")
+
+COLUMNS = {
+    "task": "{task}",
+    "writer": "{writer}",
+    "adapter": "{adapter}",
+    "method": "{method}",
+    "speedup": "{speedup:.2f}x",
+    "CR": "{call_reduction:.2f}",
+    "speedup / CR": "{speedup_over_cr:.2f}",
+    "tokens/s": "{decode_tps:.0f}",
+    "quality": "{metric} {quality:.2f}",
+    "extra parameters": "{extra_parameters:,}",
+    "nodes a call": "{nodes:.1f}",
+    "ms per call": "{ms_per_call:.1f}",
+}
+"""Every column that a suite may show."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One comparison.
+
+    Attributes:
+        question: what it answers.
+        ways: ways to draft by name, for each mode of the streams.
+        columns: of the table, of ``COLUMNS``.
+        items: texts of a task.
+        rounds: how often each is decoded.
+        max_tokens: of a text.
+        summary: sentences below the table.
+    """
+
+    question: str
+    ways: Mapping[str, Mapping[str, Drafts]]
+    columns: Sequence[str]
+    items: int
+    rounds: int = 1
+    max_tokens: int = 160
+    summary: Callable[[Rows], list[str]] = lambda rows: []
+
+
+# speedup: the paper's fixed trees -----------------------------------------------------------
+
+LIKELY_CHAIN = replace(CHAIN, draft_threshold=LIKELY_DRAFTS.draft_threshold)
+
+SPEEDUP = Suite(
+    "How much faster are the paper's trees than plain decoding?",
+    {
+        "lossless": {
+            "empty tree": ONE_TOKEN,
+            "SS lossless, chain": replace(CHAIN, deferred=False),
+            "SS lossless, tree": replace(TREE, deferred=False),
+            "SS lossless, tree, pruned": replace(PRUNED, deferred=False),
+            "SS lossless, chain, deferred": CHAIN,
+            "SS lossless, tree, deferred": TREE,
+            "SS lossless, likely drafts, deferred": LIKELY_DRAFTS,
+        },
+        "shared": {
+            "empty tree": ONE_TOKEN,
+            "SS shared, chain": CHAIN,
+            "SS shared, tree": TREE,
+            "SS shared, tree, pruned": PRUNED,
+            "SS shared, chain, likely drafts": LIKELY_CHAIN,
+            "SS shared, tree, likely drafts": LIKELY_DRAFTS,
+        },
+    },
+    (
+        *("task", "adapter", "method", "speedup", "CR", "speedup / CR", "tokens/s", "quality"),
+        "extra parameters",
+    ),
+    items=20,
+)
+
+# rule: what generate does without options, against fixed trees ------------------------------
+
+RULE_WAY = "the rule"
+
+
+def _rule_summary(rows: Rows) -> list[str]:
+    """The rule's speed of each writer, over plain decoding and over the best fixed tree."""
+    lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        lines[row["writer"]][row["task"]][row["method"]] = row["speedup"]
+    text = []
+    for writer, by_task in lines.items():
+        speeds = [one.pop(RULE_WAY) for one in by_task.values()]
+        shares = [
+            own / max(fixed.values()) for own, fixed in zip(speeds, by_task.values(), strict=True)
+        ]
+        text.append(
+            f"Geometric means, {writer}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
+            f"over the best fixed way of each task {geometric_mean(shares):.2f} "
+            f"(least {min(shares):.2f})."
+        )
+    return text
+
+
+_FIXED = {
+    "chain": CHAIN,
+    "tree": TREE,
+    "likely tree": LIKELY_DRAFTS,
+    "likely tree, lookup": replace(LIKELY_DRAFTS, drafter=["lookup"]),
+}
+
+RULE = Suite(
+    "Is what is worth most, step by step, faster than any fixed tree?",
+    {mode: {RULE_WAY: None, **_FIXED} for mode in MODES},
+    ("task", "writer", "method", "speedup", "CR", "nodes a call", "tokens/s"),
+    items=12,
+    rounds=4,
+    max_tokens=96,
+    summary=_rule_summary,
+)
+
+SUITES = {"rule": RULE, "speedup": SPEEDUP}
+
+
+# Jobs --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,18 +181,13 @@ class Job:
         writer: who answers, see ``texts.WRITERS``.
         mode: of the streams.
         adapter: the directory that is mounted; ``None``: the bare base.
-        tasks: whose texts are decoded.
+        task: whose texts are decoded.
     """
 
     writer: str
     mode: str
     adapter: Path | None
-    tasks: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        """The task, or ``all``."""
-        return self.tasks[0] if len(self.tasks) == 1 else "all"
+    task: str
 
     @property
     def adapter_name(self) -> str:
@@ -76,30 +195,19 @@ class Job:
         return "none" if self.writer == BASE or self.adapter is None else self.adapter.name
 
 
-def jobs_of(
-    suite: Suite, chosen: Sequence[str], writers: Sequence[str], own: Job | None
-) -> list[Job]:
-    """The jobs of a suite.
-
-    Args:
-        suite: the suite.
-        chosen: tasks, or a name for the user's texts.
-        writers: who answers; a suite of all tasks together is of the base alone.
-        own: the job of what is mounted for every task; ``None``: the bundled adapters.
+def jobs_of(suite: Suite, chosen: Sequence[str], writers: Sequence[str]) -> list[Job]:
+    """The jobs of a suite on what is bundled for these tasks and writers.
 
     Raises:
         UserError: there are none.
     """
-    groups = [list(chosen)] if suite.all_tasks else [[task] for task in chosen]
-    if own:
-        return [replace(own, tasks=group) for group in groups]
     jobs = []
-    for group in groups:
+    for task in chosen:
         for writer in writers:
-            if writer == BASE or (not suite.all_tasks and group[0] in bundled.adapter_names()):
-                adapter = adapter_of(group[0], writer)
+            if writer == BASE or task in bundled.adapter_names():
+                adapter = adapter_of(task, writer)
                 streams = describe(adapter).stream_config
-                jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, group))
+                jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, task))
     jobs = [job for job in jobs if job.mode in suite.ways]
     if not jobs:
         raise UserError(
@@ -125,7 +233,7 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
     if not ways:
         raise UserError(
             "every way of this --suite drafts with streams, and no streams are mounted: expected "
-            "--adapter-path, or --suite rule or hybrid"
+            "--adapter-path, or --suite rule"
         )
     return dict(ways)
 
@@ -143,9 +251,7 @@ def measure(
     if random_streams:
         randomize(mounted.model)
     drafts = drafting_ways(suite, job.mode, mounted.model)
-    found_texts = [
-        text for task in job.tasks for text in texts.of_task(mounted.model, mounted.tokenizer, task)
-    ]
+    found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
     prompts = [text.prompt for text in found_texts]
     if None in drafts.values():
         measure_costs(mounted, prompts)
@@ -156,7 +262,7 @@ def measure(
     rows = []
     for name in ways:
         row = {
-            "task": job.name,
+            "task": job.task,
             "writer": job.writer,
             "adapter": job.adapter_name,
             "method": name,
@@ -165,9 +271,9 @@ def measure(
             "items": len(prompts),
             "extra_parameters": extra_parameters(mounted, name == MLX_LM, drafts.get(name)),
         }
-        if len(job.tasks) == 1 and not texts.own:
+        if not texts.own:
             outputs = [run.text for run in found.first_runs(name)]
-            metric, quality = score(job.name, outputs, [text.answers for text in found_texts])
+            metric, quality = score(job.task, outputs, [text.answers for text in found_texts])
             row |= {"metric": metric, "quality": round(quality, 3)}
         rows.append(row)
     return rows
@@ -306,7 +412,7 @@ def compare(
     own = None
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = Job(writer_of(model), model.mode, subject.adapter, asked.tasks)
+        own = Job(writer_of(model), model.mode, subject.adapter, "")
         if asked.writers:
             raise UserError(
                 "--writers was given with a model or an adapter of yours, expected without: it "
@@ -320,7 +426,10 @@ def compare(
         drafting_ways(suite, own.mode, model)
         if subject.random_streams and model.streams is None:
             raise UserError("--random-streams was given, expected with an adapter that has streams")
-    jobs = jobs_of(suite, asked.tasks, asked.writers or WRITERS, own)
+    if own:
+        jobs = [replace(own, task=task) for task in asked.tasks]
+    else:
+        jobs = jobs_of(suite, asked.tasks, asked.writers or WRITERS)
     trained = own is None or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,

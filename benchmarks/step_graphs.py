@@ -1,5 +1,8 @@
 """The work of a step for host and memory, uncomputed: its graph is built, never evaluated.
 
+    python -m benchmarks.step_graphs
+    python -m benchmarks.step_graphs --no-timing    # on a busy machine
+
 On a GPU the host builds the next step while the device waits, so the milliseconds of Python count,
 as do the operations that it hands over and the bytes that these read. All three follow from the
 graph. The loop itself runs, ours and mlx_lm's, and is told that a device has answered. So weights
@@ -9,8 +12,6 @@ What ``mx.fast`` computes in one kernel on a GPU and in many on a CPU counts as 
 (rotations, norms, attention, dequantized rows; whether Metal has a kernel for so many rows of
 attention is its own affair), as does what ``mx.compile`` has fused. Milliseconds are of the CPU
 that builds the graph.
-
-``python -m benchmarks.step_cost --graphs`` writes the tables.
 """
 
 import io
@@ -44,13 +45,15 @@ from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.loop import Request, steps
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import FLAG
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import StreamSettings
 
 from .own_process import in_own_process
-from .report import commit, machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways, streams_of
-from .step_rows import PLAIN_ROWS, StepRows, rows_of
 
 SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
     "30 x 576": (30, 576, 9, 3, 1536, 49152),
@@ -62,8 +65,8 @@ SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
 CONTEXT = 512
 """Rows of the KV cache."""
 
-WARM_UP = 3
-"""Steps until trees have their size."""
+WARM_UP, TIMED = 3, 24
+"""Steps until trees have their size, and those that are timed."""
 
 FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
 DEQUANTIZE = "dequantize"
@@ -103,6 +106,44 @@ class StepGraph:
     def bytes_read(self) -> int:
         """Bytes of weights, keys and values."""
         return self.weight_bytes + self.kv_bytes
+
+
+# Rows of a step ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of one step.
+
+    The head is passed up to three times, since each pass waits for what the last one decided: by
+    the early exit, by the kept nodes, and by the accepted node's streams.
+
+    Attributes:
+        lower: through the layers below the MSA layers.
+        upper: through the MSA layers.
+        heads: through the head, pass by pass.
+        deferred: through the MSA layers and the head once more, for streams that are deferred.
+    """
+
+    lower: int
+    upper: int
+    heads: tuple[int, ...]
+    deferred: int = 0
+
+
+PLAIN_ROWS = StepRows(1, 1, (1,))
+"""Of a step of plain decoding."""
+
+
+def rows_of(plan: Plan) -> StepRows:
+    """The rows of a step."""
+    nodes, streams = len(plan.tree), plan.streams
+    kept = min(plan.keep or nodes, nodes)
+    early_exit = (len(set(plan.tree.parents[1:].tolist())),) if kept < nodes else ()
+    if plan.place == "beside":
+        with_streams = min(plan.beside or kept, kept)
+        return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
+    return StepRows(nodes, kept, (*early_exit, kept), streams)
 
 
 # Models without weights ---------------------------------------------------------------------
@@ -417,11 +458,19 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
     return lines
 
 
-def report(names: Sequence[str], timed: int, output: Path) -> str:
-    """Build the graphs of some of ``SHAPES``, each in a process of its own; returns the text."""
+def main(
+    timing: bool = option(True, FLAG, "Time nothing."),
+    output: Path = OUTPUT,
+) -> None:
+    """Count a step's operations and bytes and time the host, for three models."""
     rows: list[dict[str, Any]] = []
-    for name in track(names, "graphs"):
+    timed = TIMED if timing else 0
+    for name in track(SHAPES, "graphs"):
         rows += in_own_process(rows_of_model, name, timed)
     facts = device.describe() | {"commit": commit(), "context": CONTEXT, "timed": timed}
     name = f"step-graphs-{machine_suffix(facts)}"
-    return write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts))
+    print(write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts)))
+
+
+if __name__ == "__main__":
+    program(main)()

@@ -69,7 +69,6 @@ NOT_RUN = {
     "tests/benchmarks/test_spec_bench.py runs it",
     "specstream-mlx benchmark rivals": "measures for minutes; tests/benchmarks/test_rivals.py runs "
     "it on a tiny model",
-    "python -m benchmarks.temperature": "measures for an hour; tests/benchmarks runs its parts",
     "specstream-mlx benchmark speedup": "measures for minutes; tests/benchmarks/test_speedup.py "
     "runs its parts on a tiny model",
     "specstream-mlx benchmark quantization": "measures for minutes; "

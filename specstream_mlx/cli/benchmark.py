@@ -98,10 +98,9 @@ class SpeedupOptions:
 
     suite: str = option(
         "rule",
-        choice("rule", "speedup", "hybrid", "placement"),
+        choice("rule", "speedup"),
         "What is compared with mlx_lm. rule: what generate does, and fixed trees; speedup: the "
-        "paper's trees; hybrid: streams, lookup and both in one tree; placement: where lossless "
-        "streams run.",
+        "paper's trees.",
     )
     writers: str = option(
         "",
@@ -147,10 +146,9 @@ def speedup(
     --prompts prompts.txt --max-tokens 64[/cyan]
     """
     from specstream_mlx.benchmarks import speedup as benchmark
-    from specstream_mlx.benchmarks.suites import SUITES
     from specstream_mlx.benchmarks.texts import WRITERS, names_in
 
-    suite = SUITES[asked.suite]
+    suite = benchmark.SUITES[asked.suite]
     wanted = benchmark.Asked(
         asked.suite,
         *texts.chosen(suite.items, model.adapter),

@@ -1,24 +1,19 @@
-"""The runner on ways to decode that are made up, and the rows that a step is said to have."""
+"""The runner on ways to decode that are made up."""
 
 import mlx.nn as nn
-import numpy as np
 import pytest
 from draft_heads import model_with_head
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import random_prompt, speculative_model
 from tiny_models import tiny_llama_directory, tiny_tokenizer
-from trees import full_tree
 
-from benchmarks.random_llama import random_llama, with_streams
 from benchmarks.runner import Base, Mounted, Run, interleaved
-from benchmarks.step_rows import StepRows, rows_of
 from specstream_mlx import DraftSettings, PromptCache, UserError
 
 
 def way(rate):
     """A way that makes nine tokens in three calls, ``rate(prompt)`` tokens a second."""
-    rows = [StepRows(3, 11, (3, 4), 4)] * 3
-    return lambda prompt: Run([1] * 9, "", 3, rate(prompt), 6, rows, missed=1)
+    return lambda prompt: Run([1] * 9, "", 3, rate(prompt), 6)
 
 
 def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
@@ -32,10 +27,6 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
         "decode_tps": 112.5,
         "ms_per_call": pytest.approx(1e3 * (8 / 150 + 8 / 75) / 2 / 2, abs=1e-3),
         "nodes": 2.0,
-        "rows_below": 3.0,
-        "rows_msa": 11.0,
-        "rows_deferred": 4.0,
-        "missed": 0.333,
     }
 
 
@@ -50,22 +41,6 @@ def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
     tiny_llama_directory(tmp_path / "none", hidden_size=96, intermediate_size=96)
     with pytest.raises(UserError, match="--bits is 4, expected none: no layer's width is a mult"):
         Base(tmp_path / "none", 8, bits=4, fastest_baseline=False)
-
-
-def test_rows_of_a_step():
-    models = dict(with_streams(*random_llama(4, 64, 50)))
-    tree = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
-    for mode, settings, rows in (
-        ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
-        ("lossless", DraftSettings(), StepRows(7, 7, (7,), deferred=4)),
-        ("lossless", DraftSettings(deferred=False), StepRows(7, 35, (7, 4))),
-        ("lossless", DraftSettings(deferred=False, num_streams=2), StepRows(7, 21, (7, 2))),
-        ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
-        ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
-        ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
-    ):
-        plan_of = settings.plans(models[f"untrained, {mode}"].streams.config)
-        assert rows_of(plan_of(tree)) == rows
 
 
 @pytest.mark.parametrize("name", [None, "hydra", "hydra++", "eagle", "medusa, own heads"])

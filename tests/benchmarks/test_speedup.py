@@ -6,7 +6,6 @@ import command_line
 import pytest
 import typer
 from specstream_mlx.benchmarks import speedup
-from specstream_mlx.benchmarks.suites import SUITES
 
 
 def run(*arguments):
@@ -39,7 +38,7 @@ def test_a_model_and_prompts_of_the_users(base, streams, here):
     assert values["facts"]["texts"] == "prompts of mine.txt"
     assert values["facts"]["model"] == str(base)
     rows = {row["method"]: row for row in values["rows"]}
-    assert rows.keys() == {"mlx_lm", *SUITES["rule"].ways["lossless"]}
+    assert rows.keys() == {"mlx_lm", *speedup.SUITES["rule"].ways["lossless"]}
     for row in rows.values():
         assert (row["task"], row["items"], row["same_output_as_plain"]) == ("mine", 2, 2)
     assert "quality" not in table
@@ -84,8 +83,8 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
     ("flags", "sentence"),
     [
         (["--tasks", "sql,poem"], "unknown task 'poem', expected one of "),
-        (["--suite", "placement", "--writers", "shared"], "expected one of base, adapters"),
-        (["--suite", "placement", "--writers", "adapters"], "compares nothing, expected base"),
+        (["--writers", "shared"], "expected one of base, adapters"),
+        (["--tasks", "concise", "--writers", "adapters"], "compares nothing, expected base"),
         (["--model", "somewhere"], "the model directory somewhere does not exist"),
         (["--prompts", "x.txt", "--texts", "dev"], "--prompts and --texts were both given"),
         (["--name", "../../x/y"], "Invalid value for '--name': found ../../x/y, expected a part"),

@@ -3,17 +3,23 @@
 from collections import Counter
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from trees import full_tree
 
 from benchmarks import step_graphs
+from benchmarks.random_llama import random_llama, with_streams
 from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
 from benchmarks.step_graphs import (
+    StepRows,
     as_on_a_gpu,
     model_of,
     operations,
+    rows_of,
     rows_of_model,
     step_graph,
 )
+from specstream_mlx import DraftSettings
 from specstream_mlx.loop import Request, decode
 
 LAYERS, MSA_LAYERS = 6, 4
@@ -47,6 +53,22 @@ def test_what_a_step_asks_for():
     assert deferred["weight_bytes"] > beside["weight_bytes"] > weights
     assert deferred["kv_bytes"] > 1.5 * beside["kv_bytes"]
     assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
+
+
+def test_rows_of_a_step():
+    models = dict(with_streams(*random_llama(4, 64, 50)))
+    tree = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
+    for mode, settings, rows in (
+        ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
+        ("lossless", DraftSettings(), StepRows(7, 7, (7,), deferred=4)),
+        ("lossless", DraftSettings(deferred=False), StepRows(7, 35, (7, 4))),
+        ("lossless", DraftSettings(deferred=False, num_streams=2), StepRows(7, 21, (7, 2))),
+        ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
+        ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
+        ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
+    ):
+        plan_of = settings.plans(models[f"untrained, {mode}"].streams.config)
+        assert rows_of(plan_of(tree)) == rows
 
 
 @pytest.mark.parametrize("settings", [ONE_TOKEN, CHAIN], ids=["plain", "chain"])
