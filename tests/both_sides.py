@@ -89,12 +89,12 @@ class Sides:
             found[ours] = gradient.T if "lora_" in ours else gradient
         return loss, found
 
-    def found(self, segment=4, multiple=1, checkpoint=False, compiled=False):
+    def found(self, segment=4, checkpoint=False):
         """Our loss and its gradients by name."""
         forward = StreamForward(self.model, self.config, self.streams, checkpoint)
         exits = bool(self.streams.config.pruner_rank)
         places = places_of(self.streams.vocabulary, self.config["vocab_size"])
-        step = sequences_of(self.items, self.alphas, segment, multiple, exits, places)
+        step = sequences_of(self.items, self.alphas, segment, exits, places)
         trained = [self.streams, self.model]
 
         def loss_of(parameters):
@@ -104,8 +104,6 @@ class Sides:
             return loss.total, loss.per_stream, loss.pruner
 
         function = mx.value_and_grad(loss_of)
-        if compiled:
-            function = mx.compile(function)
         parameters = [module.trainable_parameters() for module in trained]
         losses, gradients = function(parameters)
         mx.eval(losses, gradients)

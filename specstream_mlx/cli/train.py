@@ -1,8 +1,7 @@
 """``specstream-mlx train``."""
 
 import time
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -14,7 +13,6 @@ from ..terminal.commands import grouped
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
-from .chart import chart
 
 if TYPE_CHECKING:
     from ..terminal.progress import Show
@@ -29,9 +27,6 @@ _IGNORED = {
 """Settings of mlx_lm.lora that mean nothing here, with the one value that they may have."""
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
 """Settings of mlx_lm.lora that may have any value, as nothing here depends on them."""
-
-_REPORTERS = ("wandb", "swanlab")
-"""Packages that mlx_lm reports to."""
 
 _HELD_OUT_TEXTS = 6
 _SECONDS_BETWEEN_LINES = 60.0
@@ -88,9 +83,6 @@ class CommandOptions:
         metavar="FILE",
         panel="Model and data",
     )
-    report_to: str | None = option(
-        None, TEXT, "wandb, swanlab or both, as in mlx_lm.", metavar="NAMES"
-    )
     estimate: bool = option(False, FLAG, "Only say what the run would take.")
     no_outcome: bool = option(
         False, FLAG, "Do not decode held-out texts at the end, to say what it won."
@@ -128,14 +120,11 @@ def train(
 
 
 def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOptions) -> None:
-    from mlx_lm.tuner.callbacks import get_reporting_callbacks
-
     from ..train.estimate import estimate
     from ..train.run import run_directory
 
     directory = run_directory(settings.adapter_path)
     _check_place(settings, directory)
-    _check_report_to(command.report_to)
     if answers.answers_only:
         from ..demonstration import model_path
         from ..loading import load
@@ -154,18 +143,8 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
         note(f"Training {estimate(run).sentence()}")
     if command.estimate:
         return
-    wrapped = None
-    if command.report_to:
-        try:
-            config: Any = asdict(settings)
-            wrapped = get_reporting_callbacks(
-                command.report_to, log_dir=str(directory), config=config
-            )
-        except (ImportError, ValueError) as error:
-            raise UserError(f"--report-to {command.report_to}: {reason(error)}") from None
-    _iterate(run, wrapped)
+    _iterate(run)
     adapter = run.write_adapter()
-    _draw(run)
     if valid is not None:
         if run.progress.best_length is not None:
             _tell_best(run.progress.best_iteration, run.progress.best_length)
@@ -235,10 +214,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_place(settings: TrainSettings, directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
-    from ..train.run import check_log, is_adapter, last_checkpoint
+    from ..train.run import is_adapter, last_checkpoint
 
-    if settings.log is not None:
-        check_log(settings.log)
     target = settings.adapter_path
     if target.exists() and not (settings.resume and is_adapter(target)):
         resumable = last_checkpoint(directory).exists() and is_adapter(target)
@@ -255,16 +232,6 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
             f"{directory} holds no checkpoint to resume from; without --resume a run begins, with "
             "the answers that are there"
         )
-
-
-def _check_report_to(names: str | None) -> None:
-    """Check, before hours of work, that the packages of --report-to are installed."""
-    for name in () if names is None else (part.strip().lower() for part in names.split(",")):
-        if name not in _REPORTERS:
-            known = " or ".join(_REPORTERS)
-            raise UserError(f"--report-to has {shown(name)}, expected {known}, or both by commas")
-        if find_spec(name) is None:
-            raise UserError(f"--report-to has {name}, which is missing: pip install {name}")
 
 
 def _prepared(
@@ -413,7 +380,7 @@ class _Told:
         self._said = now
 
 
-def _iterate(run: "Run", wrapped: Any) -> None:
+def _iterate(run: "Run") -> None:
     """Run it with a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 
@@ -433,8 +400,6 @@ def _iterate(run: "Run", wrapped: Any) -> None:
                 f"Peak mem {train_info['peak_memory']:.2f} GB, {duration(left)} left"
             )
             show(done, total, f"loss {train_info['train_loss']:.3f}")
-            if wrapped is not None:
-                wrapped.on_train_loss_report(train_info)
 
         def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
             accuracy = " ".join(f"{share:.2f}" for share in val_info["accuracy"][1:])
@@ -443,28 +408,12 @@ def _iterate(run: "Run", wrapped: Any) -> None:
                 f"Val took {val_info['val_time']:.1f}s, "
                 f"accepted length {val_info['accepted_length']:.2f}, streams right {accuracy}"
             )
-            if wrapped is not None:
-                wrapped.on_val_loss_report(val_info)
 
     with noted_interrupt() as stops, progress("Training") as show:
         ended = run.iterate(Lines(), stops)
     if not ended:
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt
-
-
-def _draw(run: "Run") -> None:
-    """Draw loss and accepted length, where the log has more than two figures of them."""
-    from ..train.run import logged
-
-    for name, title in (("train_loss", "Train loss"), ("accepted_length", "Accepted length")):
-        try:
-            points = logged(run.log, name)
-        except UserError as error:
-            note(f"No chart: {error}")
-            return
-        if len(points) > 2:
-            note("\n".join(chart(f"{title} by iteration", points)))
 
 
 def _tell_best(iterations: int, accepted_length: float) -> None:

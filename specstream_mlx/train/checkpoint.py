@@ -68,37 +68,28 @@ class Checkpoint:
             for name in ("identity", "progress"):
                 if not isinstance(meta[name], dict):
                     raise TypeError(f"{name} is {shown(meta[name])}")
-            return cls(
-                parameters=_part(arrays, _PARAMETER),
-                optimizer=_part(arrays, _OPTIMIZER),
-                identity=meta["identity"],
-                progress=meta["progress"],
+            parts = (
+                {n.removeprefix(kind): a for n, a in arrays.items() if n.startswith(kind)}
+                for kind in (_PARAMETER, _OPTIMIZER)
             )
+            return cls(*parts, meta["identity"], meta["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
 
-    def check(
-        self,
-        path: Path,
-        identity: dict[str, str],
-        parameters: Parameters,
-        optimizer: dict[str, mx.array],
-    ) -> None:
-        """Check that a run with these settings and these arrays may go on from here.
+    def check(self, path: Path, run: "Checkpoint") -> None:
+        """Check that a run may go on from here.
 
         Args:
             path: the file, for the error.
-            identity: the run's settings.
-            parameters: the run's arrays, whose names, shapes and dtypes are compared.
-            optimizer: the run's optimizer state, compared likewise.
+            run: the run's own state.
 
         Raises:
             UserError: a setting differs, or an array has another name, shape or dtype.
         """
-        check_identity(path, self.identity, identity)
+        check_identity(path, self.identity, run.identity)
         for kind, found, expected in (
-            (_PARAMETER, self.parameters, parameters),
-            (_OPTIMIZER, self.optimizer, optimizer),
+            (_PARAMETER, self.parameters, run.parameters),
+            (_OPTIMIZER, self.optimizer, run.optimizer),
         ):
             shapes = ({kind + n: a.shape for n, a in part.items()} for part in (found, expected))
             check_shapes(path, *shapes)
@@ -108,8 +99,3 @@ class Checkpoint:
                         f"{path}: {kind}{name} has dtype {found[name].dtype}, expected "
                         f"{array.dtype}"
                     )
-
-
-def _part(arrays: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:
-    """Select the arrays whose names begin with ``prefix``, and take it off."""
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

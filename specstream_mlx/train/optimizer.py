@@ -25,6 +25,12 @@ KINDS: dict[str, Any] = {
 }
 """mlx_lm's names."""
 
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adam": {"bias_correction": True},
+    "adamw": {"bias_correction": True, "weight_decay": 0.0},
+    "adafactor": {"relative_step": False},  # otherwise it takes no learning rate
+}
+
 
 def warm_up_and_fall(peak: float, updates: int) -> Schedule:
     """Make a schedule that falls linearly to 0, and rises over the first updates."""
@@ -75,24 +81,14 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if kind not in KINDS:
         raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
-    defaults: dict[str, Any] = {}
-    if kind in ("adam", "adamw"):
-        defaults["bias_correction"] = True
-    if kind == "adamw":
-        defaults["weight_decay"] = 0.0
-    if kind == "adafactor":  # otherwise it takes no learning rate
-        defaults["relative_step"] = False
-    arguments = {**defaults, **options}
-    try:
-        tried = KINDS[kind](learning_rate=1.0, **arguments)
-        ones = {"w": mx.ones((2, 2))}
-        finite = mx.isfinite(tried.apply_gradients(ones, ones)["w"]).all().item()
-    except Exception as error:  # mlx looks at an argument when it computes with it
+    arguments = {**_DEFAULTS.get(kind, {}), **options}
+    ones = {"w": mx.ones((2, 2))}
+    try:  # mlx looks at an argument when it computes with it
+        updated = KINDS[kind](learning_rate=1.0, **arguments).apply_gradients(ones, ones)
+        if not mx.isfinite(updated["w"]).all().item():
+            raise ValueError("an update with it is no number")
+    except Exception as error:
         raise UserError(f"optimizer_config's {kind} is {shown(options)}: {reason(error)}") from None
-    if not finite:
-        raise UserError(
-            f"optimizer_config's {kind} is {shown(options)}, with which an update is no number"
-        )
     return arguments
 
 
@@ -109,26 +105,27 @@ class GroupedOptimizer:
         schedule: the learning rate.
         factors: factors of the learning rate by group: ``lora``, ``streams``, ``embeddings``.
         max_grad_norm: norm to clip gradients to.
-        names: names of all parameters.
+        parameters: the parameters that it will update, by name.
     """
 
     def __init__(
         self,
         kind: str,
-        options: Mapping[str, float],
+        options: Mapping[str, Any],
         schedule: Schedule,
         factors: Mapping[str, float],
         max_grad_norm: float,
-        names: list[str],
+        parameters: Parameters,
     ):
         self._max_grad_norm = max_grad_norm
         self._names: dict[str, list[str]] = {}
-        for name in names:
+        for name in parameters:
             self._names.setdefault(_group(name), []).append(name)
-        self._optimizers = {
-            group: KINDS[kind](learning_rate=_scaled(schedule, factors[group]), **options)
-            for group in self._names
-        }
+        self._optimizers: dict[str, Any] = {}
+        for group, names in self._names.items():
+            rate = _scaled(schedule, factors[group])
+            self._optimizers[group] = KINDS[kind](learning_rate=rate, **options)
+            self._optimizers[group].init({name: parameters[name] for name in names})
 
     def apply(self, gradients: Parameters, parameters: Parameters) -> tuple[Parameters, mx.array]:
         """Update; returns the new parameters, and the sum of the norms that were clipped."""
@@ -144,11 +141,6 @@ class GroupedOptimizer:
             own = {name: clipped[name] for name in names}
             updated |= self._optimizers[group].apply_gradients(own, parameters)
         return updated, norms
-
-    def init(self, parameters: Parameters) -> None:
-        """Make the state for these parameters."""
-        for group, names in self._names.items():
-            self._optimizers[group].init({name: parameters[name] for name in names})
 
     @property
     def learning_rates(self) -> dict[str, float]:

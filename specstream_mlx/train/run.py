@@ -8,9 +8,8 @@ same bytes as one that was not.
 import hashlib
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import LoraPart, write_adapter
-from ..checked_files import read_json_lines, read_text, reason
+from ..checked_files import reason
 from ..config import VOCABULARY, UserError, check_integer, is_number, shown
 from ..staging import append, other_file, staged_directory
 from .checkpoint import Checkpoint
@@ -36,49 +35,8 @@ from .settings import TrainSettings
 from .start import Start, set_vocabulary
 from .validation import Validation, validate
 
-_MULTIPLE = 32
-"""Lengths of compiled steps are filled up to multiples of this."""
-
 _MOST_ITERATIONS = 1 << 31
 """Seeds of a run: an iteration draws with the run's seed times this, plus its own number."""
-
-
-class StepFunction:
-    """Loss and gradients of an iteration, as a function.
-
-    Args:
-        forward: the model and streams.
-        trained: the modules that get gradients.
-        compiled: whether to compile it, once for every shape.
-    """
-
-    def __init__(self, forward: StreamForward, trained: Trained, compiled: bool):
-        def loss_of(
-            parameters: Parameters,
-            tokens: mx.array,
-            positions: mx.array,
-            prompt_rows: int,
-            scored: dict[str, Any],
-        ) -> mx.array:
-            trained.set(parameters)
-            sequences = Sequences(tokens, positions, prompt_rows)
-            return n_gram_loss(forward, sequences, Scored(**scored)).total
-
-        self._function = mx.value_and_grad(loss_of)
-        if compiled:
-            state = mx.random.state
-            self._function = mx.compile(self._function, inputs=state, outputs=state)
-        self._trained = trained
-
-    def __call__(
-        self, parameters: Parameters, sequences: Sequences, scored: Scored
-    ) -> tuple[mx.array, Parameters]:
-        """Return the loss, and its gradients by name."""
-        loss, gradients = self._function(
-            parameters, sequences.tokens, sequences.positions, sequences.prompt_rows, vars(scored)
-        )
-        self._trained.set(parameters)  # in place of traced ones
-        return loss, gradients
 
 
 @dataclass
@@ -99,27 +57,17 @@ class Progress:
     best_iteration: int = 0
     waited: int = 0
 
-    @classmethod
-    def read(cls, path: Path, values: Mapping[str, Any]) -> "Progress":
-        """Read the progress that a checkpoint holds.
-
-        Args:
-            path: the checkpoint, for the error.
-            values: the progress's values by name.
+    def check(self) -> None:
+        """Check values that a file has held.
 
         Raises:
-            UserError: a value is missing, unknown or of another type.
+            UserError: one is of another type or negative.
         """
-        try:
-            progress = cls(**values)
-            for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
-                check_integer(name, getattr(progress, name), least=0, most=2**63 - 1)
-        except (TypeError, UserError) as error:
-            raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
-        best = progress.best_length
+        for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
+            check_integer(name, getattr(self, name), least=0, most=2**63 - 1)
+        best = self.best_length
         if best is not None and not (is_number(best) and best >= 0):
-            raise UserError(f"{path} is no checkpoint of a run: best_length is {shown(best)}")
-        return progress
+            raise UserError(f"best_length is {shown(best)}")
 
 
 class Run:
@@ -133,13 +81,14 @@ class Run:
 
     Attributes:
         progress: the progress so far.
+        parameters: the trained arrays by name.
         directory: directory of checkpoints and log.
     """
 
     def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
         self.settings, self.progress = settings, Progress()
         self.directory = run_directory(settings.adapter_path)
-        self._start = start
+        self._start, self._streams = start, start.streams
         if start.chooses_vocabulary:
             set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
         everything = Trained(start.model, start.streams).get()
@@ -156,12 +105,9 @@ class Run:
             start.model, start.base.config, start.streams, settings.grad_checkpoint
         )
         self._alphas = settings.alphas(start.streams.config.num_streams)
-        self._exits = any(name.startswith("pruner.") for name in self.parameters)
         self._places = places_of(start.streams.vocabulary, start.base.config["vocab_size"])
-        self._step = StepFunction(self._forward, self._trained, settings.compile)
-        hidden_size = start.streams.config.hidden_size
-        self._optimizer = _optimizer(settings, hidden_size, list(self.parameters))
-        self._optimizer.init(self.parameters)
+        self._step = mx.value_and_grad(self._loss)
+        self._optimizer = _optimizer(settings, start.streams.config.hidden_size, self.parameters)
         self._identity = settings.identity() | {"training data": _digest(train.items)}
         self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
@@ -185,7 +131,11 @@ class Run:
     @property
     def log(self) -> Path:
         """The file of the figures, a JSON object a line."""
-        return self.settings.log or self.directory / "log.jsonl"
+        return self.directory / "log.jsonl"
+
+    def _state(self) -> Checkpoint:
+        progress = asdict(self.progress)
+        return Checkpoint(self.parameters, self._optimizer.state, self._identity, progress)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint.
@@ -193,12 +143,12 @@ class Run:
         Raises:
             UserError: the file system refuses it.
         """
-        Checkpoint(
-            parameters=self.parameters,
-            optimizer=self._optimizer.state,
-            identity=self._identity,
-            progress=asdict(self.progress),
-        ).save(path)
+        self._state().save(path)
+
+    def _read(self, path: Path) -> Checkpoint:
+        checkpoint = Checkpoint.load(path)
+        checkpoint.check(path, self._state())
+        return checkpoint
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint.
@@ -207,17 +157,16 @@ class Run:
             UserError: it cannot be read, or belongs to a run of another kind.
         """
         checkpoint = self._read(path)
-        self.progress = Progress.read(path, checkpoint.progress)
+        try:
+            progress = Progress(**checkpoint.progress)
+            progress.check()
+        except (TypeError, UserError) as error:
+            raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
+        self.progress = progress
         # In this run's order: the norm of all gradients is a sum, which depends on it.
         self.parameters = {name: checkpoint.parameters[name] for name in self.parameters}
         self._optimizer.state = checkpoint.optimizer
         self._trained.set(self.parameters)
-
-    def _read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint of this run."""
-        checkpoint = Checkpoint.load(path)
-        checkpoint.check(path, self._identity, self.parameters, self._optimizer.state)
-        return checkpoint
 
     def write_adapter(self) -> Path:
         """Write the best checkpoint, without validation the last, as an adapter directory.
@@ -226,18 +175,17 @@ class Run:
             UserError: the file system refuses it, the directory exists, or the checkpoint is none
                 of this run.
         """
-        checkpoint = self._read(self.best if self._valid else self.last)
-        tensors = self._frozen | checkpoint.parameters
+        tensors = self._frozen | self._read(self.best if self._valid else self.last).parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
-        if self._start.streams.vocabulary is not None:
-            streams[VOCABULARY] = self._start.streams.vocabulary
+        if self._streams.vocabulary is not None:
+            streams[VOCABULARY] = self._streams.vocabulary
         lora = LoraPart()
         if self._start.lora_parameters is not None:
             own = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
             lora = LoraPart(own, self._start.lora_parameters, self._start.num_layers)
         target, again = self.settings.adapter_path, self.settings.resume
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
-            write_adapter(scratch, lora, self._start.streams.config, streams)
+            write_adapter(scratch, lora, self._streams.config, streams)
         return target
 
     # Iterations ---------------------------------------------------------------------------------
@@ -258,12 +206,11 @@ class Run:
             UserError: loss or gradients are no numbers, or a file cannot be written.
         """
         settings, progress = self.settings, self.progress
-        together = settings.grad_accumulation_steps
         if not progress.iterations:
             self.save(self.last)  # so that a run that stops early can be resumed
             self._validate(callback)
         gathered: Parameters | None = None
-        self._window = _Window()
+        self._since_report: list[tuple[float, int, float]] = []  # loss, tokens, seconds
         for items in self._batches.from_step(progress.iterations):
             if self.is_finished:
                 break
@@ -275,27 +222,20 @@ class Run:
             if gathered is not None:
                 gradients = tree_map(mx.add, gathered, gradients)
             gathered, norm = gradients, mx.array(0.0)
-            count = progress.iterations % together + 1
-            if count == together or progress.iterations + 1 == settings.iters:
+            count = progress.iterations % settings.grad_accumulation_steps + 1
+            at_end = progress.iterations + 1 == settings.iters
+            if count == settings.grad_accumulation_steps or at_end:
                 mean = {name: gradient / count for name, gradient in gradients.items()}
                 self.parameters, norm = self._optimizer.apply(mean, self.parameters)
                 self._trained.set(self.parameters)
                 gathered = None
             mx.eval(self.parameters, self._optimizer.state, loss, norm, gathered)
-            lost: Any = loss.item()
-            clipped: Any = norm.item()
-            for name, value in (("loss", lost), ("norm of the gradients", clipped)):
-                if not math.isfinite(value):
-                    raise UserError(
-                        f"the {name} is {value} in iteration {progress.iterations + 1}, expected a "
-                        "number: try a smaller learning rate with another --adapter-path, or "
-                        f"remove {self.directory} first"
-                    )
+            self._check_number("loss", lost := float(loss.item()))
+            self._check_number("norm of the gradients", float(norm.item()))
             tokens = sum(item.completion_tokens for item in items)
-            seconds = time.perf_counter() - began
             progress.iterations += 1
             progress.trained_tokens += tokens
-            self._window.add(lost, tokens, seconds)
+            self._since_report.append((lost, tokens, time.perf_counter() - began))
             self._after(callback, 0 if gathered else count)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
                 mx.clear_cache()
@@ -309,40 +249,45 @@ class Run:
 
     def gradients(self, items: list[Item]) -> tuple[mx.array, Parameters]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
-        settings = self.settings
-        step = sequences_of(
-            items,
-            self._alphas,
-            settings.segment,
-            _MULTIPLE if settings.compile else 1,
-            self._exits,
-            self._places,
-        )
+        exits = any(name.startswith("pruner.") for name in self.parameters)
+        step = sequences_of(items, self._alphas, self.settings.segment, exits, self._places)
         self._start.model.train()
-        mx.random.seed(settings.seed * _MOST_ITERATIONS + self.progress.iterations)
-        return self._step(self.parameters, *step)
+        mx.random.seed(self.settings.seed * _MOST_ITERATIONS + self.progress.iterations)
+        loss, gradients = self._step(self.parameters, *step)
+        self._trained.set(self.parameters)  # in place of traced ones
+        return loss, gradients
+
+    def _loss(self, parameters: Parameters, sequences: Sequences, scored: Scored) -> mx.array:
+        self._trained.set(parameters)
+        return n_gram_loss(self._forward, sequences, scored).total
+
+    def _check_number(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise UserError(
+                f"the {name} is {value} in iteration {self.progress.iterations + 1}, expected a "
+                "number: try a smaller learning rate with another --adapter-path, or remove "
+                f"{self.directory} first"
+            )
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
-        """Report, validate and save where it is time to.
-
-        Args:
-            callback: see ``iterate``.
-            updated: number of iterations in the update just done; 0: there was none.
-        """
+        """Report, validate and save where it is time to, after an update of so many iterations."""
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
         if done % settings.steps_per_report == 0 or at_end:
             rates = self._optimizer.learning_rates
+            losses, tokens, seconds = zip(*self._since_report, strict=True)
             figures = {
                 "iteration": done,
-                **self._window.figures(),
+                "train_loss": sum(losses) / len(losses),
+                "iterations_per_second": len(losses) / sum(seconds),
+                "tokens_per_second": sum(tokens) / sum(seconds),
                 "learning_rate": rates.get("streams", max(rates.values())),
                 "trained_tokens": self.progress.trained_tokens,
                 "peak_memory": mx.get_peak_memory() / 1e9,
             }
             callback.on_train_loss_report(figures)
             self._log(figures)
-            self._window = _Window()
+            self._since_report = []
         if done % settings.steps_per_eval == 0 or at_end:
             self._validate(callback)
         if done % settings.save_every < updated:
@@ -351,11 +296,9 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """True if all iterations are done, or validation has ended the run."""
-        return self.progress.iterations >= self.settings.iters or self._is_enough()
-
-    def _is_enough(self) -> bool:
-        patience = self.settings.patience
-        return bool(patience and self._valid) and self.progress.waited >= patience
+        patience = self.settings.patience if self._valid else 0
+        is_enough = 0 < patience <= self.progress.waited
+        return self.progress.iterations >= self.settings.iters or is_enough
 
     def validation(self) -> Validation:
         """Validate the streams as they are now."""
@@ -389,27 +332,6 @@ class Run:
         append(self.log, json.dumps(figures) + "\n")
 
 
-@dataclass
-class _Window:
-    """Sums since the last report."""
-
-    loss: float = 0.0
-    iterations: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def add(self, loss: float, tokens: int, seconds: float) -> None:
-        self.loss, self.iterations = self.loss + loss, self.iterations + 1
-        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
-
-    def figures(self) -> dict[str, float]:
-        return {
-            "train_loss": self.loss / self.iterations,
-            "iterations_per_second": self.iterations / self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-        }
-
-
 def run_directory(adapter_path: Path) -> Path:
     """Return the directory of a run's checkpoints, log and data, beside its adapter."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
@@ -420,49 +342,14 @@ def last_checkpoint(directory: Path) -> Path:
     return directory / "last.safetensors"
 
 
-def logged(log: Path, name: str) -> list[tuple[int, float]]:
-    """Read a figure by iteration; a resumed run's lines replace the later ones before them.
-
-    Args:
-        log: a run's log; lines without an iteration are ignored.
-        name: the figure's name.
-
-    Raises:
-        UserError: the log cannot be read.
-    """
-    points: list[tuple[int, float]] = []
-    for _, figures in read_json_lines(log):
-        now = figures.get("iteration") if isinstance(figures, dict) else None
-        if now is None:
-            continue
-        if name in figures:
-            points = [point for point in points if point[0] < now] + [(now, figures[name])]
-        else:
-            points = [point for point in points if point[0] <= now]
-    return points
-
-
-def check_log(path: Path) -> None:
-    """Check that figures may be appended to a file: one that is new, or a run's log.
-
-    Raises:
-        UserError: it is something else, or cannot be read.
-    """
-    if os.path.lexists(path) and read_text(path).strip():
-        try:
-            rows = [figures for _, figures in read_json_lines(path)]
-        except UserError:
-            rows = []
-        if not any(isinstance(figures, dict) and "iteration" in figures for figures in rows):
-            raise UserError(f"{path} exists already and is no log of a run, expected another --log")
-
-
 def is_adapter(directory: Path) -> bool:
     """Tell whether a directory holds an adapter's files alone, so that it may be replaced."""
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
 
 
-def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> GroupedOptimizer:
+def _optimizer(
+    settings: TrainSettings, hidden_size: int, parameters: Parameters
+) -> GroupedOptimizer:
     peaks = settings.learning_rates(hidden_size)
     factors = {name: rate / peaks.lora for name, rate in vars(peaks).items()}
     if settings.lr_schedule is None:
@@ -471,20 +358,12 @@ def _optimizer(settings: TrainSettings, hidden_size: int, names: list[str]) -> G
         schedule = schedule_of(settings.lr_schedule, settings.updates)
         if settings.learning_rate is None:
             factors = dict.fromkeys(factors, 1.0)
-    return GroupedOptimizer(
-        settings.optimizer,
-        optimizer_options(
-            settings.optimizer, settings.optimizer_config.get(settings.optimizer, {})
-        ),
-        schedule,
-        factors,
-        settings.max_grad_norm,
-        names,
-    )
+    kind = settings.optimizer
+    options = optimizer_options(kind, settings.optimizer_config.get(kind, {}))
+    return GroupedOptimizer(kind, options, schedule, factors, settings.max_grad_norm, parameters)
 
 
 def _digest(items: Sequence[Item]) -> str:
-    """Return a digest of the items."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(f"{item.stream_from} {list(item.tokens)}".encode())

@@ -52,10 +52,9 @@ class Scored:
         targets: (n,) int32, the tokens that they should predict; of streams with a draft vocabulary
             the places of these in it.
         streams: (n,) int32, 0 for the main stream.
-        weights: (n,) float32, factors of their losses; rows of weight 0 fill up the list.
+        weights: (n,) float32, factors of their losses.
         exits: (p,) int32, the places among the B * C positions where the early exit predicts.
         exit_targets: (p,) int32.
-        exit_weights: (p,) float32.
     """
 
     rows: mx.array
@@ -65,14 +64,12 @@ class Scored:
     weights: mx.array
     exits: mx.array
     exit_targets: mx.array
-    exit_weights: mx.array
 
 
 def sequences_of(
     items: Sequence[Item],
     alphas: Sequence[float],
     segment: int = 8,
-    multiple: int = 1,
     exits: bool = True,
     places: np.ndarray | None = None,
 ) -> tuple[Sequences, Scored]:
@@ -85,7 +82,6 @@ def sequences_of(
         items: items with at least one completion token each.
         alphas: 1 + gamma weights, the main stream's first; rows of weight 0 are not scored.
         segment: number c of positions with streams that are computed together.
-        multiple: number to whose multiples lengths are filled up, so that shapes repeat.
         exits: whether the early exit is trained.
         places: (V,) every token's place in the draft vocabulary, -1 where it has none; ``None``:
             streams may draft all tokens.
@@ -93,8 +89,7 @@ def sequences_of(
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])
     count = int((lengths - 1 - first).max())
-    segments = -(-_up(count, multiple) // segment)
-    length = max(_up(int(lengths.max()), multiple), int(first.max()) + 1)
+    segments, length = -(-count // segment), int(lengths.max())
     tokens = np.zeros((len(items), length), np.int32)
     for row, item in zip(tokens, items, strict=True):
         row[: len(item.tokens)] = item.tokens
@@ -108,35 +103,28 @@ def sequences_of(
     ).reshape(ahead.shape)
     wanted = np.flatnonzero(has_target[..., 0]) if exits else np.zeros(0, np.int64)
     exit_targets = targets[..., 0].reshape(-1)[wanted]
-    share = np.full(len(wanted), 1 / max(len(wanted), 1))
     if places is not None:
         targets[..., 1:] = places[targets[..., 1:]]
         has_target[..., 1:] &= targets[..., 1:] >= 0
     weights = np.array(alphas) / np.maximum(has_target.sum((0, 1)), 1)
     chosen = np.flatnonzero(has_target & (np.array(alphas) != 0))
     of_main = chosen % len(alphas) == 0
-    many, few = (8 * multiple, multiple) if multiple > 1 else (1, 1)
-
-    def filled(of_each: np.ndarray, dtype: type = np.int32) -> mx.array:
-        """The main stream's values, then the streams'."""
-        parts = of_each[of_main], of_each[~of_main]
-        return mx.concatenate([_filled(part, many, dtype) for part in parts])
-
+    chosen = np.concatenate([chosen[of_main], chosen[~of_main]])
+    streams = chosen % len(alphas)
     return (
         Sequences(
             mx.array(tokens),
             mx.array(positions.reshape(len(items), segments, segment).astype(np.int32)),
-            min(_up(int(first.max()), multiple), length),
+            int(first.max()),
         ),
         Scored(
-            rows=filled(chosen),
-            main_rows=_up(int(of_main.sum()), many),
-            targets=filled(targets.reshape(-1)[chosen]),
-            streams=filled(chosen % len(alphas)),
-            weights=filled(weights[chosen % len(alphas)], np.float32),
-            exits=_filled(wanted, few),
-            exit_targets=_filled(exit_targets, few),
-            exit_weights=_filled(share, few, np.float32),
+            rows=mx.array(chosen.astype(np.int32)),
+            main_rows=int(of_main.sum()),
+            targets=mx.array(targets.reshape(-1)[chosen].astype(np.int32)),
+            streams=mx.array(streams.astype(np.int32)),
+            weights=mx.array(weights[streams].astype(np.float32)),
+            exits=mx.array(wanted.astype(np.int32)),
+            exit_targets=mx.array(exit_targets.astype(np.int32)),
         ),
     )
 
@@ -153,15 +141,3 @@ def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None
     places = np.full(vocab_size, -1)
     places[np.array(vocabulary)] = np.arange(len(vocabulary))
     return places
-
-
-def _up(count: int, multiple: int) -> int:
-    """Round ``count`` up to a multiple."""
-    return -(-count // multiple) * multiple
-
-
-def _filled(values: np.ndarray, multiple: int, dtype: type = np.int32) -> mx.array:
-    """Fill up the values with zeros to a multiple."""
-    filled: np.ndarray = np.zeros(_up(len(values), multiple), dtype)
-    filled[: len(values)] = values
-    return mx.array(filled)

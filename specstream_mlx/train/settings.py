@@ -22,7 +22,7 @@ class TrainSettings(StreamSettings):
     PANEL: ClassVar[str] = "Optimization"
     FREE_TO_CHANGE: ClassVar[set[str]] = {
         *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
-        *("patience", "log", "clear_cache_threshold", "resume", "data"),
+        *("patience", "clear_cache_threshold", "resume", "data"),
     }
 
     model: str = option(
@@ -76,7 +76,6 @@ class TrainSettings(StreamSettings):
     )
     segment: int = option(8, integer(1), "Positions whose streams are computed together.")
     grad_checkpoint: bool = option(False, FLAG, "Less memory, for more time.")
-    compile: bool = option(False, FLAG, "Compile the step, once for every shape that comes.")
     clear_cache_threshold: int = option(
         0, integer(0), "Bytes of MLX's cache above which it is cleared.", hidden=True
     )
@@ -91,13 +90,6 @@ class TrainSettings(StreamSettings):
         panel=_REPORTS,
     )
     save_every: int = option(100, integer(1), "Iterations between checkpoints.", panel=_REPORTS)
-    log: Path | None = option(
-        None,
-        PATH,
-        "Figures as JSON lines. Default: DIR.training/log.jsonl.",
-        metavar="FILE",
-        panel=_REPORTS,
-    )
     resume: bool = option(False, FLAG, "Go on from the last checkpoint.", panel=_REPORTS)
 
     def check(self) -> None:
