@@ -33,7 +33,7 @@ from specstream_mlx.terminal.progress import track
 from .own_process import in_own_process
 from .random_llama import random_llama, untrained_streams
 from .report import OUTPUT, machine_suffix, measured_on, table, write_report
-from .runner import CHAIN, fixed_ways, streams_of
+from .runner import CHAIN, TREE
 from .step_graphs import plain_graph, step_graph
 
 LAYERS, HIDDEN, VOCABULARY, KV_HEADS = 4, 512, 4096, 2
@@ -46,10 +46,6 @@ def random_model() -> SpeculativeModel:
         config, mode="lossless", num_streams=4, num_msa_layers=2, pruner_rank=0
     )
     return SpeculativeModel(model, config, Path("in memory"), streams=streams)
-
-
-WAYS = {"beside": "lossless, tree", "deferred": "lossless, tree, deferred"}
-"""The trees whose graphs are counted, by the place of their streams."""
 
 
 def peak_above(held: int) -> float:
@@ -91,12 +87,11 @@ def one_context(context: int, tokens: int, chunk: int) -> dict[str, Any]:
 def work(model: SpeculativeModel, context: int) -> dict[str, float]:
     """Operations of a tree's step, and bytes of weights, keys and values, over mlx_lm's."""
     plain = plain_graph(model, context=context)
-    ways, ratios = fixed_ways(streams_of(model).config), {}
-    for place, way in WAYS.items():
-        step = step_graph(model, ways[way], context=context)
-        ratios[f"operations_{place}"] = step.count / plain.count
-        ratios[f"bytes_{place}"] = step.bytes_read / plain.bytes_read
-    return ratios
+    step = step_graph(model, TREE, context=context)
+    return {
+        "operations": step.count / plain.count,
+        "bytes": step.bytes_read / plain.bytes_read,
+    }
 
 
 def _seconds(steps: Iterator[Any]) -> Iterator[float]:
@@ -115,10 +110,8 @@ COLUMNS = {
     "prefill, mlx_lm": "{plain_prefill:.1f}",
     "decoding, peak": "{decode:.1f}",
     "decoding, mlx_lm": "{plain_decode:.1f}",
-    "operations, beside": "{operations_beside:.2f}x",
-    "bytes, beside": "{bytes_beside:.2f}x",
-    "operations, deferred": "{operations_deferred:.2f}x",
-    "bytes, deferred": "{bytes_deferred:.2f}x",
+    "operations": "{operations:.2f}x",
+    "bytes": "{bytes:.2f}x",
     "step": "{step_ratio:.2f}x",
 }
 
@@ -131,7 +124,7 @@ def markdown(
         f"{measured_on(facts)}. A random Llama, {LAYERS} x {HIDDEN}, {KV_HEADS} of 8 heads for "
         f"keys and values, chunks of {chunk} prompt tokens, {tokens} steps. MB above the weights; "
         "operations and bytes are those of a step over a tree of 8 against mlx_lm's, the last "
-        "column is the time of one over a chain of 4, streams deferred, against one of mlx_lm's.",
+        "column is the time of one over a chain of 4 against one of mlx_lm's.",
         "",
         *table(COLUMNS, rows),
     ]

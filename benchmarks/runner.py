@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -72,7 +72,7 @@ PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
 
 def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
-    """The fixed shapes whose steps are measured, with lossless streams beside or deferred.
+    """The fixed shapes whose steps are measured.
 
     Args:
         config: the streams' configuration; without a pruner no tree is pruned.
@@ -82,11 +82,8 @@ def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
         shapes["tree, pruned"] = PRUNED
     if config.mode == "shared":
         return {f"shared, {name}": settings for name, settings in shapes.items()}
-    ways: dict[str, DraftSettings] = {"one token a step": ONE_TOKEN}
-    for name, settings in shapes.items():
-        ways[f"lossless, {name}"] = replace(settings, deferred=False)
-        ways[f"lossless, {name}, deferred"] = settings
-    return ways
+    lossless = {f"lossless, {name}": settings for name, settings in shapes.items()}
+    return {"one token a step": ONE_TOKEN, **lossless}
 
 
 Drafts = DraftSettings | None

@@ -103,12 +103,10 @@ SPEEDUP = Suite(
     {
         "lossless": {
             "empty tree": ONE_TOKEN,
-            "SS lossless, chain": replace(CHAIN, deferred=False),
-            "SS lossless, tree": replace(TREE, deferred=False),
-            "SS lossless, tree, pruned": replace(PRUNED, deferred=False),
-            "SS lossless, chain, deferred": CHAIN,
-            "SS lossless, tree, deferred": TREE,
-            "SS lossless, likely drafts, deferred": LIKELY_DRAFTS,
+            "SS lossless, chain": CHAIN,
+            "SS lossless, tree": TREE,
+            "SS lossless, tree, pruned": PRUNED,
+            "SS lossless, likely drafts": LIKELY_DRAFTS,
         },
         "shared": {
             "empty tree": ONE_TOKEN,

@@ -122,13 +122,11 @@ class StepRows:
         lower: through the layers below the MSA layers.
         upper: through the MSA layers.
         heads: through the head, pass by pass.
-        deferred: through the MSA layers and the head once more, for streams that are deferred.
     """
 
     lower: int
     upper: int
     heads: tuple[int, ...]
-    deferred: int = 0
 
 
 PLAIN_ROWS = StepRows(1, 1, (1,))
@@ -140,10 +138,10 @@ def rows_of(plan: Plan) -> StepRows:
     nodes, streams = len(plan.tree), plan.streams
     kept = min(plan.keep or nodes, nodes)
     early_exit = (len(set(plan.tree.parents[1:].tolist())),) if kept < nodes else ()
-    if plan.place == "beside":
-        with_streams = min(plan.beside or kept, kept)
-        return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
-    return StepRows(nodes, kept, (*early_exit, kept), streams)
+    if not plan.runs_streams:
+        return StepRows(nodes, kept, (*early_exit, kept))
+    with_streams = min(plan.beside or kept, kept)
+    return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
 
 
 # Models without weights ---------------------------------------------------------------------
@@ -388,10 +386,7 @@ def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[i
     head = parameter_bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
     weights = sum(map(parameter_bytes, layers)) + len(rows.heads) * head
     read = first * (context + rows.lower) + (len(layers) - first) * (context + rows.upper)
-    if rows.deferred:
-        weights += sum(map(parameter_bytes, layers[first:])) + head
-        read += (len(layers) - first) * (context + rows.lower + rows.deferred)
-    if streams is not None and (rows.deferred or rows.upper > rows.lower):
+    if streams is not None and rows.upper > rows.lower:
         weights += parameter_bytes(streams)
     (cache, *_) = caches = make_prompt_cache(model.model)
     model.model(mx.zeros((1, 1), mx.int32), cache=caches)

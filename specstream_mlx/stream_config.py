@@ -15,8 +15,8 @@ from .options.kinds import TEXT, choice, integer, number, what
 FORMAT_VERSION = 2
 """Version of the ``speculative_streaming`` object that this release writes and reads."""
 
-FIRST_KEYS = 4
-"""Main rows at the beginning of the text that every stream sees, whatever its ``stream_window``."""
+_DROPPED = {"stream_window": 0, "pruner_form": "residual"}
+"""Fields of earlier releases and the only value of each that this one reads."""
 
 _TEMPLATE = what(
     "text with {text} in it", lambda value: isinstance(value, str) and "{text}" in value
@@ -101,16 +101,13 @@ class StreamConfig:
             sliding window, summed over the query heads. Rows with at least the
             ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
             still see the streams before them, and main rows see everything.
-        stream_window: number of main rows that a stream attends to in each MSA layer, from its own
-            main row backwards, besides the first ``FIRST_KEYS`` of the text (arXiv 2309.17453); 0:
-            all. Main rows see everything. Not beside ``stream_keys``.
         stream_prefix: learned keys and values in each MSA layer that every stream sees and no main
             row does, as beside the prompt tokens of BiTA (arXiv 2401.12522); 0: none. They have no
             position: keys are not rotated.
         stream_prefix_size: size of one of them, key-value heads times head size of the base; 0
             without ``stream_prefix``.
-        pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
-        pruner_form: ``residual`` = ``lm_head(norm(M + B A M))``, ``literal`` = ``lm_head(B A M)``.
+        pruner_rank: rank of the early-exit pruner's ``B A``, which scores by
+            ``lm_head(norm(M + B A M))``; 0 for no pruner.
         base_model: the base's name or path, for people.
         base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
         prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
@@ -134,11 +131,9 @@ class StreamConfig:
     stream_head_rank: int = option(0, integer(0))
     draft_vocabulary: int = option(0, integer(0))
     stream_keys: int = option(0, integer(0))
-    stream_window: int = option(0, integer(0))
     stream_prefix: int = option(0, integer(0))
     stream_prefix_size: int = option(0, integer(0))
     pruner_rank: int = option(8, integer(0))
-    pruner_form: str = option("residual", choice("residual", "literal"))
     base_model: str = option("", TEXT)
     base_fingerprint: str = option("", TEXT)
     prompt_template: str | None = option(None, _TEMPLATE)
@@ -160,11 +155,6 @@ class StreamConfig:
             raise UserError(
                 f"stream_prefix_size is {self.stream_prefix_size} with stream_prefix "
                 f"{self.stream_prefix}, expected a size with a prefix and 0 without"
-            )
-        if self.stream_keys and self.stream_window:
-            raise UserError(
-                f"stream_keys is {self.stream_keys} with stream_window {self.stream_window}, "
-                "expected 0 for one of them"
             )
 
     @property
@@ -213,8 +203,15 @@ class StreamConfig:
         """Read the JSON object.
 
         Raises:
-            UserError: a field is missing, unknown or out of range.
+            UserError: a field is missing, unknown, out of range, or of an earlier release with a
+                value that is no longer read.
         """
+        for name, usual in _DROPPED.items():
+            if (value := values.get(name, usual)) != usual or type(value) is not type(usual):
+                raise UserError(
+                    f"{name} is {shown(value)}, expected {shown(usual)}: no other streams are run"
+                )
+        values = {name: value for name, value in values.items() if name not in _DROPPED}
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

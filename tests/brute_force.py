@@ -33,10 +33,7 @@ def forward(model, config, tokens, streams=None, stream_from=0):
         if settings and number == settings.first_msa_layer:
             if "pruner.down.weight" in tensors:
                 mapped = _low_rank(x, tensors, "pruner")
-                if settings.pruner_form == "residual":
-                    early = _head(model, _norm(x + mapped, model.model.norm))
-                else:
-                    early = _head(model, mapped)
+                early = _head(model, _norm(x + mapped, model.model.norm))
             for position in range(stream_from, len(tokens)):
                 for j in range(1, settings.num_streams + 1):
                     rows.append((position, j))
@@ -96,8 +93,6 @@ def _attention(layer, config, settings, rows, x, prefix):
     ]
     if settings is not None and settings.stream_keys:
         _select_keys(mask, rows, scores, settings.stream_keys)
-    if settings is not None and settings.stream_window:
-        _hide_far_keys(mask, rows, settings.stream_window)
     for head in range(heads):
         out[:, head] = _softmax(scores[head], mask) @ values[:, head // (heads // kv_heads)]
     return _linear(attention.o_proj, out.reshape(len(rows), -1))
@@ -118,14 +113,6 @@ def _select_keys(mask, rows, scores, count):
             seen = np.flatnonzero(mask[position, :main])
             left_out = sorted(seen, key=lambda key: -weights[position, key])[count:]
             mask[row, left_out] = False
-
-
-def _hide_far_keys(mask, rows, window):
-    """Streams see, among main rows, the last ``window`` up to their own and the first four."""
-    for row, (position, j) in enumerate(rows):
-        for key, (other, i) in enumerate(rows):
-            if j and not i and other >= 4 and position - other >= window:
-                mask[row, key] = False
 
 
 def _seed(hidden, j, tensors, settings):

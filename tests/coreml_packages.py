@@ -213,7 +213,7 @@ class Pair:
         return PackageDecoder(contents, executor or self.package, adapter)
 
 
-SETTINGS = DraftSettings(deferred=False, tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
+SETTINGS = DraftSettings(tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
 
 
 class Runner:

@@ -71,7 +71,7 @@ STREAMS = {
         "stream_adapter_rank": 4,
     },
     "prompt tokens": {"num_msa_layers": 4, "stream_init": "embedding"},
-    "base MLP, literal pruner": {"pruner_form": "literal"},
+    "base MLP": {},
     "one stream": {"num_streams": 1},
     "every layer": {"num_msa_layers": 4, "stream_mlp": "adapter", "stream_adapter_rank": 4},
     "conditioned head": {
@@ -82,7 +82,6 @@ STREAMS = {
     },
 }
 STREAMS["few keys"] = STREAMS["adapter"] | {"stream_keys": 3}
-STREAMS["near keys"] = STREAMS["adapter"] | {"stream_window": 3}
 STREAMS["prefix"] = STREAMS["adapter"] | {"stream_prefix": 3}
 STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
     "draft_vocabulary": 60
@@ -164,7 +163,7 @@ def request(
     return Request(prompt, drafting, **fields)
 
 
-PLACED = {"none": {"num_streams": 0}, "deferred": {}, "beside": {"deferred": False}}
+PLACED = {"none": {"num_streams": 0}, "beside": {}}
 
 
 def take(decoder, tree, placement, **settings):

@@ -100,9 +100,9 @@ PLACES = [
     {"num_streams": 0, "drafter": "lookup"},
     {},
     {"max_nodes": 7, "prune_threshold": 1e-3},
-    {"deferred": False, "max_nodes": 5},
+    {"max_nodes": 5},
     {"stream_nodes": 2},
-    {"deferred": False},
+    {"stream_nodes": 1},
 ]
 
 

@@ -85,10 +85,10 @@ def test_never_past_an_end_token(model, truth, oracle):
     """Every token of the text in turn is the end token, inside an accepted path or after it."""
     inside = 0
     ends = sorted(set(truth[:LENGTH]), key=truth.index)
-    for token, limit, deferred in paired(ends, [LENGTH, -1], [True, False]):
+    for token, limit, nodes in paired(ends, [LENGTH, -1], [None, 1]):
         oracle.paths.clear()
         words = tokenizer(token)
-        responses = list(stream_generate(model, words, PROMPT, limit, deferred=deferred))
+        responses = list(stream_generate(model, words, PROMPT, limit, stream_nodes=nodes))
         assert [r.token for r in responses] == truth[: truth.index(token) + 1]
         assert_like_plain(responses, plain_responses(model, words, LENGTH))
         assert responses[-1].finish_reason == "stop"

@@ -36,7 +36,7 @@ from specstream_mlx.options.generation import DRAFTERS
 
 MODELS = [
     ("grouped heads, tied", "lossless", "adapter"),
-    ("one kv head, untied", "shared", "base MLP, literal pruner"),
+    ("one kv head, untied", "shared", "base MLP"),
     ("full heads, biases", "lossless", "base + adapter, linear"),
     ("llama3 rope", "shared", "every layer"),
     ("traditional linear rope, untied", "lossless", "value rotation"),
@@ -141,7 +141,7 @@ def check_batch(rng, model):
     tokenizer.eos_token_ids = ()
     found = batch_generate(
         model, tokenizer, prompts, max_tokens=limits, samplers=[make() for make in samplers],
-        speculation=rng.random() < 0.9, deferred=rng.random() < 0.5, return_token_ids=True,
+        speculation=rng.random() < 0.9, return_token_ids=True,
     )  # fmt: skip
     for prompt, make, limit, tokens in zip(prompts, samplers, limits, found.token_ids, strict=True):
         assert tokens == plain(model, prompt, limit, make())

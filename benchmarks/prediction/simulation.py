@@ -96,7 +96,7 @@ class Prediction:
 
     Attributes:
         chip, model, bits, mode: what is predicted.
-        placement: ``deferred`` or ``beside``; ``plain`` where no tree pays; ``does not fit``.
+        placement: ``beside`` every node; ``plain`` where no tree pays; ``does not fit``.
         draft: ``chain``, ``tree`` or ``none``.
         rows: of the tree that a step verifies, the root included.
         plain_ms: a step of plain decoding.
@@ -135,10 +135,7 @@ class Prediction:
         """The cell of the table."""
         if self.placement in ("plain", "does not fit"):
             return self.placement
-        return (
-            f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, "
-            f"{self.rows}{self.draft[0]}{self.placement[0]}"
-        )
+        return f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, {self.rows}{self.draft[0]}"
 
 
 def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
@@ -196,7 +193,6 @@ class Setting:
         bits: Bits,
         rows: int,
         streams: int,
-        placement: str,
         host: Host = "overlapping",
     ) -> float:
         """Milliseconds of a step: the tree through the model, the streams, both through the head.
@@ -205,7 +201,6 @@ class Setting:
             chip, model, bits: what runs where.
             rows: nodes that are verified, the root included.
             streams: of a node.
-            placement: ``beside`` every node, or ``deferred`` to a second pass for the accepted one.
             host: what its time is taken to be.
         """
 
@@ -214,20 +209,14 @@ class Setting:
 
         heads = head_ms(chip, model, bits, rows)
         heads += stream_heads_ms(chip, model, bits, streams, self.head)
-        if placement == "deferred":
-            built = model.layers + self.msa_layers
-            through = layers(rows, model.layers) + layers(streams, self.msa_layers)
-        else:
-            built = model.layers
-            through = layers(rows, model.layers - self.msa_layers)
-            through += layers(rows * (1 + streams), self.msa_layers)
-        device = through + heads
+        device = layers(rows, model.layers - self.msa_layers)
+        device += layers(rows * (1 + streams), self.msa_layers) + heads
         if host == "free":
             return device
         if host == "waited for":
-            return HOST_STEP_MS + HOST_LAYER_MS * built + device
+            return HOST_STEP_MS + HOST_LAYER_MS * model.layers + device
         first = FIRST_HANDED_OVER + 1
-        rest = HOST_LAYER_MS * (built - first) + heads  # these are handed over last
+        rest = HOST_LAYER_MS * (model.layers - first) + heads  # these are handed over last
         return HOST_STEP_MS + HOST_LAYER_MS * first + max(device, rest)
 
 
@@ -245,8 +234,7 @@ def predict(
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
-    All trained streams run, as many as ``tree`` is deep: in shared mode beside every node, in
-    lossless mode there or deferred.
+    All trained streams run, as many as ``tree`` is deep, beside every node.
     """
     plain = forward_ms(chip, model, bits, 1, setting.context)
     named = (chip.name, model.name, bits, mode)
@@ -260,11 +248,9 @@ def predict(
             break
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
-        for placement in ("beside",) if mode == "shared" else ("deferred", "beside"):
-            count = len(tree.acceptance)
-            cost = setting.step_ms(chip, model, bits, rows, count, placement, host)
-            found = Prediction(*named, placement, draft, rows, plain, cost, length)
-            best = max(best, found, key=lambda p: p.speedup)
+        cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance), host)
+        found = Prediction(*named, "beside", draft, rows, plain, cost, length)
+        best = max(best, found, key=lambda p: p.speedup)
     return best
 
 
@@ -332,10 +318,8 @@ def markdown(
         f"{REPLACE} {setting}",
         "",
         "A cell of the prediction: speedup over plain decoding, milliseconds of a step, rows of "
-        "the tree that it verifies (root included), `c` chain or `t` tree, `d` streams deferred or "
-        "`b` beside every node; `plain`: no tree is predicted to pay. Assumptions: "
-        + "; ".join(ASSUMPTIONS)
-        + ".",
+        "the tree that it verifies (root included), `c` chain or `t` tree; `plain`: no tree is "
+        "predicted to pay. Assumptions: " + "; ".join(ASSUMPTIONS) + ".",
     ]
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
     heads = {"prediction": "{chip}"}

@@ -134,22 +134,6 @@ def likeliest_keys(
     return weights >= least
 
 
-def nearest_keys(positions: Tensor, length: int, window: int, first: int) -> Tensor:
-    """The main keys right before main rows, and the first: ``StreamConfig.stream_window``.
-
-    Args:
-        positions: (B, C) int64, the main rows'.
-        length: T, the number of main keys.
-        window: how many keys, the main row's own included.
-        first: how many keys from the beginning of the text on.
-
-    Returns:
-        (B, C, T) bool; keys behind a main row mean nothing.
-    """
-    keys = torch.arange(length, device=positions.device)
-    return (positions[..., None] - keys < window) | (keys < first)
-
-
 def stream_attention(
     queries: Tensor,
     keys: Tensor,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specstream_mlx.config import UserError
-from specstream_mlx.stream_config import FIRST_KEYS, StreamConfig
+from specstream_mlx.stream_config import StreamConfig
 
 from .attention import (
     Scoring,
@@ -22,7 +22,6 @@ from .attention import (
     flat_rows,
     gather_rows,
     likeliest_keys,
-    nearest_keys,
     rotate,
     stream_attention,
     stream_positions,
@@ -354,8 +353,6 @@ class SpeculativeStreamingModel(nn.Module):
         ``seed`` is detached, so that the pruner's loss trains the pruner alone.
         """
         seed = seed.detach()
-        if self.config.pruner_form == "literal":
-            return self.pruner(seed)
         return self.backbone.norm(seed + self.pruner(seed))
 
     def trunk(
@@ -474,9 +471,6 @@ class SpeculativeStreamingModel(nn.Module):
             selected = None
             if config.stream_keys:
                 selected = likeliest_keys(own_queries, keys, positions, scoring, config.stream_keys)
-            elif config.stream_window:
-                length = keys.shape[2]
-                selected = nearest_keys(positions, length, config.stream_window, FIRST_KEYS)
             if main_sees_streams and own_queries is not None:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
             prefix = None

@@ -197,9 +197,7 @@ class PackageDecoder:
         depth = streams if settings.num_streams is None else settings.num_streams
         if depth > streams:
             raise UserError(f"num_streams is {depth}, the adapter has {streams}")
-        settings = replace(
-            settings, deferred=False, tree_width=min(settings.tree_width, sizes.candidates)
-        )
+        settings = replace(settings, tree_width=min(settings.tree_width, sizes.candidates))
         most = sizes.most_nodes - 1
         if settings.most_nodes(depth) > most:
             settings = replace(settings, tree_size=most)

@@ -125,7 +125,7 @@ def check_adapter(
         raise UserError(
             f"{name}: LoRA on lm_head beside a draft_vocabulary is not exported to Core ML"
         )
-    for field in ("stream_keys", "stream_window", "stream_prefix"):
+    for field in ("stream_keys", "stream_prefix"):
         if streams is not None and getattr(streams, field):
             raise UserError(
                 f"{name}: {field} is {getattr(streams, field)}, expected 0 to export to Core ML"

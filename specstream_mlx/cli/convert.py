@@ -312,7 +312,7 @@ def _compared_on(model: Path, adapter: Path, tokens: list[int]) -> tuple[list[in
 
     streams = describe(adapter).stream_config
     count = len(tokens)
-    if streams is not None and (few := streams.stream_keys or streams.stream_window):
+    if streams is not None and (few := streams.stream_keys):
         context = read_config(model).get("max_position_embeddings") or _LONGEST
         count = max(count, min(count + few, context, _LONGEST))
     return list(islice(cycle(tokens), count)), count - len(tokens) + len(tokens) // 2

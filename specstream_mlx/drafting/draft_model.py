@@ -228,7 +228,7 @@ class _Reader:
         return self._cut(logits[0])
 
     def _stand_ins(self, rows: Rows, skip: int = 0) -> list[UncommittedRows]:
-        return [UncommittedRows(cache, rows, skip) for cache in self._caches]
+        return [UncommittedRows(cache, rows, skip=skip) for cache in self._caches]
 
     def _ids(self, tokens: Sequence[int]) -> mx.array:
         """Return token ids (1, n); a token that only the target knows is read as another one."""

@@ -75,7 +75,7 @@ class DraftSettings(DraftOptions):
     ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run, as the
     target sees them. Without ``tree_size`` the full tree is drafted, with ``drafter`` as many nodes
     as that tree and one run of lookup have. With ``stream_nodes``, streams run beside so many nodes
-    instead of ``deferred``; if another node is accepted last, they draft nothing in the next tree.
+    alone; if another node is accepted last, they draft nothing in the next tree.
 
     Raises:
         UserError: a value out of range, or two that exclude each other.
@@ -112,7 +112,7 @@ class DraftSettings(DraftOptions):
         return bool(self.drafters) or (streams is not None and self.speculates)
 
     def placement(self, streams: StreamConfig | HeadConfig | None) -> StreamPlace:
-        """Return where a step's streams run; in shared mode beside every node, even without drafts.
+        """Return where a step's streams run; shared ones always do, even without drafts.
 
         Never ``plain``: only ``plans`` knows whether others draft.
         """
@@ -122,7 +122,7 @@ class DraftSettings(DraftOptions):
             return "none"
         if isinstance(streams, HeadConfig):
             return "head"
-        return "deferred" if self.deferred and self.stream_nodes is None else "beside"
+        return "beside"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
         """Count the streams that run, if any do; no stream sees a later one, so the last may go."""

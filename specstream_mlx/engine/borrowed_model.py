@@ -130,10 +130,6 @@ class BorrowedModel:
         self._drafted: nn.Module | None = None
         if traced:
             mx.eval(self._stream_head.parameters())  # a compiled step captures values, not graphs
-        self._bare_top = None
-        if streams.config.pruner_form == "literal":
-            norm = self._architecture.norm
-            self._bare_top = _with_layers(model, owner, [self._given], without=norm)
 
     @property
     def _streams(self) -> Streams:
@@ -335,16 +331,11 @@ class BorrowedModel:
         Args:
             hidden: (sequences, rows, h) main rows at the input of the first MSA layer.
         """
-        return self.early_exit_head(self.early_exit_features(hidden))
+        return self.head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
-        """Map main rows to the inputs (sequences, rows, h) of the early exit's head."""
-        mapped = self._streams.pruner(hidden)
-        return mapped if self._streams.config.pruner_form == "literal" else hidden + mapped
-
-    def early_exit_head(self, features: mx.array) -> mx.array:
-        """Compute the logits (sequences, rows, vocab) of ``early_exit_features``."""
-        return self._through(self._top if self._bare_top is None else self._bare_top, features)
+        """Map main rows to the inputs (sequences, rows, h) of the early exit's norm and head."""
+        return hidden + self._streams.pruner(hidden)
 
     def _through(self, top: nn.Module, hidden: mx.array) -> mx.array:
         """Run a model whose only layer returns ``hidden``; its embedding is never computed."""
@@ -459,8 +450,7 @@ def _with_layers(
     if without is not None:
         if without not in module:
             raise UnsupportedModelError(
-                f"the model has no {without} beside its layers, which a pruner_form of 'literal' "
-                "skips"
+                f"the model has no {without} beside its layers, which a draft head passes by"
             )
         module[without] = nn.Identity()
     module["layers"] = layers

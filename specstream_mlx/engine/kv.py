@@ -106,20 +106,19 @@ class SideBySideKVCache:
             cache.state = self.keys[part], self.values[part], rows
         return cache
 
-    def write(self, keys: mx.array, values: mx.array, skip: int) -> tuple[mx.array, mx.array]:
+    def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write new rows behind each sequence's own.
 
         Args:
             keys, values: (sequences, kv_heads, rows, head_dim).
-            skip: rows behind the committed ones that are left as they are.
 
         Returns:
             (sequences, kv_heads, columns, head_dim) of both.
         """
         rows = keys.shape[2]
-        columns = self.columns(skip + rows)
+        columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
-        places = (self._offset[:, None] + (skip + mx.arange(rows)))[:, None, :, None]
+        places = (self._offset[:, None] + mx.arange(rows))[:, None, :, None]
         self.keys, self.values = (
             mx.put_along_axis(old, mx.broadcast_to(places, new.shape), new, axis=2)
             for old, new in zip(held, (keys, values), strict=True)
@@ -232,23 +231,23 @@ class UncommittedRows(LayerCache):
     Args:
         cache: the committed rows.
         rows: positions and visibility of the new rows.
-        skip: rows behind the committed ones that an earlier pass of this step wrote and that
-            stay visible as ``rows.sees`` says.
         map_values: applied to the new values (sequences, kv_heads, rows, head_dim).
         prefix: keys and values of the layer that streams among the new rows see. They are written
             behind these, so they are overwritten like what is not committed.
+        skip: rows after the committed ones that earlier passes of this step wrote and that stay
+            visible as ``rows.sees`` says; of a single sequence.
     """
 
     def __init__(
         self,
         cache: CommittedRows,
         rows: Rows,
-        skip: int = 0,
         map_values: Callable[[mx.array], mx.array] | None = None,
         prefix: Prefix | None = None,
+        skip: int = 0,
     ):
-        self._prefix = prefix
-        self._cache, self._rows, self._skip, self._map_values = cache, rows, skip, map_values
+        self._prefix, self._skip = prefix, skip
+        self._cache, self._rows, self._map_values = cache, rows, map_values
         self._new: tuple[mx.array, mx.array] | None = None
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
             self.bits, self.group_size = cache.bits, cache.group_size
@@ -267,7 +266,7 @@ class UncommittedRows(LayerCache):
         """
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
-            columns = cache.columns(self._skip + count + self._rows.learned)
+            columns = cache.columns(count + self._rows.learned)
             return self._rows.mask_side_by_side(cache.offset, columns)
         window = getattr(cache, "window", window_size)
         return self._rows.attention_mask(count, cache.offset, window, return_array)
@@ -288,7 +287,7 @@ class UncommittedRows(LayerCache):
         if self._prefix is not None:
             keys, values = self._prefix.behind(keys, values)
         if isinstance(cache, SideBySideKVCache):
-            return cache.write(keys, values, self._skip)
+            return cache.write(keys, values)
         committed = cache.offset
         cache.offset = committed + self._skip
         try:
@@ -312,7 +311,7 @@ class UncommittedRows(LayerCache):
             keys, values = (mx.take_along_axis(array, paths, axis=2) for array in self._new)
         if isinstance(cache, SideBySideKVCache):
             if paths is not None:
-                cache.write(keys, values, 0)
+                cache.write(keys, values)
             cache.advance(counts)
         elif paths is not None:
             cache.update_and_fetch(keys, values)

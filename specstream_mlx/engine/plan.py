@@ -8,11 +8,10 @@ import numpy as np
 
 from .tree import DraftTree
 
-StreamPlace = Literal["plain", "none", "beside", "deferred", "head"]
-"""Where streams run: ``beside`` the nodes in the same pass, ``deferred`` to a second pass for the
-accepted node alone (lossless mode only), or ``none``. ``plain`` is ``none`` where nothing is
-drafted either: the call behind such a step may be enqueued before its token is read. ``head``: none
-run, and a draft head guesses behind the accepted node."""
+StreamPlace = Literal["plain", "none", "beside", "head"]
+"""Where streams run: ``beside`` the nodes, or ``none``. ``plain`` is ``none`` where nothing is
+drafted either: the call after such a step may be enqueued before its token is read. ``head``: none
+run, and a draft head guesses after the accepted node."""
 
 LIKELIEST: None = None
 """An expansion that takes the guesses of the highest joint probability, ``width`` of them."""
@@ -54,7 +53,7 @@ class Plan:
     @property
     def runs_streams(self) -> bool:
         """True if any streams run."""
-        return self.place in ("beside", "deferred")
+        return self.place == "beside"
 
     @property
     def prunes(self) -> bool:

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from ..stream_config import FIRST_KEYS, StreamConfig
+from ..stream_config import StreamConfig
 from .tree import DraftTree
 
 _MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
@@ -30,15 +30,15 @@ class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
 
     All new rows see the committed rows of the KV cache (with a sliding window, as far as it reaches
-    back). Behind these lie the rows of the step's first pass, if this is the second, then the new
+    back). After these come the rows of earlier passes of the step, if there were any, then the new
     ones.
 
     Args:
         positions: (sequences, rows) int32 absolute positions; or, of one sequence, the first of
             consecutive positions.
-        sees: (sequences, rows, behind) bool, the rows behind the committed ones that each new row
+        sees: (sequences, rows, after) bool, the rows after the committed ones that each new row
             attends to; ``None``, of one sequence: those up to itself (a chain).
-        anchors: (sequences, behind) int32 positions that windows count from, for a stream its main
+        anchors: (sequences, after) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
         config: the configuration of the streams among the rows; ``None``: there are none.
         main_rows: number of main rows, before the streams.
@@ -57,7 +57,6 @@ class Rows:
         main_rows: int = 0,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
-        self._stream_window = 0 if config is None else config.stream_window
         self.learned = 0 if config is None else config.stream_prefix
         self._main_rows = main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
@@ -70,7 +69,7 @@ class Rows:
     def attention_mask(
         self, count: int, prefix: int, window: int | None = None, as_array: bool = False
     ) -> mx.array | str | None:
-        """Make the mask of one sequence's rows over the committed rows and those behind them.
+        """Make the mask of one sequence's rows over the committed rows and those after them.
 
         Args:
             count: number of new rows.
@@ -79,12 +78,12 @@ class Rows:
             as_array: whether ``"causal"`` must not be returned.
 
         Returns:
-            (count, prefix + behind) bool, the same array for every layer of a pass, or mlx-lm's own
+            (count, prefix + after) bool, the same array for every layer of a pass, or mlx-lm's own
             forms for a chain: ``"causal"``, ``None``. Where streams have a prefix, its columns come
             last.
         """
-        behind = count if self.sees is None else self.sees.shape[-1]
-        if window is not None and prefix + behind <= window:
+        after = count if self.sees is None else self.sees.shape[-1]
+        if window is not None and prefix + after <= window:
             window = None  # reaches back to the first row from everywhere
         if self.sees is None and window is None and (count == 1 or not as_array):
             return "causal" if count > 1 else None
@@ -94,14 +93,12 @@ class Rows:
                 mask = create_causal_mask(count, prefix, window_size=window)
             else:
                 mask = mx.concatenate([mx.ones((count, prefix), mx.bool_), self.sees[0]], axis=1)
-                if window is not None or self._stream_window:
-                    anchors = self._anchors[0]
+                if window is not None:
+                    anchors = self.positions if self.anchors is None else self.anchors
+                    assert isinstance(anchors, mx.array)  # else a chain
+                    anchors = anchors[0]
                     keys = mx.concatenate([mx.arange(prefix), anchors])
-                    back = anchors[-count:, None] - keys
-                    if window is not None:
-                        mask = mask & (back < window)
-                    if self._stream_window:
-                        mask = mask & self._seen_by_streams(back, keys)
+                    mask = mask & (anchors[-count:, None] - keys < window)
             if self.learned:
                 shape = count, self.learned
                 mask = mx.concatenate([mask, mx.broadcast_to(~self._is_main(count), shape)], axis=1)
@@ -111,23 +108,6 @@ class Rows:
     def _is_main(self, count: int) -> mx.array:
         """(count, 1) bool: which of the rows are main rows."""
         return (mx.arange(count) < self._main_rows)[:, None]
-
-    @property
-    def _anchors(self) -> mx.array:
-        """(sequences, behind) int32 positions that windows count from."""
-        anchors = self.positions if self.anchors is None else self.anchors
-        assert isinstance(anchors, mx.array)  # else a chain, whose mask has no need of them
-        return anchors
-
-    def _seen_by_streams(self, back: mx.array, keys: mx.array) -> mx.array:
-        """Return (.., rows, columns) bool: not out of reach of a stream's ``stream_window``.
-
-        Args:
-            back: (.., rows, columns) positions from the columns to the rows.
-            keys: positions of the columns, which broadcast to it.
-        """
-        is_main = self._is_main(back.shape[-2])
-        return is_main | (back < self._stream_window) | (keys < FIRST_KEYS)
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
         """Make the mask of sequences whose committed rows differ in number.
@@ -148,11 +128,6 @@ class Rows:
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
             seen = mx.take_along_axis(sees, index, axis=-1) & (behind < width)[:, None]
             mask = (behind < 0)[:, None] | seen
-            if self._stream_window:
-                own = mx.take_along_axis(self._anchors, index[:, 0], axis=1)
-                keys = mx.where(behind < 0, mx.arange(columns), own)[:, None]
-                back = self._anchors[:, -sees.shape[1] :, None] - keys
-                mask = mask & self._seen_by_streams(back, keys)
             if self.learned:
                 learned = (behind >= width) & (behind < width + self.learned)
                 mask = mask | (learned[:, None] & ~self._is_main(sees.shape[1]))
@@ -379,26 +354,3 @@ def rows_with_streams(
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)
     return Rows(rows, sees, anchors, config, len(nodes))
-
-
-def deferred_rows(nodes: TreeNodes, last: mx.array, num_streams: int, config: StreamConfig) -> Rows:
-    """Make rows of the streams of one node of each tree, run behind the nodes' own rows.
-
-    Args:
-        nodes: the kept nodes, whose rows are not committed yet.
-        last: (sequences, 1) index of the node of each tree.
-        num_streams: gamma.
-        config: the streams' configuration.
-    """
-    gamma, sequences = num_streams, len(last)
-    path, position = at(nodes.ancestors, last), mx.take_along_axis(nodes.positions, last, axis=1)
-    earlier = mx.tri(gamma, dtype=mx.float32).astype(mx.bool_)
-    path = mx.broadcast_to(path, (sequences, gamma, len(nodes)))
-    earlier = mx.broadcast_to(earlier, (sequences, gamma, gamma))
-    own = mx.broadcast_to(position, (sequences, gamma))
-    return Rows(
-        position + mx.arange(1, gamma + 1),
-        mx.concatenate([path, earlier], axis=2),
-        mx.concatenate([nodes.positions, own], axis=1),
-        config,
-    )

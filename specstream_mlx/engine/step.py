@@ -22,12 +22,12 @@ from .borrowed_model import BorrowedModel, UnsupportedModelError
 from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
 from .guesses import NO_GUESSES, StreamGuesses
-from .key_selection import KeySelection, asking_rows
+from .key_selection import KeySelection, SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import Plan, widest
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
-from .rows import Rows, TreeNodes, TreeShapes, at, deferred_rows, rows_with_streams, shapes_of
+from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
 from .stand_ins import Observer
 from .tree import DraftTree
@@ -315,36 +315,24 @@ class Decoder:
         if plan.prunes:
             nodes, main = self._pruned(nodes, shapes, main, plan, sizes)
             sizes = [min(size, len(nodes)) for size in sizes]
-            rows = Rows(nodes.positions, nodes.ancestors)
 
-        # 4. Seed the streams beside the nodes; deferred ones are seeded behind verification.
-        beside = None
-        hidden = entry = main
-        if plan.place == "beside":
-            beside = _nodes_with_streams(plan, trees)
-            seeded = main if beside is None else at(main, mx.array(beside))
-            seeds = self._streams.seed(seeded, count).flatten(1, 2)
-            hidden = mx.concatenate([main, seeds], axis=1)
-            config = self._streams.config
-            rows = rows_with_streams(nodes, shapes, count, shared, config, beside)
+        # 4. Seed the streams beside the nodes.
+        beside = _nodes_with_streams(plan, trees)
+        seeded = main if beside is None else at(main, mx.array(beside))
+        seeds = self._streams.seed(seeded, count).flatten(1, 2)
+        rows = rows_with_streams(nodes, shapes, count, shared, self._streams.config, beside)
 
         # 5. MSA layers, over nodes and streams.
-        hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside=beside)
-        main = hidden
-        if plan.place == "beside":
-            main, hidden = mx.split(hidden, [len(nodes)], axis=1)
+        hidden = mx.concatenate([main, seeds], axis=1)
+        hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside)
+        main, hidden = mx.split(hidden, [len(nodes)], axis=1)
 
         # 6. Head and verification; then the streams of the last accepted nodes.
         judged = self._judged(rules, trees, nodes, self._head(main, sizes))
         if not plan.width:  # shared streams run all the same: the main stream sees them
             return [one.result() for one in judged]
-        last, present = mx.stack([one.verdict.last for one in judged])[:, None], None
-        if plan.place == "beside":
-            hidden, present = _streams_of(hidden, count, last, beside)
-        else:
-            rows = deferred_rows(nodes, last, count, self._streams.config)
-            hidden = self._streams.seed(at(entry, last), count).flatten(1, 2)
-            hidden = self._through_msa_layers(hidden, rows, count, 0, len(nodes), last=last)
+        last = mx.stack([one.verdict.last for one in judged])[:, None]
+        hidden, present = _streams_of(hidden, count, last, beside)
         guesses = self._guesses(judged, hidden, plan, present)
         profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
         return [
@@ -442,43 +430,31 @@ class Decoder:
         rows: Rows,
         count: int,
         main_rows: int,
-        skip: int = 0,
-        *,
-        beside: list[list[int]] | None = None,
-        last: mx.array | None = None,
+        beside: list[list[int]] | None,
     ) -> mx.array:
-        """Run all MSA layers over main rows and, behind them, stream rows.
+        """Run all MSA layers over main rows and, after them, stream rows.
 
         Args:
             hidden: (sequences, rows, h).
             rows: positions and visibility of ``hidden``'s rows.
             count: streams beside each node that has some.
             main_rows: number of main rows, which may be committed later.
-            skip: number of rows that this step's first pass wrote behind the committed ones; the
-                new rows go behind these.
-            beside: the main rows that have streams, if any streams run; ``None``: all.
-            last: (sequences, 1) the first pass's row that deferred streams belong to.
+            beside: the main rows that have streams; ``None``: all.
         """
         config = self._streams.config
         first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
-        caches, keys = self.caches[first:], config.stream_keys
-        layers = range(first, len(self.caches))
-        prefixes = [self._streams.prefix_of(layer) if stream_rows else None for layer in layers]
-        if keys:
-            selection, earlier = None, self._uncommitted[first:]
-            if stream_rows:
-                selection = KeySelection(keys, count, main_rows or skip, beside, last)
-            stand_ins = asking_rows(caches, rows, skip, rotate, prefixes, selection, earlier)
-        else:
-            stand_ins = [
-                UncommittedRows(cache, rows, skip, rotate, prefix)
-                for cache, prefix in zip(caches, prefixes, strict=True)
-            ]
-        for number, stand_in in enumerate(stand_ins, start=first):
-            hidden = self.model.layer(number, hidden, stand_in, main_rows)
-        if main_rows:
-            self._uncommitted[first:] = stand_ins
+        selection = None
+        if config.stream_keys:
+            selection = KeySelection(config.stream_keys, count, main_rows, beside)
+        for number in range(first, len(self.caches)):
+            cache, prefix = self.caches[number], self._streams.prefix_of(number)
+            if selection is None:
+                new = UncommittedRows(cache, rows, rotate, prefix)
+            else:
+                new = SelectingRows(cache, rows, rotate, prefix, selection)
+            hidden = self.model.layer(number, hidden, new, main_rows)
+            self._uncommitted[number] = new
         self.profile.border("MSA rows", hidden)
         return hidden
 

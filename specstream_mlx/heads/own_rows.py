@@ -52,7 +52,7 @@ class OwnRows:
                 the path's places, earlier drafted rows, and these.
         """
         behind = sees.shape[1] - len(sees)
-        return UncommittedRows(self._cache, Rows(positions[None], sees[None]), behind)
+        return UncommittedRows(self._cache, Rows(positions[None], sees[None]), skip=behind)
 
     def evaluate(self) -> None:
         """Let the device compute the rows, which it otherwise might not before many steps."""

@@ -192,17 +192,11 @@ class DraftOptions(DrafterOptions):
     prune_threshold: float | None = option(
         None, PROBABILITY, "Prune transitions less probable than this, and all behind them."
     )
-    deferred: bool = option(
-        True,
-        FLAG,
-        "Lossless: run the streams for the accepted node alone, after verification.",
-        hidden=True,
-    )
     stream_nodes: int | None = option(
         None,
         integer(1, MAX_TREE_SIZE),
-        "Lossless: run the streams in the same pass beside the N nodes that are most probably "
-        "accepted last. Default: a second pass for the accepted node.",
+        "Lossless: run the streams beside the N nodes alone that are most probably accepted last. "
+        "Default: all.",
     )
     speculation: bool = option(True, FLAG, "One token a step.")
 

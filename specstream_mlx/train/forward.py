@@ -27,7 +27,7 @@ from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Prefix, Streams, ValueRotation
-from ..stream_config import FIRST_KEYS, StreamConfig
+from ..stream_config import StreamConfig
 from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
 
@@ -277,7 +277,7 @@ class Visibility:
         windows: Collection[int | None],
         group_axis: bool,
     ):
-        self._stream_window, num_streams = config.stream_window, config.num_streams
+        num_streams = config.num_streams
         shared = config.mode == "shared"  # the main rows see their streams (Eq. 3)
         self.sequences, self.num_streams, self._group_axis = sequences, num_streams, group_axis
         self.count = sequences.positions.shape[-1]
@@ -311,13 +311,7 @@ class Visibility:
     def _within(self, window: int | None) -> mx.array:
         """Return (B * S, rows, T) bool: the main rows that each row sees."""
         seen = self._behind >= 0
-        if window is not None:
-            seen = seen & (self._behind < window)
-        if not self._stream_window:
-            return seen
-        near = self._behind[:, self.main_rows :] < self._stream_window
-        of_streams = seen[:, self.main_rows :] & (near | (mx.arange(seen.shape[-1]) < FIRST_KEYS))
-        return mx.concatenate([seen[:, : self.main_rows], of_streams], axis=1)
+        return seen if window is None else seen & (self._behind < window)
 
     def mask(self, window: int | None) -> mx.array:
         """Return the mask (B * S, 1, rows, T + c * gamma + n) bool, or (B * S, 1, 1, rows, ..).

@@ -116,7 +116,7 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
     if scored.exits.size:
         seed = mx.stop_gradient(hidden.seed).reshape(-1, config.hidden_size)[scored.exits]
         early = model.early_exit_features(seed[None])[0]
-        losses = head_cross_entropy(model.early_exit_head, early, scored.exit_targets, vocab_size)
+        losses = head_cross_entropy(model.head, early, scored.exit_targets, vocab_size)
         pruner = losses.mean()
     return Loss(per_stream.sum() + pruner, per_stream, pruner)
 

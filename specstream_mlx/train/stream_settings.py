@@ -15,9 +15,8 @@ from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
 SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
-    *("stream_mlp", "stream_adapter_rank", "stream_keys", "stream_window"),
-    "stream_prefix",
-    *("pruner_rank", "pruner_form"),
+    *("stream_mlp", "stream_adapter_rank", "stream_keys"),
+    *("stream_prefix", "pruner_rank"),
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
@@ -134,13 +133,6 @@ class StreamSettings(Resumable):
         "the papers take 64. 0: all.",
         hidden=True,
     )
-    stream_window: int = option(
-        0,
-        _KINDS["stream_window"],
-        "Keys of the main stream that a stream attends to, those right before it and the first "
-        "four. 0: all.",
-        hidden=True,
-    )
     stream_prefix: int = option(
         0,
         _KINDS["stream_prefix"],
@@ -149,12 +141,6 @@ class StreamSettings(Resumable):
     )
     pruner_rank: int = option(
         8, _KINDS["pruner_rank"], "Rank of the pruner; 0 trains none.", hidden=True
-    )
-    pruner_form: str = option(
-        "residual",
-        _KINDS["pruner_form"],
-        "Form of the pruner: residual or literal.",
-        hidden=True,
     )
     alpha_main: float | None = option(
         None,

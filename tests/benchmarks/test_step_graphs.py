@@ -47,11 +47,9 @@ def test_what_a_step_asks_for():
         assert counts["dequantize"] == 1 and counts["fused"] == LAYERS
     totals = {name: sum(row["operations"].values()) for name, row in by_method.items()}
     assert abs(totals["one token a step"] - totals[MLX_LM]) <= 5
-    beside, deferred = by_method["lossless, chain"], by_method["lossless, chain, deferred"]
+    beside = by_method["lossless, chain"]
     assert beside["operations"]["scaled_dot_product_attention"] == LAYERS
-    assert deferred["operations"]["scaled_dot_product_attention"] == LAYERS + MSA_LAYERS
-    assert deferred["weight_bytes"] > beside["weight_bytes"] > weights
-    assert deferred["kv_bytes"] > 1.5 * beside["kv_bytes"]
+    assert beside["weight_bytes"] > weights
     assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
 
 
@@ -60,9 +58,8 @@ def test_rows_of_a_step():
     tree = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
     for mode, settings, rows in (
         ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
-        ("lossless", DraftSettings(), StepRows(7, 7, (7,), deferred=4)),
-        ("lossless", DraftSettings(deferred=False), StepRows(7, 35, (7, 4))),
-        ("lossless", DraftSettings(deferred=False, num_streams=2), StepRows(7, 21, (7, 2))),
+        ("lossless", DraftSettings(), StepRows(7, 35, (7, 4))),
+        ("lossless", DraftSettings(num_streams=2), StepRows(7, 21, (7, 2))),
         ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
         ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
         ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),

@@ -38,7 +38,7 @@ from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
-PLACEMENTS = ("none", "deferred", "beside")
+PLACEMENTS = ("none", "beside")
 TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"
 
 
@@ -60,7 +60,7 @@ def test_logits_are_those_of_transformers(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_tree_is_its_paths(case):
-    """Against transformers; whole, with streams beside or deferred, and pruned in mid-network."""
+    """Against transformers; whole, with streams, and pruned in mid-network."""
     tree = random_tree(np.random.default_rng(2), PROMPT[-1], depth=4, width=2, truth=[5, 6, 7, 8])
     assert len(tree) > tree.depths.max() + 1, "it has branches"
     paths = [[*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]
@@ -68,12 +68,8 @@ def test_a_tree_is_its_paths(case):
     for placement in PLACEMENTS:
         result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement)
         assert_close(result.logits, expected)
-    drafts = []
-    for placement in PLACEMENTS[1:]:
-        result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement, max_nodes=6)
-        assert_close(result.logits, expected[np.array(result.kept)])
-        drafts.append(result.streams and result.streams.logits)
-    assert_close(drafts[0], drafts[1])
+    result = take(pair(case).decoder_after(PROMPT[:-1]), tree, "beside", max_nodes=6)
+    assert_close(result.logits, expected[np.array(result.kept)])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,16 +91,14 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["Llama 3.1", "Phi-2", "Qwen3 8B", "Gemma 3", "OPT"])
-def test_the_literal_pruner_passes_the_final_norm_by(case):
+def test_the_bare_head_passes_the_final_norm_by(case):
     """It has another name in some models."""
     found = pair(case)
-    streams = with_streams(case, pruner_form="literal").streams
-    size = 5, streams.config.hidden_size
+    size = 5, found.model.config["hidden_size"]
     hidden = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    logits = BorrowedModel(found.model.model, streams).early_exit(mx.array(hidden)[None])[0]
-    mapped = torch.tensor(np.array(streams.pruner(mx.array(hidden))))
+    logits = BorrowedModel(found.model.model, boundaries=[0]).bare_head(mx.array(hidden)[None])[0]
     with torch.no_grad():
-        assert_close(logits, found.torch_model.lm_head(mapped).numpy())
+        assert_close(logits, found.torch_model.lm_head(torch.tensor(hidden)).numpy())
 
 
 @pytest.mark.parametrize("case", ["Mistral 0.1, window", "Phi-3 mini 4k, window", "Gemma 2"])

@@ -27,10 +27,10 @@ CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "drafter": "lookup"},
     "chain": {"tree_width": 1, "tree_size": None},
-    "deferred": {"tree_size": 9},
-    "beside": {"tree_size": 9, "deferred": False},
+    "beside": {"tree_size": 9},
+    "beside some": {"tree_size": 9, "stream_nodes": 2},
     "pruned": {"tree_size": 9, "max_nodes": 4},
-    "pruned, beside": {"tree_size": 9, "prune_threshold": 0.01, "deferred": False},
+    "pruned by a threshold": {"tree_size": 9, "prune_threshold": 0.01},
 }
 
 
@@ -65,13 +65,14 @@ class Waits:
         return watched
 
 
-def request_of(name, sampled):
+def request_of(name, mode, sampled):
     """A request for one of ``CASES``, greedy or sampled behind a processor."""
+    settings = CASES[name] if mode == "lossless" else {**CASES[name], "stream_nodes": None}
     options = {}
     if sampled:
         options["sampler"] = Sampling(temp=0.8, top_p=0.9)
         options["logits_processors"] = make_logits_processors(repetition_penalty=1.2)
-    return request(random_prompt(9), DraftSettings(**CASES[name]), **options)
+    return request(random_prompt(9), DraftSettings(**settings), **options)
 
 
 def check_waits(model, asked, monkeypatch):
@@ -89,7 +90,7 @@ def check_waits(model, asked, monkeypatch):
 )
 def test_a_step_waits_once(name, mode, sampled, keys, monkeypatch):
     check_waits(
-        speculative_model(mode=mode, stream_keys=keys), request_of(name, sampled), monkeypatch
+        speculative_model(mode=mode, stream_keys=keys), request_of(name, mode, sampled), monkeypatch
     )
 
 
@@ -157,7 +158,7 @@ def test_every_operation_is_noted(monkeypatch):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_on_one_stream(name, mode, sampled, monkeypatch):
-    check_one_stream(speculative_model(mode=mode), request_of(name, sampled), monkeypatch)
+    check_one_stream(speculative_model(mode=mode), request_of(name, mode, sampled), monkeypatch)
 
 
 @pytest.mark.parametrize("head", HEADS)

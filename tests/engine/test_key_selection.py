@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from architecture_models import pair, with_streams
 from brute_force import forward
-from mlx_lm.models import llama
 from random_models import (
     PROMPT,
     STREAMS,
@@ -24,8 +23,8 @@ from specstream_mlx.engine.key_selection import SelectingRows
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.engine.tree import DraftTree
 
-WAYS = ["beside", "deferred"]
 BASES = ["grouped heads, tied", "one kv head, untied", "sliding windows"]
 
 
@@ -47,9 +46,8 @@ def expected_at(model, tree, result, prompt=PROMPT):
 
 
 @pytest.mark.parametrize(
-    ("way", "base", "mode", "kind", "keys", "settings"),
+    ("base", "mode", "kind", "keys", "settings"),
     paired(
-        WAYS,
         BASES,
         ["lossless", "lossless", "shared"],
         KINDS,
@@ -58,23 +56,34 @@ def expected_at(model, tree, result, prompt=PROMPT):
         count=20,
     ),
 )
-def test_streams_equal_those_of_the_path_alone(way, base, mode, kind, keys, settings):
-    """In every placement and tree; with a window they select within it."""
+def test_streams_equal_those_of_the_path_alone(base, mode, kind, keys, settings):
+    """In every tree; with a window they select within it."""
     model = few_keys(base, keys, kind, mode=mode)
     tree = true_tree(model)
-    result = take(decoder_after(model, PROMPT), tree, way, **settings)
+    result = take(decoder_after(model, PROMPT), tree, "beside", **settings)
     assert_close(result.streams.logits, expected_at(model, tree, result))
 
 
-@pytest.mark.parametrize(("mode", "way"), [("lossless", "beside"), ("lossless", "deferred"),
-                                           ("shared", "beside")])  # fmt: skip
-def test_few_keys_change_the_streams_and_enough_keys_nothing(mode, way):
+@pytest.mark.parametrize(("base", "kind"), paired(BASES, KINDS))
+def test_streams_beside_some_nodes_select_by_their_own_rows(base, kind, monkeypatch):
+    model = few_keys(base, kind=kind)
+    tree = true_tree(model)
+    last = take(decoder_after(model, PROMPT), tree, "beside").last.item()
+    for others in ([0], [len(tree) - 1], [0, 1]):
+        chosen = np.array(sorted({last, *others}))
+        monkeypatch.setattr(DraftTree, "likeliest_last", lambda *_, chosen=chosen: chosen)
+        result = take(decoder_after(model, PROMPT), tree, "beside", stream_nodes=len(chosen))
+        assert_close(result.streams.logits, expected_at(model, tree, result))
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_few_keys_change_the_streams_and_enough_keys_nothing(mode):
     """Exactly nothing, and the main stream is the base's in lossless mode whatever they see."""
     found, tree = {}, None
     for keys in (0, 3, 500):
         model = few_keys(keys=keys, mode=mode)
         tree = tree or true_tree(model)
-        result = take(decoder_after(model, PROMPT), tree, way)
+        result = take(decoder_after(model, PROMPT), tree, "beside")
         found[keys] = result.logits, result.streams.logits
     for enough, every in zip(found[500], found[0], strict=True):
         assert (enough == every).all()
@@ -83,27 +92,10 @@ def test_few_keys_change_the_streams_and_enough_keys_nothing(mode, way):
     assert main > 1e-2 if mode == "shared" else main <= 1e-4
 
 
-def test_deferred_streams_read_no_other_keys(monkeypatch):
-    """Attention of their pass is over the selected rows and their own."""
-    model, columns = few_keys(), []
-    right = llama.scaled_dot_product_attention
-
-    def watched(queries, keys, *args, **kwargs):
-        columns.append((queries.shape[2], keys.shape[2]))
-        return right(queries, keys, *args, **kwargs)
-
-    decoder, tree = decoder_after(model, PROMPT), true_tree(model)
-    monkeypatch.setattr(llama, "scaled_dot_product_attention", watched)
-    take(decoder, tree, "deferred")
-    nodes, rows = len(tree), len(PROMPT) - 1 + len(tree)
-    # Its last two layers have streams; the first pass runs through all four.
-    assert columns == [(nodes, rows)] * 4 + [(3, 3 + 3)] * 2
-
-
 @pytest.mark.parametrize("case", ["Qwen3 0.6B, tied", "OPT"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_over_a_quantized_cache(bits, case, monkeypatch):
-    """Weights are those of the rows as they are stored; deferred streams are those beside."""
+    """Weights are those of the rows as they are stored."""
     found, prompt, weighed = pair(case).model, random_prompt(13, vocab_size=90), []
 
     def watched(rows, queries, keys, seen):
@@ -115,13 +107,11 @@ def test_over_a_quantized_cache(bits, case, monkeypatch):
     logits, tree = {}, full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
     for keys in (0, 3):
         streams = with_streams(case, stream_keys=keys).streams
-        for way in WAYS:
-            decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
-            decoder.prefill(mx.array(prompt[:-1]))
-            KVQuantization(bits, 64, 0).apply(decoder.caches)
-            logits[keys, way] = take(decoder, tree, way).streams.logits
-    assert_close(logits[3, "deferred"], logits[3, "beside"])
-    assert relative_error(logits[3, "beside"], logits[0, "beside"]) > 1e-2
+        decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
+        decoder.prefill(mx.array(prompt[:-1]))
+        KVQuantization(bits, 64, 0).apply(decoder.caches)
+        logits[keys] = take(decoder, tree, "beside").streams.logits
+    assert relative_error(logits[3], logits[0]) > 1e-2
     for weights, queries, keys, seen in weighed:
         stored = mx.dequantize(*keys, group_size=64, bits=bits)
         stored = mx.repeat(stored, queries.shape[1] // stored.shape[1], axis=1)
@@ -129,7 +119,7 @@ def test_over_a_quantized_cache(bits, case, monkeypatch):
         expected = np.exp(scores - scores.max(-1, keepdims=True))
         expected = (expected / expected.sum(-1, keepdims=True)).sum(1, keepdims=True)
         assert_close(weights, np.where(np.array(seen), expected, -1))
-    assert len(weighed) == 2 * found.streams.config.num_msa_layers
+    assert len(weighed) == found.streams.config.num_msa_layers
 
 
 def the_least(rows, *args):
@@ -145,12 +135,11 @@ def of_one_head(rows, queries, keys, seen):
 WEIGHTS = SelectingRows._weights
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrong", [the_least, of_one_head])
-def test_a_planted_error_is_noticed(wrong, way, monkeypatch):
+def test_a_planted_error_is_noticed(wrong, monkeypatch):
     """Negative control."""
     model = few_keys()
     tree = true_tree(model)
     monkeypatch.setattr(SelectingRows, "_weights", wrong)
-    result = take(decoder_after(model, PROMPT), tree, way)
+    result = take(decoder_after(model, PROMPT), tree, "beside")
     assert relative_error(result.streams.logits, expected_at(model, tree, result)) > 1e-2

@@ -50,7 +50,7 @@ PROCESSORS = [
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {0: 0.5, 2: -0.5}},
 ]
 DRAFTS = TREES | {
-    "beside": {"tree_size": 8, "deferred": False},
+    "best-first, wide": {"tree_width": 6, "tree_size": 8},
     "lookup": {"num_streams": 0, "drafter": "lookup"},
     "hybrid": {"drafter": "lookup", "tree_size": 8},
 }

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
-from random_models import PLACED, PROMPT, paired, speculative_model, take
+from random_models import PROMPT, paired, speculative_model, take
 from trees import full_tree
 
 from specstream_mlx.engine.kv import SideBySideKVCache, UncommittedRows, commit, make_caches
@@ -44,7 +44,7 @@ def test_a_commit_moves_rows_without_copying_the_buffer():
         assert mx.array_equal(new, mx.concatenate(list(expected), axis=2))
 
 
-@pytest.mark.parametrize(("sequences", "moving"), [(1, 7), (2, 17)])
+@pytest.mark.parametrize(("sequences", "moving"), [(1, 7), (2, 15)])
 def test_a_commit_of_the_first_rows_moves_nothing(sequences, moving):
     """Other rows take three operations an array of one text: indices spread, gathered, written."""
     caches = [KVCache() for _ in range(sequences)]
@@ -85,8 +85,6 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
         start += count
         rows = UncommittedRows(ours, Rows(ours.offset))
         fetched = rows.update_and_fetch(*new)
-        streams = UncommittedRows(ours, Rows(ours.offset), skip=count)
-        streams.update_and_fetch(*new)  # deferred, behind them
         commit([rows], [path])
         for row in path:
             expected.update_and_fetch(*(array[..., row : row + 1, :] for array in new))
@@ -100,7 +98,7 @@ def test_accepted_rows_are_stored_bit_for_bit_as_one_by_one(group_size, bits, pr
             )
 
 
-@pytest.mark.parametrize("placement", PLACED)
+@pytest.mark.parametrize("placement", ["none", "beside"])
 def test_a_trees_rows_take_as_much_memory_behind_any_context(placement):
     """Those that are not committed lie behind the others, and no step leaves anything."""
     model = speculative_model(seed=2)

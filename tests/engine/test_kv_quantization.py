@@ -168,7 +168,7 @@ def one_token_a_step(model, prompt, count, kv_cache):
 @pytest.mark.parametrize(
     ("case", "bits", "start", "streams"),
     [
-        ("Llama 3.1", 8, 0, "base MLP, literal pruner"),
+        ("Llama 3.1", 8, 0, "base MLP"),
         ("Llama 3.1", 4, CROSSING, "value rotation"),
         ("Qwen3 0.6B, tied", 4, 0, "adapter"),
         ("Phi-3 mini 128k, longrope", 8, CROSSING, "adapter"),

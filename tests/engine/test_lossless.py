@@ -24,17 +24,14 @@ from specstream_mlx.engine import step
 from specstream_mlx.engine.kv import WindowedKVCache
 
 PLACEMENTS = {
-    "deferred": {"deferred": True},
-    "beside": {"deferred": False},
+    "beside": {},
     "beside one": {"stream_nodes": 1},
     "beside three": {"stream_nodes": 3},
 }
 WAYS = {
     **PLACEMENTS,
-    "deferred, pruned": {"deferred": True, "max_nodes": 30},
-    "beside, pruned": {"deferred": False, "max_nodes": 30},
-    "deferred, threshold": {"deferred": True, "prune_threshold": 1e-4},
-    "beside, threshold": {"deferred": False, "prune_threshold": 1e-4},
+    "pruned": {"max_nodes": 30},
+    "threshold": {"prune_threshold": 1e-4},
 }
 
 

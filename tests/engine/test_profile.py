@@ -15,7 +15,7 @@ PLAIN = DraftSettings(speculation=False)
 CASES = {
     "no drafts": (PLAIN, "lossless", {"pruning", "MSA rows", "compaction"}),
     "lookup": (DraftSettings(num_streams=0, drafter="lookup"), "lossless", {"pruning", "MSA rows"}),
-    "beside": (DraftSettings(tree_size=6, deferred=False), "lossless", {"pruning"}),
+    "beside": (DraftSettings(tree_size=6), "lossless", {"pruning"}),
     "pruned": (DraftSettings(tree_size=9, max_nodes=4), "lossless", set()),
     "shared, one token": (PLAIN, "shared", {"pruning"}),
 }

@@ -65,23 +65,17 @@ def tree_error(model, tree):
 
 @pytest.mark.parametrize("committed", [0, 1, 247, 250, 255, 256])
 def test_tree_across_the_growth_of_the_cache(committed):
-    """The buffers grow by 256 rows: in the tree's pass, or in the streams' pass behind it."""
+    """The buffers grow by 256 rows: by the nodes, or by the streams beside them."""
     model = speculative_model(seed=2)
     prompt = random_prompt(committed + 1, seed=3)
     tree = full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
     paths = mx.stack([path_logits(model, tree, node, prompt) for node in (0, 2, 6)])
-    drafts = []
-    for placement in ("deferred", "beside"):
-        decoder = decoder_after(model, prompt)
-        result = take(decoder, tree, placement)
-        assert_close(result.logits[mx.array([0, 2, 6])], paths)
-        assert [cache.offset for cache in decoder.caches] == [committed] * 4
-        drafts.append((result.last.item(), result.streams.logits))
-    (last, _), (also_last, _) = drafts
-    assert last == also_last
-    _, expected, _ = row_list(model, tree, last, prompt, stream_from=-1)
-    for _, found in drafts:
-        assert_close(found, expected)
+    decoder = decoder_after(model, prompt)
+    result = take(decoder, tree, "beside")
+    assert_close(result.logits[mx.array([0, 2, 6])], paths)
+    assert [cache.offset for cache in decoder.caches] == [committed] * 4
+    _, expected, _ = row_list(model, tree, result.last.item(), prompt, stream_from=-1)
+    assert_close(result.streams.logits, expected)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -89,57 +83,51 @@ def test_tree_across_the_growth_of_the_cache(committed):
     ("streams", "base"), paired(PLAIN_HEADS, ["grouped heads, tied", "sliding windows"])
 )
 def test_tree_with_streams_equals_the_row_list(streams, mode, base):
-    """Main and stream logits, the streams beside every node and, lossless, deferred."""
+    """Main and stream logits, the streams beside every node."""
     model, tree = speculative_model(base, mode=mode, **PLAIN_HEADS[streams]), some_tree()
     rows = {node: row_list(model, tree, node) for node in range(0, len(tree), 3)}
-    for placement in ["beside"] + ["deferred"] * (mode == "lossless"):
-        result = take(decoder_after(model, PROMPT), tree, placement)
-        for node, (main, _, _) in rows.items():
-            assert_close(result.logits[node], main)
-        _, by_stream, _ = rows[result.last.item()]
-        assert_close(result.streams.logits, by_stream)
+    result = take(decoder_after(model, PROMPT), tree, "beside")
+    for node, (main, _, _) in rows.items():
+        assert_close(result.logits[node], main)
+    _, by_stream, _ = rows[result.last.item()]
+    assert_close(result.streams.logits, by_stream)
 
 
 @pytest.mark.parametrize(
     ("streams", "pruning"), paired(PLAIN_HEADS, ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}))
 )
-def test_deferred_streams_equal_those_beside(streams, pruning):
-    """At a node with accepted ancestors, behind rows that are not its ancestors."""
+def test_streams_at_the_end_of_an_accepted_path(streams, pruning):
+    """At a node with accepted ancestors, after rows that are not its ancestors."""
     model = speculative_model(**PLAIN_HEADS[streams])
     tree = true_tree(model)
-    beside, deferred = (
-        take(decoder_after(model, PROMPT), tree, placement, tree_width=4, **pruning)
-        for placement in ("beside", "deferred")
-    )
-    assert beside.last.item() == deferred.last.item()
+    result = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4, **pruning)
+    last = result.last.item() if result.kept is None else result.kept[result.last].item()
     if not pruning:
-        assert tree.depths[beside.last.item()] == 2
-    assert_close(deferred.streams.logits, beside.streams.logits)
-    assert (np.array(deferred.streams.candidates) == np.array(beside.streams.candidates)).all()
-    assert_close(deferred.streams.log_probs, beside.streams.log_probs)
-    best = np.argsort(-np.array(beside.streams.logits), axis=1)[:, :4]
-    assert (np.array(beside.streams.candidates) == best).all()
+        assert tree.depths[last] == 2
+    _, expected, _ = row_list(model, tree, last)
+    assert_close(result.streams.logits, expected)
+    best = np.argsort(-np.array(result.streams.logits), axis=1)[:, :4]
+    assert (np.array(result.streams.candidates) == best).all()
 
 
 @pytest.mark.parametrize(
-    ("pruning", "mode", "pruner_form"),
+    ("pruning", "mode"),
     [
-        ({"max_nodes": 1}, "lossless", "residual"),
-        ({"max_nodes": 6}, "shared", "residual"),
-        ({"prune_threshold": 0.02}, "shared", "literal"),
-        ({"max_nodes": 7, "prune_threshold": 0.01}, "lossless", "literal"),
+        ({"max_nodes": 1}, "lossless"),
+        ({"max_nodes": 6}, "shared"),
+        ({"prune_threshold": 0.02}, "shared"),
+        ({"max_nodes": 7, "prune_threshold": 0.01}, "lossless"),
     ],
 )
-def test_pruned_tree(pruning, mode, pruner_form):
+def test_pruned_tree(pruning, mode):
     """It keeps what the early-exit logits of the reference say, and keeps its logits."""
-    model = speculative_model(mode=mode, pruner_form=pruner_form)
+    model = speculative_model(mode=mode)
     tree = some_tree(depth=4)
     main, _, exits = zip(*(row_list(model, tree, node) for node in range(len(tree))), strict=True)
     scores = reference_scores(exits, tree, pruning.get("prune_threshold"))
     size = pruning.get("max_nodes", len(tree))
     best = sorted(sorted(range(len(tree)), key=lambda node: (-scores[node], node))[:size])
-    placement = "deferred" if mode == "lossless" else "beside"
-    result = take(decoder_after(model, PROMPT), tree, placement, **pruning)
+    result = take(decoder_after(model, PROMPT), tree, "beside", **pruning)
     assert kept_nodes(tree, result) == best
     compared = [row for row, node in enumerate(best) if np.isfinite(scores[node])]
     assert 1 <= len(compared) < len(tree)
@@ -204,12 +192,12 @@ def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatc
 
 
 @pytest.mark.parametrize("streams", ["adapter", "value rotation"])
-@pytest.mark.parametrize("placed", ["deferred", "beside", "beside 2"])
+@pytest.mark.parametrize("placed", ["beside", "beside 2"])
 def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
     """Their rows are counted, and they guess what they guess beside all the others."""
     model, tree = speculative_model(seed=1, **PLAIN_HEADS[streams]), some_tree()
-    where = {"deferred": {}, "beside": {"deferred": False}, "beside 2": {"stream_nodes": 2}}[placed]
-    seeded = {"deferred": 1, "beside": len(tree), "beside 2": 2}[placed]
+    where = {"beside": {}, "beside 2": {"stream_nodes": 2}}[placed]
+    seeded = {"beside": len(tree), "beside 2": 2}[placed]
     first = model.streams.config.first_msa_layer
     rows, layer = [], BorrowedModel.layer
 
@@ -225,6 +213,6 @@ def test_only_the_streams_asked_for_are_computed(streams, placed, monkeypatch):
         result = step_by(decoder_after(model, PROMPT), tree, settings)
         found[count] = np.array(result.streams.logits)
         assert max(rows) == seeded * (count or model.streams.config.num_streams)
-        assert len(rows) == (len(model.model.layers) - first) * (2 if placed == "deferred" else 1)
+        assert len(rows) == len(model.model.layers) - first
     for count in (1, 2):
         assert_close(found[count], found[None][:count])

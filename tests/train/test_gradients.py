@@ -31,12 +31,10 @@ VARIANTS = {
     "value rotation": {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3},
     "conditioned head": {"stream_head": "conditioned", "stream_head_rank": 5},
     "selected keys": {"stream_keys": 5},
-    "near keys": {"stream_window": 3},
-    "near keys, shared": {"stream_window": 3, **SHARED},
     "prefix": {"stream_prefix": 3},
     "prefix, selected keys, shared": {"stream_prefix": 2, "stream_keys": 5, **SHARED},
     "selected keys, shared": {"stream_keys": 5, **SHARED},
-    "literal pruner, every layer": {"pruner_form": "literal", "num_msa_layers": 4},
+    "every layer": {"num_msa_layers": 4},
     "no pruner, one stream": {"pruner_rank": 0, "num_streams": 1},
     "conditioned head, shared": {"stream_head": "conditioned", "stream_head_rank": 5, **SHARED},
 }

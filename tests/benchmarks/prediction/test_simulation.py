@@ -82,7 +82,7 @@ def test_the_device_waits_for_the_first_layers_alone():
     slow, fast = chip("M2"), chip("M3 Ultra")
 
     def step(machine, model, host):
-        return setting.step_ms(machine, model, 4, rows, streams, "beside", host)
+        return setting.step_ms(machine, model, 4, rows, streams, host)
 
     first = simulation.HOST_STEP_MS + 2 * simulation.HOST_LAYER_MS
     for machine, model in ((slow, LARGE), (slow, SMALL), (fast, LARGE)):

@@ -199,9 +199,9 @@ FORWARD = reference.ConditionedHead.forward
 
 ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
 VARIANTS = {
-    "in every layer, literal pruner": {"num_msa_layers": 4, "pruner_form": "literal", **ROTATION},
+    "in every layer": {"num_msa_layers": 4, **ROTATION},
     "value rotation": ROTATION,
-    "near keys": {"stream_window": 3},
+    "few keys": {"stream_keys": 3},
     "prefix": {"stream_prefix": 3},
 }
 

@@ -28,13 +28,12 @@ VARIANTS = {
         "stream_adapter_rank": 4,
         "num_msa_layers": 3,
     },
-    "base MLP, one stream, literal pruner": BASE_MLP | {"num_streams": 1, "pruner_form": "literal"},
+    "base MLP, one stream": BASE_MLP | {"num_streams": 1},
     "base + adapter, linear": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4, **LINEAR},
     "base MLP, value rotation": BASE_MLP | ROTATION,
     "prompt tokens": BASE_MLP | {"stream_init": "embedding", "num_msa_layers": 3},
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
-    "near keys": {"stream_window": 2},
     "prefix": {"stream_prefix": 3},
 }
 HEADS = {"plain": {}, "conditioned": CONDITIONED}
@@ -81,12 +80,11 @@ def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
         assert wanted == (parameter.grad is not None and bool(parameter.grad.any())), key
 
 
-@pytest.mark.parametrize("form", ["residual", "literal"])
-def test_pruner_trains_alone(form):
+def test_pruner_trains_alone():
     """The other gradients are bit for bit those of a model without pruner, and vice versa."""
     gradients = []
     for rank in (4, 0):
-        model = tiny_model("shared", pruner_rank=rank, pruner_form=form)
+        model = tiny_model("shared", pruner_rank=rank)
         model.load_state_dict(tiny_model("shared").state_dict(), strict=False)
         n_gram_loss(model, tiny_batch(), default_alphas("shared", 3)).total.backward()
         gradients.append({k: p.grad for k, p in model.named_parameters() if p.requires_grad})
