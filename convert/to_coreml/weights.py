@@ -1,8 +1,10 @@
 """Weights as Core ML's constants: MLX's quantized groups stay what they are, all else is fp16.
 
-MLX holds a group as ``scale * q + bias``, Core ML as ``scale * (q - offset)`` with an offset of
-the data's own type. ``bias / scale`` is an integer in MLX's way of quantizing, up to rounding, so
-little is lost; where scale is negative, q counts from the other end instead.
+MLX holds a group as ``scale * q + bias``, Core ML as ``scale * (q - offset)``. In MLX's own way of
+quantizing ``bias / scale`` is an integer up to rounding, and so can the offset be, of the data's
+type. In others it is any number: groups of GGUF or of a converted model begin at their least
+weight. An integer would then shift all weights of a group the same way, which sums up, so the
+offset is float16. Where scale is negative, q counts from the other end.
 """
 
 from collections.abc import Callable
@@ -24,8 +26,12 @@ _ROWS = 1024
 _TINY = 6e-8
 """Half precision's smallest number; what is less is no error of an encoding."""
 
-_WORST = 0.5
-"""Steps by which an encoded weight may be off; beyond that another encoding is taken."""
+_WHOLE = 0.05
+"""Steps by which a group's offset may be off an integer to be taken for one: all weights of the
+group are off by as much, so it sums up."""
+
+_WORST = 0.25
+"""Steps by which an encoded weight may be off; beyond that it is written in float16."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +155,11 @@ def encode(
     blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(np.uint8)
     offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size))
     rounded = np.rint(offset)
-    outside = (rounded < 0) | (rounded > 2**container - 1)
+    within = (rounded >= 0) & (rounded <= 2**container - 1)
+    whole = within & (np.abs(rounded - offset) <= _WHOLE)
     with np.errstate(over="ignore"):  # which the error below shows
         kept = size.astype(np.float16)
-        floats = floats or outside.any()
+        floats = floats or not whole.all()
         stored = offset.astype(np.float16) if floats else rounded.astype(integers)
     # What the group's least and largest q become, against what they were.
     ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64)
@@ -163,7 +170,7 @@ def encode(
     worst = np.nan_to_num(error, nan=np.inf).max(initial=0)
     held = blocks.reshape(q.shape)
     held = _paired(held) if container == 4 else held
-    return Groups(held, kept, stored, container, int(outside.sum()), worst)
+    return Groups(held, kept, stored, container, int((~whole).sum()), worst)
 
 
 def unpacked(module: nn.Module, rows: slice = slice(None)) -> np.ndarray:
