@@ -2,8 +2,9 @@
 
 ``exact`` computes all floats in float32 and takes no notice of casts between them, which checks
 the graph without half precision's noise. ``fp16`` rounds every result to the type that it has in
-the program, as a device may. Either way it asserts what Core ML leaves undefined: indices of
-gathers and slices out of range, a state that is read twice, indices narrower than int32.
+the program, as a device may; within an operation sums are float32, as hardware's are. Either way
+it asserts what Core ML leaves undefined: indices of gathers and slices out of range, a state that
+is read twice, indices narrower than int32.
 """
 
 from collections.abc import (
@@ -53,9 +54,8 @@ class Package:
         self._constants: dict[Operation, Any] = {}
 
     def states(self) -> dict[str, np.ndarray]:
-        """Empty caches, float32 in ``exact`` mode; functions that are called change them."""
-        dtype = np.float32 if self._mode == "exact" else np.float16
-        return {name: np.zeros(shape, dtype) for name, shape in self._shapes.items()}
+        """Empty caches; functions that are called change them."""
+        return {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
 
     def call(
         self, name: str, inputs: Mapping[str, Any], states: dict[str, np.ndarray] | None = None
@@ -128,8 +128,9 @@ class Package:
         """A result in the type that this mode gives it."""
         if not types.is_float(dtype) or isinstance(value, str):
             return value
+        value = np.asarray(value, np.float32)
         half = self._mode == "fp16" and dtype == types.fp16
-        return np.asarray(value).astype(np.float16 if half else np.float32)
+        return value.astype(np.float16).astype(np.float32) if half else value
 
 
 class _Functions(Mapping[str, Function]):
@@ -175,11 +176,6 @@ def _expanded(data: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.nda
 # Operations ---------------------------------------------------------------------------------------
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
-    """Half precision is summed in float32, as hardware does."""
-    return x.astype(np.float32) if x.dtype == np.float16 else x
-
-
 def _gather(x, indices, axis, **_):
     assert ((indices >= 0) & (indices < x.shape[axis])).all(), "a gather out of range"
     return np.take(x, indices, axis=axis)
@@ -194,25 +190,24 @@ def _concat(values, axis, **_):
 
 
 def _layer_norm(x, axes, epsilon, gamma=None, **_):
-    x, axes = _wide(x), tuple(np.asarray(axes).tolist())
+    axes = tuple(np.asarray(axes).tolist())
     mean, spread = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
     normal = (x - mean) / np.sqrt(spread + np.float32(epsilon))
-    return normal if gamma is None else normal * _wide(gamma)
+    return normal if gamma is None else normal * gamma
 
 
 def _linear(x, weight, bias=None):
-    y = _wide(x) @ _wide(weight).T
-    return y if bias is None else y + _wide(bias)
+    y = x @ weight.T
+    return y if bias is None else y + bias
 
 
 def _matmul(x, y, transpose_x=False, transpose_y=False):
-    x, y = _wide(x), _wide(y)
     x, y = x.swapaxes(-1, -2) if transpose_x else x, y.swapaxes(-1, -2) if transpose_y else y
     return x @ y
 
 
 def _softmax(x, axis):
-    powers = np.exp(_wide(x) - _wide(x).max(axis, keepdims=True))
+    powers = np.exp(x - x.max(axis, keepdims=True))
     return powers / powers.sum(axis, keepdims=True)
 
 
@@ -275,7 +270,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "reduce_log_sum_exp": _log_sum_exp,
     "reduce_max": lambda x, axes, keep_dims: x.max(tuple(axes), keepdims=bool(keep_dims)),
     "reshape": lambda x, shape, **_: x.reshape(np.asarray(shape).tolist()),
-    "silu": lambda x: _wide(x) / (1 + np.exp(-_wide(x))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
     "slice_by_index": _slice_by_index,
     "slice_update": _slice_update,
     "softmax": _softmax,

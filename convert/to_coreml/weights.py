@@ -39,12 +39,13 @@ class Groups:
     """A quantized matrix as Core ML holds it: ``scale * (q - offset)``.
 
     Attributes:
-        held: q, (out, in) uint8; where ``bits`` is 4, (out, in / 2), two of q in a byte, the first
-            one in the lower half.
+        held: q, whose middle is 0 so that offsets are small and float16 is fine there, with half
+            its type's range added: (out, in) uint8; where ``bits`` is 4, (out, in / 2), two of q
+            in a byte, the first one in the lower half.
         scale: (out, groups) float16.
-        offset: (out, groups), of q's type or float16.
+        offset: (out, groups), of q's signed type or float16.
         bits: 4 or 8, of the type that holds q.
-        out_of_range: groups whose offset is none of q's type.
+        uneven: groups whose offset is no number of q's type.
         error: the most by which a weight is off, in steps of its group.
     """
 
@@ -52,7 +53,7 @@ class Groups:
     scale: np.ndarray
     offset: np.ndarray
     bits: int
-    out_of_range: int
+    uneven: int
     error: float
 
     @property
@@ -64,8 +65,8 @@ class Groups:
     def constant(self) -> np.ndarray:
         """The integers (out, in) for coremltools, which flattens them."""
         if self.bits == 8:
-            return self.held
-        array = np.broadcast_to(np.zeros((), types.np_uint4_dtype), self.shape).view(_Paired)
+            return (self.held ^ 128).view(np.int8)
+        array = np.broadcast_to(np.zeros((), types.np_int4_dtype), self.shape).view(_Paired)
         array.pairs = self.held
         return array
 
@@ -80,7 +81,7 @@ class _Paired(np.ndarray):
     pairs: np.ndarray
 
     def flatten(self, order: Any = "C") -> np.ndarray:
-        return _apart(self.pairs).reshape(-1)
+        return (_apart(self.pairs).view(np.int8) - 8).reshape(-1)
 
 
 def _paired(q: np.ndarray) -> np.ndarray:
@@ -106,7 +107,7 @@ class Encoding:
         form: ``int4``, ``int8``, either with ``float offsets``, or ``fp16``.
         nbytes: in the file of weights.
         groups: that share a scale; 0 with ``fp16``.
-        out_of_range: groups whose offset is no integer of the type.
+        uneven: groups whose offset is no integer of the type.
         error: the most by which a weight of ``int4`` and ``int8`` is off, in steps of its group.
     """
 
@@ -115,7 +116,7 @@ class Encoding:
     form: str
     nbytes: int
     groups: int = 0
-    out_of_range: int = 0
+    uneven: int = 0
     error: float = 0.0
 
 
@@ -139,7 +140,8 @@ def encode(
         container: 4 or 8, of the type that will hold q.
         floats: float16 offsets in any case, since other rows of the matrix need them.
     """
-    integers = types.np_uint4_dtype if container == 4 else np.uint8
+    integers = types.np_int4_dtype if container == 4 else np.int8
+    middle, half = 2 ** (bits - 1), 2 ** (container - 1)
     groups = scale.shape[1]
     blocks = q.reshape(len(q), groups, -1)
     low, high = blocks.min(-1), blocks.max(-1)
@@ -153,22 +155,22 @@ def encode(
     value = bias + scale * low
     size = np.where(constant, np.where(value == 0, 1, np.abs(value)), size)
     blocks = np.where(constant[..., None], (value > 0)[..., None], blocks).astype(np.uint8)
-    offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size))
+    offset = np.where(constant, value < 0, -bias / np.where(constant, 1, size)) - middle
     rounded = np.rint(offset)
-    within = (rounded >= 0) & (rounded <= 2**container - 1)
+    within = (rounded >= -half) & (rounded < half)
     whole = within & (np.abs(rounded - offset) <= _WHOLE)
     with np.errstate(over="ignore"):  # which the error below shows
         kept = size.astype(np.float16)
         floats = floats or not whole.all()
         stored = offset.astype(np.float16) if floats else rounded.astype(integers)
     # What the group's least and largest q become, against what they were.
-    ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64)
+    ends = np.stack([blocks.min(-1), blocks.max(-1)]).astype(np.float64) - middle
     with np.errstate(over="ignore", invalid="ignore"):
         found = kept.astype(np.float64) * (ends - stored.astype(np.float64))
         error = np.abs(found - size * (ends - offset)) - _TINY
     error = np.maximum(error, 0) / size
     worst = np.nan_to_num(error, nan=np.inf).max(initial=0)
-    held = blocks.reshape(q.shape)
+    held = blocks.reshape(q.shape) + np.uint8(half - middle)
     held = _paired(held) if container == 4 else held
     return Groups(held, kept, stored, container, int((~whole).sum()), worst)
 
@@ -246,11 +248,11 @@ class Store:
     def _keep(self, name: str, value: np.ndarray | Groups) -> None:
         self._held[name] = value
         if isinstance(value, Groups):
-            whole = value.offset.dtype == np.uint8
+            whole = value.offset.dtype == np.int8
             nbytes = value.held.nbytes + value.scale.nbytes
             nbytes += value.offset.size * value.bits // 8 if whole else value.offset.nbytes
             form = f"int{value.bits}" if whole else f"int{value.bits}, float offsets"
-            facts = value.scale.size, value.out_of_range, float(value.error)
+            facts = value.scale.size, value.uneven, float(value.error)
             self.report.append(Encoding(name, value.shape, form, nbytes, *facts))
         elif value.dtype == np.float16:
             self.report.append(Encoding(name, value.shape, "fp16", value.nbytes))
@@ -289,7 +291,7 @@ def _grouped(module: nn.Module, floats: bool = False) -> Groups:
         np.concatenate([part.scale for part in parts]),
         offset.astype(parts[0].offset.dtype),  # which may be 4 bits wide for coremltools alone
         container,
-        sum(part.out_of_range for part in parts),
+        sum(part.uneven for part in parts),
         max(part.error for part in parts),
     )
 

@@ -97,6 +97,6 @@ def export_coreml(*, options: ExportOptions) -> None:
         print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
     size = sum(line.nbytes for line in lines) / 1e6
     note(f"wrote {options.output} ({size:.1f} MB of weights)")
-    if others := sum(line.out_of_range for line in lines):
+    if others := sum(line.uneven for line in lines):
         groups = sum(line.groups for line in lines)
-        note(f"{others} of {groups} groups have an offset that is no integer in range")
+        note(f"{others} of {groups} groups have an offset that is no integer")

@@ -41,6 +41,13 @@ def quantized(weight, bits):
     return dense.to_quantized(GROUP, bits)
 
 
+def with_float_offsets(module):
+    """The same layer, each of its groups shifted by another part of a step, as GGUF's are."""
+    rng, steps = np.random.default_rng(2), np.array(module.scales)
+    module.biases = mx.array(np.array(module.biases) + rng.uniform(0, 1, steps.shape) * steps)
+    return module
+
+
 def write_package(module, path):
     """Save a package that multiplies ``x`` (3, in) by the layer's weight; how it was written."""
     store = Store()
@@ -97,11 +104,21 @@ def test_purpose_made_groups_are_written_and_read(bits, kind, kinds, form, tmp_p
     assert line.form == form.format(kind)
     package = Package(tmp_path / "x.mlpackage")
     worst, of_even = off_in_steps(package, module)
-    assert worst < 0.5
+    assert worst < weights._WORST
     assert of_even < 1e-3
     x = np.random.default_rng(1).normal(size=(3, 2 * GROUP)).astype(np.float32)
     y = package.call(NAME, {"x": x})["y"]
     assert y == pytest.approx(x @ package.weights(NAME)["w"].T, abs=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(2, 0.01), (4, 0.01), (5, 0.02), (8, 0.1)])
+def test_offsets_that_are_no_integers_are_not_rounded_to_one(bits, bound, tmp_path):
+    module = with_float_offsets(quantized(purpose_made(*["usual"] * 6), bits))
+    line = write_package(module, tmp_path / "x.mlpackage")
+    assert line.form == f"int{4 if bits <= 4 else 8}, float offsets"
+    assert line.uneven > 0.5 * line.groups
+    worst, _ = off_in_steps(Package(tmp_path / "x.mlpackage"), module)
+    assert worst < bound
 
 
 @pytest.mark.parametrize("bits", [None, 8])
