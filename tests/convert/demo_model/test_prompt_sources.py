@@ -1,0 +1,318 @@
+"""Prompts of public data sets: what is made of their files, and no test question among them."""
+
+import bz2
+import json
+import re
+
+import pytest
+from command_line import run_program
+from specstream_mlx.convert.demo_model import prompt_sources
+from specstream_mlx.convert.demo_model.prompt_sources import (
+    READERS,
+    SOURCES,
+    WORDINGS,
+    lines_of,
+    runs_in,
+)
+
+from specstream_mlx.config import UserError
+
+NEWS = [f"Satz {at} von heute steht hier ganz allein." for at in range(30)]
+SENTENCES = (
+    "'' It '' was short , wasn 't it ( or not ) .\t'' It '' was short . <::::> Wasn 't it ?\n"
+)
+TREE = {
+    "text": "Name a fish.",
+    "role": "prompter",
+    "replies": [
+        {
+            "text": "Pike.",
+            "role": "assistant",
+            "replies": [
+                {"text": "Another one?", "role": "prompter", "replies": []},
+                {"text": "Is it big?", "role": "prompter", "replies": []},
+            ],
+        }
+    ],
+}
+
+
+def passage(at):
+    qas = [{"question": f"What is number {at}.{number}?"} for number in range(4)]
+    return {"context": f"Passage {at} tells much.", "qas": qas}
+
+
+def seed(name, parent, text, role):
+    return {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
+
+
+def query(table, question, *columns):
+    named = ", ".join(f"TABLEalias0.{column}_FIELD" for column in columns)
+    return {"sentences": [{"original": question, "table-id": table}], "sql": [f"SELECT {named} ;"]}
+
+
+def said(speaker, text, act):
+    return {"speaker": speaker, "utterance": text, "frames": [{"actions": [{"act": act}]}]}
+
+
+DIALOGUE = [
+    said("USER", "I want to eat.", "INFORM_INTENT"),
+    said("SYSTEM", "Where?", "REQUEST"),
+    said("USER", "In Oakland.", "INFORM"),
+    said("SYSTEM", "Take Rosa's.", "OFFER"),
+    said("USER", "Fine.", "AFFIRM"),
+    said("USER", "What is their address?", "REQUEST"),
+]
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory):
+    """A few lines of each source, in the form that it has."""
+    root = tmp_path_factory.mktemp("clones")
+
+    def write(place, value, lines=False):
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if lines:
+            value = "".join(f"{json.dumps(one)}\n" for one in value)
+        path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+
+    write("NTREX/DOCUMENT_IDS.tsv", "".join(f"news.{at // 3}\n" for at in range(30)))
+    for code, _ in prompt_sources.LANGUAGES.values():
+        write(f"NTREX/NTREX-128/newstest2019-ref.{code}.txt", "\n".join(NEWS))
+    write("NTREX/NTREX-128/newstest2019-src.eng.txt", "\n".join(NEWS))
+    tables = [
+        query("1-7-2", "Who won?", "WINNER", "YEAR", "SERIES/RANK"),
+        query("1-7-3", "Who lost?", "LOSER"),
+    ]
+    packed = root / "text2sql-data/data/wikisql.json.bz2"
+    packed.parent.mkdir(parents=True)
+    packed.write_bytes(bz2.compress(json.dumps(tables).encode()))
+    for name in ("tune.tsv", "validation.tsv"):
+        write(f"wiki-split/{name}", SENTENCES)
+    articles = [{"title": f"A_{at}", "paragraphs": [passage(at), passage(-at)]} for at in (1, 2)]
+    articles = [
+        {**one, "paragraphs": [*one["paragraphs"], passage(f"{at}x"), passage(f"{at}y")]}
+        for at, one in enumerate(articles)
+    ]
+    write("xquad/xquad.en.json", {"data": articles})
+    samples = "Open-Assistant/model/model_eval/manual/data"
+    write(f"{samples}/en_100_tree.jsonl", [{"prompt": TREE}], lines=True)
+    write(f"{samples}/en_100_text.jsonl", ["Name a fish."], lines=True)
+    write(f"{samples}/prompt_lottery_en_250_text.jsonl", ["Why is the sky blue?"], lines=True)
+    messages = [
+        seed("a", None, "Can rust be removed?", "prompter"),
+        seed("b", "a", "Yes.", "assistant"),
+        seed("c", "b", "How?", "prompter"),
+    ]
+    write("Open-Assistant/backend/test_data/realistic/realistic_seed_data.json", messages)
+    task = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
+    write("self-instruct/data/seed_tasks.jsonl", [task], lines=True)
+    write("self-instruct/human_eval/user_oriented_instructions.jsonl", [task], lines=True)
+    write(
+        "awesome-chatgpt-prompts/prompts.csv", '"act","prompt"\n"Tea","Be ""the"" tea,\nplease."\n'
+    )
+    for at in (*range(1, 37), *range(95, 104)):
+        place = f"dstc8-schema-guided-dialogue/train/dialogues_{at:03}.json"
+        write(place, [{"dialogue_id": f"{at}_0", "turns": DIALOGUE}])
+    return root
+
+
+@pytest.fixture
+def made(clones, monkeypatch):
+    """Returns all lines of a source, none held out."""
+
+    def lines(name):
+        monkeypatch.setitem(SOURCES, name, {**SOURCES[name], "held_out": 0})
+        train, valid = lines_of(name, clones, set())
+        assert not valid
+        return [line.get("prompt", line.get("turns")) for line in train]
+
+    return lines
+
+
+def test_a_translation_asks_for_sentences_in_a_row_of_one_document(made):
+    found = made("ntrex")
+    assert len(found) > 30
+    assert any(prompt.startswith("Translate German to English: Satz") for prompt in found)
+    rows = [list(map(int, re.findall(r"Satz (\d+)", prompt))) for prompt in found]
+    assert max(map(len, rows)) > 1
+    for row in rows:
+        assert row == list(range(row[0], row[-1] + 1))
+        assert row[0] // 3 == row[-1] // 3
+
+
+def test_an_sql_question_names_its_table_and_the_columns_of_all_its_queries(made):
+    (prompt,) = made("wikisql")
+    for word in ("Who won?", "table_1_7_2", "winner", "year", "series_rank"):
+        assert word in prompt
+
+
+def test_sentences_to_rewrite_are_set_as_people_write(made):
+    found = made("wiki-split")
+    assert found
+    for prompt in found:
+        assert '"It" was short' in prompt
+        assert " ," not in prompt
+        assert "( " not in prompt
+        assert "<::::>" not in prompt
+
+
+def test_passages_hold_the_one_that_is_asked_about(made):
+    found = made("xquad")
+    assert {type(one) for one in found} == {str, list}
+    several = 0
+    for one in found:
+        text = "\n".join(one) if isinstance(one, list) else one
+        (asked,) = set(re.findall(r"What is number (\S+)\.\d\?", text))
+        assert f"Passage {asked} tells much." in text
+        several += text.count(" tells much.") > 1
+        if isinstance(one, list):
+            assert 2 <= len(one) <= 3
+    assert 0 < several < len(found)
+
+
+def test_conversations_are_those_of_people_or_have_follow_ups(made):
+    found = made("oasst")
+    for turns in (["Name a fish.", "Another one?"], ["Name a fish.", "Is it big?"]):
+        assert turns in found
+    assert ["Can rust be removed?", "How?"] in found
+    followed = [turns for turns in found if turns[0] == "Why is the sky blue?"]
+    followed += made("self-instruct") + made("awesome-chatgpt-prompts")
+    assert {turns[0] for turns in followed} == {
+        "Why is the sky blue?",
+        "Find the verb.\n\nShe reads.",
+        'Be "the" tea,\nplease.',
+    }
+    for turns in followed:
+        assert 2 <= len(turns) <= 3
+        assert set(turns[1:]) <= set(WORDINGS["follow_ups"])
+
+
+def test_of_a_dialogue_the_turns_that_ask_for_something_are_taken(made):
+    found = made("dstc8")
+    expected = ["I want to eat.", "In Oakland.", "What is their address?"]
+    assert sorted(found) == [expected[:2], expected]
+
+
+def test_every_wording_has_the_text_in_it():
+    values = {name: f"<{name}>" for name in ("text", "question", "passage", "passages", "source")}
+    values |= {name: f"<{name}>" for name in ("target", "table", "columns", "create", "title")}
+    essential = {
+        "sql": ("question",), "passage": ("passage", "question"),
+        "passages": ("passages", "question"), "translation": ("text", "target"), "follow_ups": (),
+    }  # fmt: skip
+    for kind, wordings in WORDINGS.items():
+        for wording in wordings:
+            text = wording.format(**values)
+            assert all(f"<{name}>" in text for name in essential.get(kind, ("text",))), wording
+
+
+QUESTION = "Pfandhäuser boomen in Singapur , da die Krise in der Mittelschicht angekommen ist"
+SECOND = "Now explain to me how the tides of the sea come about"
+
+
+@pytest.fixture
+def planted(clones, monkeypatch):
+    """Makes the lines of a source from these, each with its origin."""
+
+    def draw(lines, never=frozenset(), held_out=0, weight=1000):
+        monkeypatch.setitem(READERS, "ntrex", lambda clone, rng: iter(lines))
+        row = {**SOURCES["ntrex"], "held_out": held_out, "weight": weight}
+        monkeypatch.setitem(SOURCES, "ntrex", row)
+        return lines_of("ntrex", clones, never)
+
+    return draw
+
+
+@pytest.fixture
+def never(tmp_path):
+    path = tmp_path / "question.jsonl"
+    turns = ["What?", f"Translate German to English: {QUESTION}", SECOND]
+    path.write_text(json.dumps({"question_id": 1, "turns": turns}) + "\n")
+    return path
+
+
+WORDS = QUESTION.replace(" ,", "").split()
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        (f"Say it in English: {QUESTION}", False),
+        (" ".join(WORDS[2:10]), False),
+        (" ".join(WORDS[2:9]), True),
+        (" ".join([*WORDS[:7], "heute", *WORDS[7:]]), True),
+        ("-".join(WORDS).upper() + "!", False),
+        (["Hello.", f"{QUESTION}?"], False),
+        (["Hello.", SECOND], False),
+        (["Hello.", SECOND.removesuffix(" come about")[15:]], True),
+    ],
+)
+def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never, line, stays):
+    lines = [(0, "Something else."), (1, line)]
+    assert len(planted(lines)[0]) == 2
+    train, _ = planted(lines, runs_in(never))
+    assert [one.get("prompt", one.get("turns")) for one in train].count(line) == stays
+    assert len(train) == 1 + stays
+
+
+@pytest.mark.parametrize(("held_out", "trained_on"), [(1, 76), (5, 60)])
+def test_what_is_held_out_is_of_other_origins(planted, held_out, trained_on):
+    lines = [(at // 4, f"Line {at}.") for at in range(80)]
+    train, valid = planted(lines, held_out=held_out, weight=trained_on)
+    origins = [{int(line["prompt"][5:-1]) // 4 for line in part} for part in (train, valid)]
+    assert (len(train), len(valid)) == (trained_on, held_out)
+    assert not origins[0] & origins[1]
+    assert planted(lines, held_out=held_out, weight=trained_on) == (train, valid)
+
+
+def test_nothing_empty_too_long_or_twice(planted):
+    lines = ["Once.", "Once.", " ", "x" * 5201, ["Once.", ""], ["y" * 2600, "z" * 2600], "x" * 5200]
+    train, _ = planted(enumerate(lines))
+    assert sorted(len(line["prompt"]) for line in train) == [5, 5200]
+
+
+def test_the_command_writes_both_files_without_what_may_never_be_there(clones, never, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": NEWS[4]}) + "\n")
+
+    def written(*flags):
+        run_program(prompt_sources.main, "--clones", clones, "--output", tmp_path / "made", *flags)
+        files = [tmp_path / "made" / name for name in ("train.jsonl", "valid.jsonl")]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    lines = written()
+    assert {line["source"] for line in lines} == set(SOURCES)
+    assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
+    assert any(NEWS[4] in line.get("prompt", "") for line in lines)
+    lines = written("--never", never, "--never", other)
+    assert {line["source"] for line in lines} == set(SOURCES)
+    assert not any(NEWS[4] in line.get("prompt", "") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, r"xquad\.en\.json is missing"),
+        ('{"data": [{"title": 3}]}', "has no attribute"),
+        ("{", "Expecting"),
+        ("{}", "data"),
+    ],
+)
+def test_a_clone_that_is_not_there_or_of_another_form_is_named(tmp_path, text, why):
+    (tmp_path / "xquad").mkdir()
+    if text:
+        (tmp_path / "xquad/xquad.en.json").write_text(text)
+    url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
+    with pytest.raises(UserError, match=f"xquad: .*{why}.*; expected a clone of {url}"):
+        lines_of("xquad", tmp_path, set())
+
+
+def test_the_table_is_whole():
+    assert set(SOURCES) == set(READERS)
+    fields = {"what", "licence", "weight", "held_out", "repository", "commit"}
+    for source in SOURCES.values():
+        assert set(source) == fields
+        assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
+        assert re.match(r"CC BY-SA|CC0|Apache|BSD|MIT", source["licence"])
