@@ -140,7 +140,7 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
     if run.is_finished:
         note(f"The run is at its end, after {run.progress.iterations} iterations")
     else:
-        note(f"Training {estimate(run).sentence()}")
+        note(f"Training {estimate(run)}")
     if command.estimate:
         return
     _iterate(run)

@@ -68,11 +68,11 @@ class Checkpoint:
             for name in ("identity", "progress"):
                 if not isinstance(meta[name], dict):
                     raise TypeError(f"{name} is {shown(meta[name])}")
-            parts = (
+            parameters, optimizer = (
                 {n.removeprefix(kind): a for n, a in arrays.items() if n.startswith(kind)}
                 for kind in (_PARAMETER, _OPTIMIZER)
             )
-            return cls(*parts, meta["identity"], meta["progress"])
+            return cls(parameters, optimizer, meta["identity"], meta["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
 

@@ -40,11 +40,9 @@ def read_split(
     """Read a JSONL file of one of mlx-lm's formats.
 
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
-    completion ends where its end token does, whatever the chat template puts behind it. A line with
-    a ``finish_reason`` is an answer of the base (``distil``): it follows the prompt as it was
-    written, in its own ``tokens`` if they are there, while the template may change what an
-    assistant said before; if the reason is ``length`` it was cut and gets no end token. A text has
-    no prompt: its streams run from its first token on.
+    completion ends where its end token does. A line with a ``finish_reason`` is an answer of the
+    base (``distil``), in its own ``tokens`` if they are there; if the reason is ``length`` it was
+    cut and gets no end token. A text has no prompt: its streams run from its first token on.
 
     Args:
         path: the file.
@@ -110,22 +108,17 @@ def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, An
 
 def _kind(value: Any) -> str | None:
     """Tell a line's format by the name of its field; ``None``: none of mlx-lm's formats."""
-    if not isinstance(value, dict):
-        return None
-    if all(isinstance(value.get(name), str) for name in ("prompt", "completion")):
-        return "prompt" if _are_tokens(value.get("tokens", [])) else None
-    messages = value.get("messages")
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return "messages" if messages[-1]["role"] == "assistant" else None
-    return "text" if isinstance(value.get("text"), str) and value["text"] else None
-
-
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+    match value:
+        case {"prompt": str(), "completion": str()}:
+            tokens = value.get("tokens", [])
+            right = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
+            return "prompt" if right else None
+        case {"messages": [*messages, {"role": "assistant", "content": _}]}:
+            said = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+            return "messages" if said and all("content" in m for m in messages) else None
+        case {"text": str(text)} if text:
+            return "text"
+    return None
 
 
 def _reader(

@@ -81,13 +81,13 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def _prompt_of(value: Any) -> str | None:
-    if not isinstance(value, dict):
-        return None
-    prompt = value.get("prompt")
-    if prompt is None and isinstance(value.get("messages"), list):
-        said = [m for m in value["messages"] if isinstance(m, dict) and m.get("role") == "user"]
-        prompt = said[0].get("content") if said else None
-    return prompt if isinstance(prompt, str) and prompt.strip() else None
+    match value:
+        case {"prompt": str(prompt)} if prompt.strip():
+            return prompt
+        case {"messages": [*messages]} if value.get("prompt") is None:
+            said = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+            return _prompt_of({"prompt": said[0].get("content")}) if said else None
+    return None
 
 
 def fitting(
@@ -97,18 +97,7 @@ def fitting(
     answering: Answering,
     most_tokens: int,
 ) -> list[str]:
-    """Select the prompts that a base can answer, in order.
-
-    Args:
-        model: the base, without an adapter or with the LoRA of ``answering``.
-        tokenizer: the base's tokenizer.
-        prompts: different prompts.
-        answering: settings of the answers.
-        most_tokens: the most tokens of a prompt and its answer; the model's context may hold less.
-
-    Returns:
-        Prompts that leave room for a token of an answer.
-    """
+    """Select the prompts that leave room for an answer in so many tokens and the context."""
     most = min(most_tokens, context_length(model.config) or most_tokens)
     return [p for p in prompts if len(chat_prompt(tokenizer, p, answering.template)) < most]
 
@@ -121,22 +110,10 @@ def distil(
     answering: Answering,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base answer prompts, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
-
-    Answers are written as they come, so an interrupted call goes on where it ended. Prompts and
-    settings are written beside them, and others are refused.
-
-    Args:
-        model: the base, without an adapter or with the LoRA of ``answering``.
-        tokenizer: the base's tokenizer.
-        prompts: different prompts, at least two.
-        directory: directory of the files; it is made.
-        answering: settings of the answers.
-        show: called with the progress.
+    """Let the base, with the LoRA of ``answering``, answer prompts; see ``keep_answers``.
 
     Raises:
-        UserError: there are fewer prompts, the directory holds other answers, a file cannot be read
-            or written, or the base cannot read a prompt.
+        UserError: as ``keep_answers``, or the base cannot read a prompt.
     """
     at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
     answer = partial(_answers, model, tokenizer, answering=answering)
@@ -151,7 +128,10 @@ def keep_answers(
     at_once: int,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Have prompts answered, to ``train.jsonl`` and ``valid.jsonl`` in a directory, see ``distil``.
+    """Have prompts answered, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
+
+    Answers are written as they come, so an interrupted call goes on where it ended. Prompts and
+    settings are written beside them, and others are refused.
 
     Args:
         prompts: different prompts, at least two.

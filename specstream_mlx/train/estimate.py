@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -10,31 +9,26 @@ from .items import Item
 from .run import Run
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Tokens, memory and time of a run.
+def estimate(run: Run) -> str:
+    """Measure a step on the run's first batch and one on its longest; neither changes anything.
 
-    Attributes:
-        iterations: number of iterations left.
-        tokens: number of their completion tokens.
-        seconds: time that they take, without validation.
-        peak_memory: peak of the larger measured step in bytes.
-        parameters: number of trained parameters.
+    Args:
+        run: a run that has not begun or was restored.
+
+    Returns:
+        What the run takes, in words.
     """
-
-    iterations: int
-    tokens: int
-    seconds: float
-    peak_memory: int
-    parameters: int
-
-    def sentence(self) -> str:
-        """Write the estimate as a sentence."""
-        return (
-            f"{self.parameters:,} parameters, {self.iterations} iterations, about "
-            f"{self.tokens:,} tokens: some {duration(self.seconds)} here, "
-            f"{self.peak_memory / 1e9:.2f} GB at most"
-        )
+    iterations, epoch = run.settings.iters - run.progress.iterations, run.epoch
+    longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
+    mx.reset_peak_memory()
+    rates = [_seconds(run, batch) / _tokens(batch) for batch in (epoch[0], longest)]
+    tokens = round(iterations * sum(map(_tokens, epoch)) / len(epoch))
+    parameters = sum(array.size for array in run.parameters.values())
+    return (
+        f"{parameters:,} parameters, {iterations} iterations, about {tokens:,} tokens: some "
+        f"{duration(tokens * sum(rates) / len(rates))} here, "
+        f"{mx.get_peak_memory() / 1e9:.2f} GB at most"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -45,28 +39,7 @@ def duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def estimate(run: Run) -> Estimate:
-    """Measure a step on the run's first batch and one on its longest; neither changes anything.
-
-    Args:
-        run: a run that has not begun or was restored.
-    """
-    left, epoch = run.settings.iters - run.progress.iterations, run.epoch
-    longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
-    mx.reset_peak_memory()
-    rates = [_seconds(run, batch) / _tokens(batch) for batch in (epoch[0], longest)]
-    tokens = round(left * sum(map(_tokens, epoch)) / len(epoch))
-    return Estimate(
-        iterations=left,
-        tokens=tokens,
-        seconds=tokens * sum(rates) / len(rates),
-        peak_memory=mx.get_peak_memory(),
-        parameters=sum(array.size for array in run.parameters.values()),
-    )
-
-
 def _tokens(batch: Sequence[Item]) -> int:
-    """Count the completion tokens of a batch."""
     return sum(item.completion_tokens for item in batch)
 
 

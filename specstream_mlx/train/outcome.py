@@ -25,19 +25,17 @@ _DRAFTED = 1.05
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens per second behind the first token as ratios, the geometric means over prompts.
+    """Tokens per second after the first token as ratios, the geometric means over prompts.
 
     Attributes:
         speedup: the adapter's over plain mlx_lm on the same weights.
         lookup: prompt lookup's alone over the same.
-        accepted_length: tokens per target call with the adapter.
         call_reduction: target calls of plain decoding over those with the adapter.
         prompts: number of prompts decoded.
     """
 
     speedup: float
     lookup: float
-    accepted_length: float
     call_reduction: float
     prompts: int
 
@@ -68,15 +66,7 @@ def measure(
     max_tokens: int = 96,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> Outcome:
-    """Decode prompts greedily in three ways, in turn; a first round on the first is not counted.
-
-    Args:
-        model: the base with the adapter mounted.
-        tokenizer: the base's tokenizer.
-        prompts: token ids.
-        max_tokens: the most tokens of each text.
-        show: called with the number of generations done, and of all.
-    """
+    """Decode prompts greedily in three ways, in turn; a first round on the first is not counted."""
     bare = replace(model, streams=None)  # with its LoRA
     speedups, lookups, tokens, calls = [], [], 0, 0
     done, total = 0, 3 * (ROUNDS * len(prompts) + 1)
@@ -102,14 +92,8 @@ def measure(
             plain = median(rates["plain"])
             speedups.append(median(rates["streams"]) / plain)
             lookups.append(median(rates["lookup"]) / plain)
-    texts = ROUNDS * len(prompts)  # whose first tokens are the prompts' own
-    return Outcome(
-        speedup=_mean(speedups),
-        lookup=_mean(lookups),
-        accepted_length=(tokens - texts) / max(calls - texts, 1),
-        call_reduction=tokens / max(calls, 1),
-        prompts=len(prompts),
-    )
+    reduction = tokens / max(calls, 1)
+    return Outcome(_mean(speedups), _mean(lookups), reduction, len(prompts))
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -230,8 +230,9 @@ class Run:
                 self._trained.set(self.parameters)
                 gathered = None
             mx.eval(self.parameters, self._optimizer.state, loss, norm, gathered)
-            self._check_number("loss", lost := float(loss.item()))
-            self._check_number("norm of the gradients", float(norm.item()))
+            lost: Any = loss.item()
+            self._check_number("loss", lost)
+            self._check_number("norm of the gradients", norm.item())
             tokens = sum(item.completion_tokens for item in items)
             progress.iterations += 1
             progress.trained_tokens += tokens
@@ -261,7 +262,7 @@ class Run:
         self._trained.set(parameters)
         return n_gram_loss(self._forward, sequences, scored).total
 
-    def _check_number(self, name: str, value: float) -> None:
+    def _check_number(self, name: str, value: Any) -> None:
         if not math.isfinite(value):
             raise UserError(
                 f"the {name} is {value} in iteration {self.progress.iterations + 1}, expected a "

@@ -94,14 +94,7 @@ def ask_itself(
     asking: Asking,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> Asked:
-    """Let a model draw prompts, to ``prompts.jsonl`` in a directory.
-
-    Args:
-        model: the base without an adapter.
-        tokenizer: the base's tokenizer, with a chat template.
-        directory: directory of the file; it is made.
-        asking: settings of the prompts.
-        show: called with the number of prompts.
+    """Let the base draw prompts, to ``prompts.jsonl`` in a directory, which is made.
 
     Raises:
         UserError: there is no chat template or it leaves out what the user says, next to no draw
@@ -114,7 +107,10 @@ def ask_itself(
     claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
     kept = _kept(path)
     alike = {beginning(prompt) for prompt in kept.values()}
-    read = _read(model, opening[:-1])
+    read = make_prompt_cache(model.model)  # of what is before every draw
+    if opening[:-1]:
+        model.model(mx.array([opening[:-1]]), cache=read)
+        mx.eval([cache.state for cache in read])
     place, asked = max(kept, default=-1) + 1, Asked()
     recent: deque[str | None] = deque(maxlen=_RECENT)
     show(len(kept), asking.count)
@@ -173,15 +169,6 @@ def turn_of(
     return tokenizer.encode(before.rstrip(" "), add_special_tokens=False), asker
 
 
-def _read(model: SpeculativeModel, tokens: list[int]) -> list[Any]:
-    """Read the tokens before every draw, once; returns their KV caches."""
-    caches = make_prompt_cache(model.model)
-    if tokens:
-        model.model(mx.array([tokens]), cache=caches)
-        mx.eval([cache.state for cache in caches])
-    return caches
-
-
 def _draws(
     model: SpeculativeModel,
     asker: TokenizerWrapper,
@@ -232,13 +219,11 @@ def _kept(path: Path) -> dict[int, str]:
     """Read the prompts of a file by the number of their draw."""
     kept = {}
     for number, value in read_json_lines(path) if cut_to_lines(path) else ():
-        try:
-            draw, prompt = value["draw"], value["prompt"]
-        except (KeyError, TypeError):
-            draw, prompt = None, None
-        if type(draw) is not int or not isinstance(prompt, str):
-            raise UserError(
-                f"{path}, line {number} is {shown(value)}, expected a prompt and its draw"
-            )
-        kept[draw] = prompt
+        match value:
+            case {"draw": int(draw), "prompt": str(prompt)} if type(draw) is int:
+                kept[draw] = prompt
+            case _:
+                raise UserError(
+                    f"{path}, line {number} is {shown(value)}, expected a prompt and its draw"
+                )
     return kept
