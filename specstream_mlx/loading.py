@@ -284,12 +284,11 @@ class SpeculativeModel:
                 "where several processes run the model"
             )
         config = description.stream_config
-        for name in ("stream_keys", "stream_prefix") if config is not None else ():
-            if value := getattr(config, name):
-                raise UserError(
-                    f"{description.config_path}: {name} is {value}, expected 0 where several "
-                    "processes run the model, since each sees a part of the heads"
-                )
+        if config is not None and config.stream_keys:
+            raise UserError(
+                f"{description.config_path}: stream_keys is {config.stream_keys}, expected 0 where "
+                "several processes run the model, since each sees a part of the heads"
+            )
 
     def mount_head(self, directory: str | Path | None) -> None:
         """Mount a draft head in place of the present one; ``None``: leave none.

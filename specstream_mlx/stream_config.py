@@ -15,7 +15,12 @@ from .options.kinds import TEXT, choice, integer, number, what
 FORMAT_VERSION = 2
 """Version of the ``speculative_streaming`` object that this release writes and reads."""
 
-_DROPPED = {"stream_window": 0, "pruner_form": "residual"}
+_DROPPED = {
+    "stream_window": 0,
+    "stream_prefix": 0,
+    "stream_prefix_size": 0,
+    "pruner_form": "residual",
+}
 """Fields of earlier releases and the only value of each that this one reads."""
 
 _TEMPLATE = what(
@@ -78,9 +83,8 @@ class StreamConfig:
         num_msa_layers: N_s, the top layers in which the streams run.
         hidden_size: width of the base model.
         num_hidden_layers: N, the layers of the base model.
-        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4; ``embedding``,
-            without the main stream: in all layers these are the prompt tokens of PPD (arXiv
-            2405.18628); or ``value_rotation``, which has no stream embeddings.
+        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4; or
+            ``value_rotation``, which has no stream embeddings.
         stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
         value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
             unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
@@ -101,11 +105,6 @@ class StreamConfig:
             sliding window, summed over the query heads. Rows with at least the
             ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
             still see the streams before them, and main rows see everything.
-        stream_prefix: learned keys and values in each MSA layer that every stream sees and no main
-            row does, as beside the prompt tokens of BiTA (arXiv 2401.12522); 0: none. They have no
-            position: keys are not rotated.
-        stream_prefix_size: size of one of them, key-value heads times head size of the base; 0
-            without ``stream_prefix``.
         pruner_rank: rank of the early-exit pruner's ``B A``, which scores by
             ``lm_head(norm(M + B A M))``; 0 for no pruner.
         base_model: the base's name or path, for people.
@@ -120,9 +119,7 @@ class StreamConfig:
     hidden_size: int = option(..., integer(1))
     num_hidden_layers: int = option(..., integer(1, MOST_LAYERS))
     num_streams: int = option(4, integer(1, MOST_STREAMS))
-    stream_init: str = option(
-        "identity", choice("identity", "linear", "embedding", "value_rotation")
-    )
+    stream_init: str = option("identity", choice("identity", "linear", "value_rotation"))
     stream_init_rank: int = option(0, integer(0))
     value_rotation_epsilon: float = option(0.0, number())
     stream_mlp: str = option("base", choice("base", "adapter", "base+adapter"))
@@ -131,8 +128,6 @@ class StreamConfig:
     stream_head_rank: int = option(0, integer(0))
     draft_vocabulary: int = option(0, integer(0))
     stream_keys: int = option(0, integer(0))
-    stream_prefix: int = option(0, integer(0))
-    stream_prefix_size: int = option(0, integer(0))
     pruner_rank: int = option(8, integer(0))
     base_model: str = option("", TEXT)
     base_fingerprint: str = option("", TEXT)
@@ -151,11 +146,6 @@ class StreamConfig:
             rank, kind = getattr(self, name), getattr(self, owner)
             if (kind in users) != (rank > 0):
                 raise UserError(f"{name} is {rank} with {owner} {kind!r}, expected {words}")
-        if (self.stream_prefix > 0) != (self.stream_prefix_size > 0):
-            raise UserError(
-                f"stream_prefix_size is {self.stream_prefix_size} with stream_prefix "
-                f"{self.stream_prefix}, expected a size with a prefix and 0 without"
-            )
 
     @property
     def first_msa_layer(self) -> int:
@@ -178,11 +168,6 @@ class StreamConfig:
             for layer in range(self.first_msa_layer, self.num_hidden_layers):
                 shapes[f"streams.adapters.{layer}.down.weight"] = (self.stream_adapter_rank, h)
                 shapes[f"streams.adapters.{layer}.up.weight"] = (h, self.stream_adapter_rank)
-        if self.stream_prefix:
-            shape = self.stream_prefix, self.stream_prefix_size
-            for layer in range(self.first_msa_layer, self.num_hidden_layers):
-                shapes[f"streams.prefix.{layer}.key"] = shape
-                shapes[f"streams.prefix.{layer}.value"] = shape
         if self.stream_head_rank:
             shapes["streams.head.down.weight"] = (self.stream_head_rank, 2 * h)
             shapes["streams.head.biases"] = (self.num_streams, self.stream_head_rank)

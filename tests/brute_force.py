@@ -38,9 +38,8 @@ def forward(model, config, tokens, streams=None, stream_from=0):
                 for j in range(1, settings.num_streams + 1):
                     rows.append((position, j))
                     x = np.vstack([x, _seed(x[position], j, tensors, settings)])
-        prefix = [tensors.get(f"streams.prefix.{number}.{kind}") for kind in ("key", "value")]
         inner = _norm(x, layer.input_layernorm)
-        x = x + _attention(layer, config, settings, rows, inner, prefix)
+        x = x + _attention(layer, config, settings, rows, inner)
         inner = _norm(x, layer.post_attention_layernorm)
         out = _mlp(layer.mlp, inner)
         for index, (_, j) in enumerate(rows):
@@ -64,7 +63,7 @@ def _sees(query, key, shared, window):
     return other == position and (i <= j or (j == 0 and shared))
 
 
-def _attention(layer, config, settings, rows, x, prefix):
+def _attention(layer, config, settings, rows, x):
     attention, d = layer.self_attn, config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     queries = _linear(attention.q_proj, x).reshape(len(rows), heads, d)
@@ -82,11 +81,6 @@ def _attention(layer, config, settings, rows, x, prefix):
     window = config["sliding_window"] if layer.use_sliding else len(rows)
     mask = np.array([[_sees(query, key, shared, window) for key in rows] for query in rows])
     out = np.empty_like(queries)
-    if prefix[0] is not None:  # no position: seen from every stream, and from no main row
-        learned_keys, learned_values = (part.reshape(-1, kv_heads, d) for part in prefix)
-        keys, values = np.vstack([keys, learned_keys]), np.vstack([values, learned_values])
-        seen = np.array([[j > 0] * len(learned_keys) for _, j in rows])
-        mask = np.hstack([mask, seen])
     scores = [
         queries[:, head] @ keys[:, head // (heads // kv_heads)].T / math.sqrt(d)
         for head in range(heads)
@@ -116,8 +110,6 @@ def _select_keys(mask, rows, scores, count):
 
 
 def _seed(hidden, j, tensors, settings):
-    if settings.stream_init == "embedding":
-        return tensors["streams.embeddings"][j - 1]
     if "streams.init.down.weight" in tensors:
         hidden = _low_rank(hidden, tensors, "streams.init")
     embeddings = tensors.get("streams.embeddings")

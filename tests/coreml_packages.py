@@ -93,9 +93,6 @@ CASES = {
         bits=6, fields={"rope_scaling": LLAMA3}, streams={**SHARED, "num_streams": 1}
     ),
     "Qwen2, int8, every layer": Case("qwen2", streams={**BESIDE, "num_msa_layers": 3}),
-    "Llama, prompt tokens": Case(
-        streams={"mode": "lossless", "num_msa_layers": 3, "stream_init": "embedding"}
-    ),
     "Qwen2, yarn, untied, draft vocabulary": Case(
         "qwen2",
         fields={**UNTIED, "rope_scaling": YARN},

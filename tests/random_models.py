@@ -70,7 +70,6 @@ STREAMS = {
         "stream_mlp": "adapter",
         "stream_adapter_rank": 4,
     },
-    "prompt tokens": {"num_msa_layers": 4, "stream_init": "embedding"},
     "base MLP": {},
     "one stream": {"num_streams": 1},
     "every layer": {"num_msa_layers": 4, "stream_mlp": "adapter", "stream_adapter_rank": 4},
@@ -82,7 +81,6 @@ STREAMS = {
     },
 }
 STREAMS["few keys"] = STREAMS["adapter"] | {"stream_keys": 3}
-STREAMS["prefix"] = STREAMS["adapter"] | {"stream_prefix": 3}
 STREAMS["conditioned head, draft vocabulary"] = STREAMS["conditioned head"] | {
     "draft_vocabulary": 60
 }
@@ -109,8 +107,6 @@ def speculative_model(
                 module.bias = 0.2 * mx.random.normal(module.bias.shape, key=mx.random.key(seed))
     fields = {"num_streams": 3, "num_msa_layers": 2, "pruner_rank": 4, **streams}
     sizes = {name: config[name] for name in ("hidden_size", "num_hidden_layers")}
-    if fields.get("stream_prefix"):
-        sizes["stream_prefix_size"] = config["num_key_value_heads"] * config["head_dim"]
     adapter = random_streams(StreamConfig(mode=mode, **sizes, **fields), seed=seed + 1)
     mx.eval(model.parameters(), adapter.parameters())
     return SpeculativeModel(model, config, Path("in memory"), streams=adapter)

@@ -48,8 +48,8 @@ MODELS = [
     ("llama3 rope", "shared", "conditioned head"),
     ("traditional linear rope, untied", "lossless", "conditioned head"),
     ("sliding windows", "lossless", "conditioned head"),
-    ("grouped heads, tied", "lossless", "prompt tokens"),
-    ("full heads, biases", "lossless", "prefix"),
+    ("grouped heads, tied", "lossless", "one stream"),
+    ("full heads, biases", "lossless", "few keys"),
 ]
 EVERY = range(len(MODELS))
 CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]

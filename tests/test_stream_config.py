@@ -18,8 +18,6 @@ ROTATION = {"stream_init": "value_rotation"}
         ({**ROTATION, "value_rotation_epsilon": 2 * math.pi / 3}, "expected more than 0 and less"),
         ({**ROTATION, "value_rotation_epsilon": None}, "is None, expected a number"),
         ({"value_rotation_epsilon": 0.3}, "expected 0: only 'value_rotation' turns"),
-        ({"stream_prefix": 2}, "stream_prefix_size is 0 with stream_prefix 2, expected a size"),
-        ({"stream_prefix_size": 4}, "stream_prefix_size is 4 with stream_prefix 0"),
     ],
 )
 def test_what_streams_cannot_be(fields, sentence):
@@ -32,7 +30,8 @@ SIZES = {"mode": "lossless", "hidden_size": 8, "num_hidden_layers": 4, "num_msa_
 
 
 def test_dropped_fields_may_stay_at_their_defaults():
-    dropped = {"stream_window": 0, "pruner_form": "residual"}
+    dropped = {"stream_window": 0, "stream_prefix": 0, "stream_prefix_size": 0}
+    dropped["pruner_form"] = "residual"
     assert StreamConfig.from_dict(SIZES | dropped) == StreamConfig(**SIZES)
 
 
@@ -40,6 +39,7 @@ def test_dropped_fields_may_stay_at_their_defaults():
     ("name", "value", "sentence"),
     [
         ("stream_window", 3, "stream_window is 3, expected 0: no other streams are run"),
+        ("stream_prefix", 2, "stream_prefix is 2, expected 0"),
         ("stream_window", False, "stream_window is False, expected 0"),
         ("pruner_form", "literal", "pruner_form is 'literal', expected 'residual'"),
     ],

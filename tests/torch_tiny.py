@@ -9,7 +9,6 @@ from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specstream_mlx.models.architectures import key_size
 from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share
@@ -44,8 +43,6 @@ def tiny_model(
         fields |= {"stream_mlp": "adapter", "stream_adapter_rank": 4}
     fields |= overrides
     base = base or tiny_llama()
-    if fields.get("stream_prefix"):
-        fields["stream_prefix_size"] = key_size(base.config.to_dict())
     config = StreamConfig(
         hidden_size=base.config.hidden_size,
         num_hidden_layers=base.config.num_hidden_layers,

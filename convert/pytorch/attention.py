@@ -143,7 +143,6 @@ def stream_attention(
     positions: Tensor,
     scoring: Scoring,
     selected: Tensor | None = None,
-    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
 
@@ -158,7 +157,6 @@ def stream_attention(
         positions: (B, C) int64, where the streams are.
         scoring: how this layer scores keys.
         selected: (B, C, T) bool, the main keys that streams may attend to; ``None``: all.
-        prefix: keys and values (Hkv, n, d) that streams attend to besides; ``None``: none.
 
     Returns:
         (B, C, R, Hq, d).
@@ -175,13 +173,6 @@ def stream_attention(
     later = torch.ones(gamma, gamma, dtype=torch.bool, device=positions.device).triu(1)
     if rows > gamma:
         later = torch.cat((later.new_zeros(1, gamma), later))
-    if prefix is not None:
-        learned = [t.to(keys.dtype)[None, :, None].expand(batch, -1, count, -1, -1) for t in prefix]
-        stream_keys = torch.cat((stream_keys, learned[0]), dim=3)
-        stream_values = torch.cat((stream_values, learned[1]), dim=3)
-        of_main = torch.arange(rows, device=positions.device) < rows - gamma
-        later = torch.cat((later, of_main[:, None].expand(rows, learned[0].shape[3])), dim=1)
-    beside = stream_keys.shape[3]
     stream_scores = queries @ stream_keys.transpose(3, 4)
     main_hidden = scoring.hides(positions, length)[:, None, :, None]
     if selected is not None:
@@ -192,13 +183,13 @@ def stream_attention(
     hidden = torch.cat(
         (
             main_hidden.expand(batch, 1, count, groups * rows, length),
-            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, beside),
+            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
         ),
         dim=-1,
     )
     scores = softcapped(torch.cat((main_scores, stream_scores), dim=-1), scoring.softcap)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(values.dtype)
-    main_part, stream_part = weights.split((length, beside), dim=-1)
+    main_part, stream_part = weights.split((length, gamma), dim=-1)
     output = (main_part.flatten(2, 3) @ values).view(queries.shape) + stream_part @ stream_values
     output = output.view(batch, kv_heads, count, groups, rows, d).permute(0, 2, 4, 1, 3, 5)
     return output.reshape(batch, count, rows, heads, d)

@@ -92,29 +92,8 @@ def normed(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=_EPSILON)
 
 
-class Prefix(nn.Module):
-    """Keys and values of one layer that its streams alone see; values are 0 at the start.
-
-    Args:
-        count: n, their number.
-        size: key-value heads times head size.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        super().__init__()
-        self.key = nn.Parameter(torch.randn(count, size))
-        self.value = nn.Parameter(torch.zeros(count, size))
-
-    def by_head(self, kv_heads: int) -> tuple[Tensor, Tensor]:
-        """Keys and values as (Hkv, n, d)."""
-        keys, values = (
-            t.unflatten(1, (kv_heads, -1)).transpose(0, 1) for t in (self.key, self.value)
-        )
-        return keys, values
-
-
 class Streams(nn.Module):
-    """The trainable parts of the streams: embeddings, initialization, adapters, prefix and head.
+    """The trainable parts of the streams: embeddings, initialization, adapters and head.
 
     Parameters are named as in ``StreamConfig.tensor_shapes()``. A draft vocabulary counts in
     training and at run time; the logits of ``SpeculativeStreamingModel`` are of all tokens.
@@ -123,7 +102,6 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig) -> None:
         super().__init__()
         self.num_streams = config.num_streams
-        self.sees_main = config.stream_init != "embedding"
         h = config.hidden_size
         if config.stream_init != "value_rotation":
             self.embeddings = nn.Parameter(EMBEDDING_STD * torch.randn(config.num_streams, h))
@@ -133,13 +111,6 @@ class Streams(nn.Module):
             self.adapters = nn.ModuleDict(
                 {
                     str(layer): LowRank(h, config.stream_adapter_rank, start_at_zero=True)
-                    for layer in range(config.first_msa_layer, config.num_hidden_layers)
-                }
-            )
-        if config.stream_prefix:
-            self.prefix = nn.ModuleDict(
-                {
-                    str(layer): Prefix(config.stream_prefix, config.stream_prefix_size)
                     for layer in range(config.first_msa_layer, config.num_hidden_layers)
                 }
             )
@@ -154,8 +125,6 @@ class Streams(nn.Module):
         """Start the streams (B, C, gamma, h) from main hidden states (B, C, h), as in Eq. 4."""
         if hasattr(self, "init"):
             main = self.init(main)
-        if not self.sees_main:
-            main = torch.zeros_like(main)
         streams = main.unsqueeze(2).expand(-1, -1, self.num_streams, -1)
         return streams + self.embeddings if hasattr(self, "embeddings") else streams
 
@@ -473,13 +442,8 @@ class SpeculativeStreamingModel(nn.Module):
                 selected = likeliest_keys(own_queries, keys, positions, scoring, config.stream_keys)
             if main_sees_streams and own_queries is not None:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
-            prefix = None
-            if config.stream_prefix:
-                prefix = self.streams.prefix[str(index)].by_head(keys.shape[1])
             of_streams = stream_keys, stream_values, positions
-            attended = stream_attention(
-                queries, keys, values, *of_streams, scoring, selected, prefix
-            )
+            attended = stream_attention(queries, keys, values, *of_streams, scoring, selected)
             if main_sees_streams:
                 own, attended = attended[:, :, 0], attended[:, :, 1:]
             return attended.flatten(1, 2)

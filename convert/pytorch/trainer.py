@@ -25,7 +25,6 @@ from torch import Tensor
 
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError, shown
-from specstream_mlx.models.architectures import key_size
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
@@ -62,7 +61,6 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     config = settings.stream_config(
         hidden_size=base.config.hidden_size,
         num_hidden_layers=base.config.num_hidden_layers,
-        key_size=key_size(base.config.to_dict()) if settings.stream_prefix else 0,
         base_model=str(settings.model),
         base_fingerprint=base_fingerprint(settings.model),
     )

@@ -239,12 +239,7 @@ class _Beside:
             embeddings = self._network.own(
                 "streams.embeddings", lambda: parts["embeddings"][None, :gamma]
             )
-            alone = self._config.stream_init == "embedding"
-            seeds = (
-                mb.tile(x=embeddings, reps=(count, 1, 1))
-                if alone
-                else mb.add(x=seeds, y=embeddings)
-            )
+            seeds = mb.add(x=seeds, y=embeddings)
         return mb.reshape(x=seeds, shape=(count * gamma, main.shape[1]))
 
     def positions(self, main: Var) -> Var:

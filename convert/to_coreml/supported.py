@@ -125,11 +125,10 @@ def check_adapter(
         raise UserError(
             f"{name}: LoRA on lm_head beside a draft_vocabulary is not exported to Core ML"
         )
-    for field in ("stream_keys", "stream_prefix"):
-        if streams is not None and getattr(streams, field):
-            raise UserError(
-                f"{name}: {field} is {getattr(streams, field)}, expected 0 to export to Core ML"
-            )
+    if streams is not None and streams.stream_keys:
+        raise UserError(
+            f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"
+        )
     if streams is not None and streams.draft_vocabulary and supplied:
         raise UserError(
             f"{name}: draft_vocabulary is {streams.draft_vocabulary}, expected 0 where adapters "

@@ -32,7 +32,6 @@ from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
 from .peft import read_peft_lora
-from .prompt_tokens import read_prompt_tokens
 from .source_tensors import read_arrays
 
 
@@ -156,8 +155,6 @@ def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
 
 def _as_published(source: Path, base: _Base) -> _Adapter:
     """Read an adapter in the dtypes that it has."""
-    if (tokens := read_prompt_tokens(source, base.config)) is not None:
-        return _Adapter(LoraPart(), *tokens)
     found = describe(source)
     found.check_base(base.config)
     adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found, base))

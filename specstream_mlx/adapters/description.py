@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..checked_files import Headers, check_tensors, read_json, short, tensor_headers
 from ..config import VOCABULARY, UserError, check_integer, is_number, shown
-from ..models.architectures import architecture_of, completed, key_size
+from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
 from ..stream_config import StreamConfig
 from .torch_files import LORA_TENSORS, STREAM_CONFIG
@@ -104,12 +104,6 @@ class AdapterDescription:
                     f"expected the base's {sizes.get(field)}"
                 )
         name = base_config.get("model_type")
-        if streams.stream_prefix:
-            size, expected_size = streams.stream_prefix_size, key_size(base_config)
-            if size != expected_size:
-                raise UserError(
-                    f"{where}: stream_prefix_size is {size}, expected the base's {expected_size}"
-                )
         if streams.stream_keys and not architecture_of(name).tested:
             raise UserError(
                 f"{where}: stream_keys is {streams.stream_keys} with model_type {shown(name)}, "

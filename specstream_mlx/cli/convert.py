@@ -50,8 +50,8 @@ class ConvertOptions:
     adapter_path: list[Path] | None = option(
         None,
         each("a list of directories", lambda value: isinstance(value, Path)),
-        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams; "
-        "or published prompt tokens, PPD's, or a whole model with BiTA's, which become streams. "
+        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and "
+        "streams. "
         "With it, the adapter is converted instead of the base. Given several times, each becomes "
         "a directory of its name in --mlx-path.",
         metavar="DIR",
@@ -243,7 +243,6 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
     from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
     from specstream_mlx.convert.to_mlx.base import convert_base
     from specstream_mlx.convert.to_mlx.overwrite import check_new
-    from specstream_mlx.convert.to_mlx.prompt_tokens import holds_prompt_tokens
     from specstream_mlx.convert.to_mlx.recipes import Quantization
 
     from ..loading import model_directory
@@ -252,12 +251,6 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
     dtype, overwrite = options.dtype, options.overwrite
     if not overwrite:
         check_new(target)
-    for adapter in adapters if options.verify else ():
-        if holds_prompt_tokens(adapter):
-            raise UserError(
-                f"--verify compares with this project's PyTorch models, and {adapter} holds "
-                "published prompt tokens, expected LoRA or streams"
-            )
     base = model_directory(options.model)
     tokens, written = _sample_tokens(base) if options.verify else [], [target]
     quantization = Quantization(

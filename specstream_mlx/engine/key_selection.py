@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..models.streams import Prefix
 from .kv import AskedCache, CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
 
@@ -36,7 +35,7 @@ class SelectingRows(UncommittedRows, AskedCache):
     """The new rows of a layer in which streams select keys: main rows before streams.
 
     Args:
-        cache, rows, map_values, prefix: see ``UncommittedRows``.
+        cache, rows, map_values: see ``UncommittedRows``.
         selection: the main rows to select among.
     """
 
@@ -45,10 +44,9 @@ class SelectingRows(UncommittedRows, AskedCache):
         cache: CommittedRows,
         rows: Rows,
         map_values: Callable[[mx.array], mx.array] | None,
-        prefix: Prefix | None,
         selection: KeySelection,
     ):
-        super().__init__(cache, rows, map_values, prefix)
+        super().__init__(cache, rows, map_values)
         self._selection = selection
         if isinstance(cache, SideBySideKVCache):
             assert rows.sees is not None  # as wherever there are streams

@@ -8,7 +8,6 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from ..models.architectures import layer_windows
-from ..models.streams import Prefix
 from .rows import Rows
 
 
@@ -232,8 +231,6 @@ class UncommittedRows(LayerCache):
         cache: the committed rows.
         rows: positions and visibility of the new rows.
         map_values: applied to the new values (sequences, kv_heads, rows, head_dim).
-        prefix: keys and values of the layer that streams among the new rows see. They are written
-            behind these, so they are overwritten like what is not committed.
         skip: rows after the committed ones that earlier passes of this step wrote and that stay
             visible as ``rows.sees`` says; of a single sequence.
     """
@@ -243,11 +240,9 @@ class UncommittedRows(LayerCache):
         cache: CommittedRows,
         rows: Rows,
         map_values: Callable[[mx.array], mx.array] | None = None,
-        prefix: Prefix | None = None,
         skip: int = 0,
     ):
-        self._prefix, self._skip = prefix, skip
-        self._cache, self._rows, self._map_values = cache, rows, map_values
+        self._cache, self._rows, self._map_values, self._skip = cache, rows, map_values, skip
         self._new: tuple[mx.array, mx.array] | None = None
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
             self.bits, self.group_size = cache.bits, cache.group_size
@@ -266,8 +261,7 @@ class UncommittedRows(LayerCache):
         """
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
-            columns = cache.columns(count + self._rows.learned)
-            return self._rows.mask_side_by_side(cache.offset, columns)
+            return self._rows.mask_side_by_side(cache.offset, cache.columns(count))
         window = getattr(cache, "window", window_size)
         return self._rows.attention_mask(count, cache.offset, window, return_array)
 
@@ -278,14 +272,11 @@ class UncommittedRows(LayerCache):
             keys, values: (sequences, kv_heads, rows, head_dim).
 
         Returns:
-            Keys and values of all rows up to the new ones and the prefix behind them, in the
-            underlying cache's form.
+            Keys and values of all rows up to the new ones, in the underlying cache's form.
         """
         if self._map_values is not None:
             values = self._map_values(values)
         self._new, cache = (keys, values), self._cache
-        if self._prefix is not None:
-            keys, values = self._prefix.behind(keys, values)
         if isinstance(cache, SideBySideKVCache):
             return cache.write(keys, values)
         committed = cache.offset

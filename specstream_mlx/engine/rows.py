@@ -17,7 +17,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from ..stream_config import StreamConfig
 from .tree import DraftTree
 
 _MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
@@ -40,12 +39,9 @@ class Rows:
             attends to; ``None``, of one sequence: those up to itself (a chain).
         anchors: (sequences, after) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
-        config: the configuration of the streams among the rows; ``None``: there are none.
-        main_rows: number of main rows, before the streams.
 
     Attributes:
         offset: ``positions`` in the form that layers take; (rows,) of one sequence.
-        learned: columns of the streams' prefix, behind those of the rows; 0: none.
     """
 
     def __init__(
@@ -53,12 +49,8 @@ class Rows:
         positions: mx.array | int,
         sees: mx.array | None = None,
         anchors: mx.array | None = None,
-        config: StreamConfig | None = None,
-        main_rows: int = 0,
     ):
         self.positions, self.sees, self.anchors = positions, sees, anchors
-        self.learned = 0 if config is None else config.stream_prefix
-        self._main_rows = main_rows
         # With a single axis, mlx rotates the rows of one sequence in fewer operations.
         self.offset = positions
         if isinstance(positions, mx.array) and len(positions) == 1:
@@ -79,8 +71,7 @@ class Rows:
 
         Returns:
             (count, prefix + after) bool, the same array for every layer of a pass, or mlx-lm's own
-            forms for a chain: ``"causal"``, ``None``. Where streams have a prefix, its columns come
-            last.
+            forms for a chain: ``"causal"``, ``None``.
         """
         after = count if self.sees is None else self.sees.shape[-1]
         if window is not None and prefix + after <= window:
@@ -99,15 +90,8 @@ class Rows:
                     anchors = anchors[0]
                     keys = mx.concatenate([mx.arange(prefix), anchors])
                     mask = mask & (anchors[-count:, None] - keys < window)
-            if self.learned:
-                shape = count, self.learned
-                mask = mx.concatenate([mask, mx.broadcast_to(~self._is_main(count), shape)], axis=1)
             self._masks[key] = mask
         return self._masks[key]
-
-    def _is_main(self, count: int) -> mx.array:
-        """(count, 1) bool: which of the rows are main rows."""
-        return (mx.arange(count) < self._main_rows)[:, None]
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
         """Make the mask of sequences whose committed rows differ in number.
@@ -128,9 +112,6 @@ class Rows:
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
             seen = mx.take_along_axis(sees, index, axis=-1) & (behind < width)[:, None]
             mask = (behind < 0)[:, None] | seen
-            if self.learned:
-                learned = (behind >= width) & (behind < width + self.learned)
-                mask = mask | (learned[:, None] & ~self._is_main(sees.shape[1]))
             self._side_by_side = mask[:, None]
         return self._side_by_side
 
@@ -327,7 +308,6 @@ def rows_with_streams(
     shapes: TreeShapes,
     num_streams: int,
     main_sees_streams: Sequence[bool],
-    config: StreamConfig,
     beside: Sequence[Sequence[int]] | None = None,
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
@@ -337,7 +317,6 @@ def rows_with_streams(
         shapes: shapes of the whole trees.
         num_streams: gamma.
         main_sees_streams: whether a sequence's main rows see their streams (Eq. 3, shared mode).
-        config: the streams' configuration.
         beside: nodes of each tree that have streams, as many in all trees; only where nothing was
             pruned. ``None``: all kept nodes.
     """
@@ -353,4 +332,4 @@ def rows_with_streams(
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)
-    return Rows(rows, sees, anchors, config, len(nodes))
+    return Rows(rows, sees, anchors)

@@ -320,7 +320,7 @@ class Decoder:
         beside = _nodes_with_streams(plan, trees)
         seeded = main if beside is None else at(main, mx.array(beside))
         seeds = self._streams.seed(seeded, count).flatten(1, 2)
-        rows = rows_with_streams(nodes, shapes, count, shared, self._streams.config, beside)
+        rows = rows_with_streams(nodes, shapes, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
         hidden = mx.concatenate([main, seeds], axis=1)
@@ -448,11 +448,10 @@ class Decoder:
         if config.stream_keys:
             selection = KeySelection(config.stream_keys, count, main_rows, beside)
         for number in range(first, len(self.caches)):
-            cache, prefix = self.caches[number], self._streams.prefix_of(number)
             if selection is None:
-                new = UncommittedRows(cache, rows, rotate, prefix)
+                new = UncommittedRows(self.caches[number], rows, rotate)
             else:
-                new = SelectingRows(cache, rows, rotate, prefix, selection)
+                new = SelectingRows(self.caches[number], rows, rotate, selection)
             hidden = self.model.layer(number, hidden, new, main_rows)
             self._uncommitted[number] = new
         self.profile.border("MSA rows", hidden)

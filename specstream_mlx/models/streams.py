@@ -96,37 +96,6 @@ class ConditionedHead(nn.Module):
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
-class Prefix(nn.Module):
-    """Keys and values of one layer that its streams alone see, (n, key-value heads * head size).
-
-    They may have a leading axis of sequences, whose streams then see their own.
-
-    Args:
-        count: n, ``StreamConfig.stream_prefix``.
-        size: ``StreamConfig.stream_prefix_size``.
-    """
-
-    def __init__(self, count: int, size: int):
-        super().__init__()
-        self.key, self.value = mx.zeros((count, size)), mx.zeros((count, size))
-
-    def behind(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Put them behind new keys and values (sequences, kv_heads, rows, head_dim) of the layer.
-
-        Returns:
-            (sequences, kv_heads, rows + n, head_dim) of both.
-        """
-        return _followed(keys, self.key), _followed(values, self.value)
-
-
-def _followed(new: mx.array, own: mx.array) -> mx.array:
-    """Put a prefix (.., n, size) behind keys or values (sequences, kv_heads, rows, head_dim)."""
-    sequences, heads, _, head_dim = new.shape
-    own = own.reshape(-1, own.shape[-2], heads, head_dim).swapaxes(1, 2).astype(new.dtype)
-    own = mx.broadcast_to(own, (sequences, *own.shape[1:]))
-    return mx.concatenate([new, own], axis=2)
-
-
 def _by_layer(config: StreamConfig, make: Callable[[], nn.Module]) -> list[Any]:
     """Make a module for each MSA layer; below them empty ones: mlx reads number names as lists."""
     first, layers = config.first_msa_layer, range(config.num_hidden_layers)
@@ -152,10 +121,6 @@ class Streams(nn.Module):
             self.streams["adapters"] = _by_layer(
                 config, lambda: LowRank(config.hidden_size, config.stream_adapter_rank)
             )
-        if config.stream_prefix:
-            self.streams["prefix"] = _by_layer(
-                config, lambda: Prefix(config.stream_prefix, config.stream_prefix_size)
-            )
         if config.stream_head_rank:
             self.streams["head"] = ConditionedHead(
                 config.hidden_size, config.stream_head_rank, config.num_streams
@@ -171,7 +136,7 @@ class Streams(nn.Module):
         return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4), or ``P_j`` alone.
+        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4).
 
         Args:
             hidden: (.., h) main-stream rows at the input of the first MSA layer.
@@ -182,8 +147,6 @@ class Streams(nn.Module):
         """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
-        if self._config.stream_init == "embedding":
-            hidden = mx.zeros_like(hidden)
         hidden = hidden[..., None, :]
         if "embeddings" in self.streams:
             return hidden + self._embeddings(count).astype(hidden.dtype)
@@ -264,10 +227,6 @@ class Streams(nn.Module):
         if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
             return None
         return self.streams["adapters"][layer]
-
-    def prefix_of(self, layer: int) -> Prefix | None:
-        """Return the prefix that the streams see in an MSA layer, if they have one."""
-        return self.streams["prefix"][layer] if self._config.stream_prefix else None
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
         """Apply the streams' adapter, their path where the main stream has its MLP.

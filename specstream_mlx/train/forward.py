@@ -26,7 +26,7 @@ from ..engine.key_selection import summed_weights
 from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
-from ..models.streams import Prefix, Streams, ValueRotation
+from ..models.streams import Streams, ValueRotation
 from ..stream_config import StreamConfig
 from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
@@ -168,8 +168,6 @@ class StreamForward:
         config, modules = self.streams.config, {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
             modules["adapter"] = adapter
-        if (prefix := self.streams.prefix_of(number)) is not None:
-            modules["prefix"] = prefix
         count, of_main = visibilities[0].main_rows, main.arrays
 
         def run(
@@ -181,7 +179,7 @@ class StreamForward:
             beside = hidden.shape[1] - count
             rotate = self.streams.value_rotation(count, beside, config.num_streams)
             rows = SegmentRows(
-                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys, prefix
+                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys
             )
             return [self.model.layer(number, hidden, rows, count)]
 
@@ -256,8 +254,7 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and behind them its streams position by
-    position. They may see the columns of all T main rows, behind these the segment's own streams,
-    and behind these, where streams have a prefix, its n columns.
+    position. They may see the columns of all T main rows and the segment's own streams after them.
 
     Args:
         sequences: the sequences of the step.
@@ -292,9 +289,6 @@ class Visibility:
             anchors = mx.concatenate([places, anchors], axis=1)
         self._behind = anchors[..., None] - mx.arange(sequences.tokens.shape[1])
         own = self._among_streams()
-        learned = mx.arange(len(own))[:, None] >= self.main_rows
-        learned = mx.broadcast_to(learned, (len(own), config.stream_prefix))
-        own = mx.concatenate([own, learned], axis=1)
         self._own = mx.broadcast_to(own, (len(anchors), *own.shape))
         self._seen = {window: self._within(window) for window in windows}
 
@@ -314,7 +308,7 @@ class Visibility:
         return seen if window is None else seen & (self._behind < window)
 
     def mask(self, window: int | None) -> mx.array:
-        """Return the mask (B * S, 1, rows, T + c * gamma + n) bool, or (B * S, 1, 1, rows, ..).
+        """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
 
         Args:
             window: a row sees main rows less than this many positions back; ``None``: all.
@@ -381,7 +375,6 @@ class SegmentRows(AskedCache):
         visibility: the visibility of the segments' rows.
         map_values: function applied to the segments' values.
         stream_keys: number of main rows that a stream attends to; 0: all.
-        prefix: keys and values of the layer that streams see besides.
     """
 
     def __init__(
@@ -390,9 +383,7 @@ class SegmentRows(AskedCache):
         visibility: Visibility,
         map_values: ValueRotation | None,
         stream_keys: int,
-        prefix: Prefix | None,
     ):
-        self._prefix = prefix
         self._main, self._visibility = main, visibility
         self._map_values, self._stream_keys = map_values, stream_keys
 
@@ -421,7 +412,7 @@ class SegmentRows(AskedCache):
             self._asked = _beside(self._main.queries, positions), self._main.softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return keys and values of the main rows, the segment's streams and their prefix."""
+        """Return keys and values of the main rows and the segment's streams."""
         visibility, main = self._visibility, self._main
         if self._map_values is not None:
             values = self._map_values(values)
@@ -436,8 +427,6 @@ class SegmentRows(AskedCache):
             weights = self._weights(main_keys)
             # In place, since the layer has got the mask already.
             self._mask[:] = visibility.narrowed(main.window, weights, self._stream_keys)
-        if self._prefix is not None:
-            keys, values = self._prefix.behind(keys, values)
         return (
             mx.concatenate([main_keys, keys], axis=2),
             mx.concatenate([main_values, values], axis=2),

@@ -13,7 +13,6 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from ..adapters.files import Adapter, lora_digest, read_adapter
 from ..config import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
-from ..models.architectures import key_size
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .items import Item, most_frequent
@@ -141,7 +140,6 @@ def _stream_config(
     return settings.stream_config(
         hidden_size=base.config["hidden_size"],
         num_hidden_layers=len(base.model.layers),
-        key_size=key_size(base.config) if settings.stream_prefix else 0,
         base_model=settings.model,
         base_fingerprint=base.base_fingerprint,
     )

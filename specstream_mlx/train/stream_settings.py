@@ -16,7 +16,7 @@ from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
     *("stream_mlp", "stream_adapter_rank", "stream_keys"),
-    *("stream_prefix", "pruner_rank"),
+    "pruner_rank",
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
@@ -78,7 +78,7 @@ class StreamSettings(Resumable):
     stream_init: str = option(
         "linear",
         _KINDS["stream_init"],
-        "How streams start: linear, identity, embedding or value_rotation.",
+        "How streams start: linear, identity or value_rotation.",
         metavar="KIND",
         hidden=True,
     )
@@ -131,12 +131,6 @@ class StreamSettings(Resumable):
         _KINDS["stream_keys"],
         "Keys of the main stream that a stream attends to, those that its main row weighs most; "
         "the papers take 64. 0: all.",
-        hidden=True,
-    )
-    stream_prefix: int = option(
-        0,
-        _KINDS["stream_prefix"],
-        "Learned keys and values in each layer that the streams alone see. 0: none.",
         hidden=True,
     )
     pruner_rank: int = option(
@@ -273,13 +267,11 @@ class StreamSettings(Resumable):
         num_hidden_layers: int,
         base_model: str,
         base_fingerprint: str,
-        key_size: int = 0,
     ) -> StreamConfig:
         """The configuration of the streams on a base.
 
         Args:
             hidden_size, num_hidden_layers, base_model, base_fingerprint: see ``StreamConfig``.
-            key_size: of the base, see ``architectures.key_size``; only a prefix asks for it.
 
         Raises:
             UserError: a setting is out of range, or does not fit the base.
@@ -294,7 +286,6 @@ class StreamSettings(Resumable):
             "stream_init_rank": _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps),
             "stream_mlp": stream_mlp,
             "stream_adapter_rank": adapter_rank,
-            "stream_prefix_size": key_size if self.stream_prefix else 0,
             "base_model": base_model,
             "base_fingerprint": base_fingerprint,
             "version": FORMAT_VERSION,

@@ -17,7 +17,6 @@ from specstream_mlx.adapters.description import (
     describe,
 )
 from specstream_mlx.config import VOCABULARY
-from specstream_mlx.models.architectures import key_size
 from specstream_mlx.models.fingerprint import fingerprint
 
 
@@ -104,19 +103,6 @@ def test_selected_keys_of_an_unknown_attention(base, tmp_path):
         sentence = "stream_keys is 4 with model_type 'granite', expected 0: how its attention"
         with pytest.raises(UserError, match=sentence):
             found.check_base(config)
-
-
-def test_a_prefix_for_other_heads(model, base, tmp_path):
-    size = key_size(json.loads((base / "config.json").read_text()))
-    for found in (size, size + 4):
-        fields = {"stream_prefix": 2, "stream_prefix_size": found}
-        adapter = stream_adapter_directory(tmp_path / str(found), base, **fields)
-        if found == size:
-            model.swap_adapter(adapter)
-            continue
-        sentence = f"stream_prefix_size is {found}, expected the base's {size}"
-        assert sentence in refusal(model, adapter)
-    model.swap_adapter(None)
 
 
 def test_the_mounted_adapter_stays(model, shared, adapter):

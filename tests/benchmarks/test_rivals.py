@@ -216,8 +216,8 @@ def test_a_whole_report_that_was_broken_off_in_between(base, streams, head, here
 
 @pytest.fixture(scope="module")
 def prompt_tokens(base):
-    """Prompt tokens of PPD's kind: embeddings alone, which pass all layers."""
-    fields = {"num_streams": 2, "stream_init": "embedding", "stream_mlp": "base", "pruner_rank": 0}
+    """Streams of another kind: embeddings alone, which pass all layers."""
+    fields = {"num_streams": 2, "stream_init": "identity", "stream_mlp": "base", "pruner_rank": 0}
     return stream_adapter_directory(base.parent / "ppd", base, num_msa_layers=4, **fields)
 
 

@@ -27,12 +27,9 @@ FAMILIES = {
 SHARED = {"mode": "shared"}
 VARIANTS = {
     "linear": {"stream_init": "linear", "stream_init_rank": 4, "stream_mlp": "base+adapter"},
-    "embeddings alone": {"stream_init": "embedding", "num_msa_layers": 4},
     "value rotation": {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3},
     "conditioned head": {"stream_head": "conditioned", "stream_head_rank": 5},
     "selected keys": {"stream_keys": 5},
-    "prefix": {"stream_prefix": 3},
-    "prefix, selected keys, shared": {"stream_prefix": 2, "stream_keys": 5, **SHARED},
     "selected keys, shared": {"stream_keys": 5, **SHARED},
     "every layer": {"num_msa_layers": 4},
     "no pruner, one stream": {"pruner_rank": 0, "num_streams": 1},

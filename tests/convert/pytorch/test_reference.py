@@ -31,10 +31,8 @@ VARIANTS = {
     "base MLP, one stream": BASE_MLP | {"num_streams": 1},
     "base + adapter, linear": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4, **LINEAR},
     "base MLP, value rotation": BASE_MLP | ROTATION,
-    "prompt tokens": BASE_MLP | {"stream_init": "embedding", "num_msa_layers": 3},
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
-    "prefix": {"stream_prefix": 3},
 }
 HEADS = {"plain": {}, "conditioned": CONDITIONED}
 

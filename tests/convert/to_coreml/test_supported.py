@@ -49,7 +49,6 @@ def test_exported_bases(config):
     ("streams", "fields", "sentence"),
     [
         ({"stream_keys": 4}, {}, "a: stream_keys is 4, expected 0"),
-        ({"stream_prefix": 4, "stream_prefix_size": 8}, {}, "a: stream_prefix is 4, expected 0"),
         ({"draft_vocabulary": 3}, {}, "a: draft_vocabulary is 3, expected at least the 4"),
         ({}, {"fine_tune_type": "dora"}, "a: fine_tune_type is 'dora', expected 'lora'"),
         ({}, {"lora_parameters": {"keys": ["model.embed_tokens"]}}, "a: LoRA on embed_tokens is"),
