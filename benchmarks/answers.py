@@ -39,7 +39,8 @@ import mlx.nn as nn
 import numpy as np
 
 from specstream_mlx import demonstration
-from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.ngram import Lookup
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer
@@ -96,7 +97,7 @@ OURS, CONTROL = "ours", "mlx_lm once more"
 
 def by_lookup(prompt: Sequence[int], run: Run) -> int:
     """Count the accepted drafts that prompt lookup alone had proposed."""
-    lookup, found = Lookup(prompt, _NGRAM), 0
+    lookup, found = Lookup(Material(prompt), _NGRAM), 0
     for tokens, guesses in run.calls:
         drafts = tokens[:-1]
         for depth, token in enumerate(drafts):

@@ -38,8 +38,7 @@ from specstream_mlx import DraftSettings, bundled, demonstration, keyed_sampler
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import as_mounted, mount
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
-from specstream_mlx.drafting.proposal import Material
-from specstream_mlx.drafting.proposals import proposals_of
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule
@@ -182,7 +181,7 @@ def compared(
         drawn: at temperature 1.
         max_tokens: of the text.
     """
-    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, drafter=["lookup"])
+    settings = DraftSettings(tree_size=nodes - 1, tree_width=SIZES.candidates, lookup=True)
     ways: dict[str, Any] = {"sampler": keyed_sampler(1), "verify": WithoutNoise} if drawn else {}
     request = Request(
         prompt, settings, max_tokens=max_tokens, end_tokens=subject.end_tokens, **ways
@@ -209,8 +208,8 @@ def compared(
 def _engine_steps(decoder: Decoder, request: Request) -> Iterator[Step]:
     settings, streams = request.drafting, decoder.streams
     assert isinstance(settings, DraftSettings)
-    proposals = proposals_of(settings.drafters, Material(request.prompt, settings))
-    drafter = FixedTrees(settings, streams is not None, proposals)
+    proposers = [make(Material(request.prompt)) for make in settings.makers]
+    drafter = FixedTrees(settings, streams is not None, proposers)
     for _ in prefill(decoder, request.prompt[:-1], request.prefill_step_size):
         pass
     plan_of = settings.plans(None if streams is None else streams.config)

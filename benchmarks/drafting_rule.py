@@ -26,9 +26,8 @@ from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.drafting import auto, constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.cost import Place, StepCosts
-from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
-from specstream_mlx.drafting.proposals import proposals_of
-from specstream_mlx.drafting.settings import Drafters, DraftSettings
+from specstream_mlx.drafting.proposer import NOTHING_VERIFIED, Material, Verified
+from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import DraftTree, root_only
@@ -70,8 +69,8 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "lookup priors weigh 2": (constants, "PRIOR_WEIGHT", 2),
     "lookup priors weigh 12": (constants, "PRIOR_WEIGHT", 12),
     "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
-    "lookup to depth 6": (settings, "USUAL", Drafters(lookup_size=6)),
-    "lookup of 3-grams": (settings, "USUAL", Drafters(lookup_ngram=3)),
+    "lookup to depth 6": (settings, "USUAL", Proposers(lookup_size=6)),
+    "lookup of 3-grams": (settings, "USUAL", Proposers(lookup_ngram=3)),
     "8 nodes at most": (auto, "MOST_NODES", 8),
     "nodes above 0.1": (constants, "LEAST", math.log(0.1)),
 }
@@ -147,8 +146,8 @@ def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig
     """Tokens in the time of a plain step, text by text, with one pace for all of them."""
     pace, usual, worth = new_pace(costs, streams), settings.USUAL, []
     for text in texts:
-        proposals = proposals_of(usual.drafters, Material(text.prompt, usual))
-        worth.append(_simulate_one(text, AutoDrafting(pace, streams, 1 << 30, proposals)))
+        proposers = [make(Material(text.prompt)) for make in usual.makers]
+        worth.append(_simulate_one(text, AutoDrafting(pace, streams, 1 << 30, proposers)))
     return worth
 
 

@@ -42,12 +42,10 @@ from specstream_mlx import (
 )
 from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
-from specstream_mlx.drafting.earlier_answers import Answers
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.proposal import NOTHING_VERIFIED, Material, Verified
-from specstream_mlx.drafting.proposals import proposals_of
-from specstream_mlx.drafting.settings import USUAL, Drafters
+from specstream_mlx.drafting.proposer import NOTHING_VERIFIED, Material, Verified
+from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.verify.by_name import find_rule
@@ -97,21 +95,21 @@ LOOKUP_ALONE: Alone = "lookup alone"
 
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step, by some drafters.
+    """Drafts as is worth most, step by step, with some proposers.
 
-    A way that is made of it has a pace and earlier answers of its own.
+    A way that is made of it has a pace of its own.
 
     Attributes:
-        drafters: who drafts beside the streams.
+        proposers: what proposes beside the streams.
         streams: whether mounted streams draft too; lossless ones may be left out.
     """
 
-    drafters: Drafters
+    proposers: Proposers
     streams: bool = True
 
 
 _ALONE = {
-    STREAMS_ALONE: ByWorth(Drafters(drafter=["none"])),
+    STREAMS_ALONE: ByWorth(Proposers(lookup=False)),
     LOOKUP_ALONE: ByWorth(USUAL, streams=False),
 }
 
@@ -192,7 +190,7 @@ class _Noted:
     _rule: VerifyRule | None = None
 
     def told(self, rule: type[VerifyRule]) -> type[VerifyRule]:
-        """The same rule, which drafters of this text are told of when it is made."""
+        """The same rule, which the proposers of this text get when it is made."""
 
         def begin(made: VerifyRule, *given: Any) -> None:
             rule.__init__(made, *given)
@@ -319,10 +317,9 @@ class Mounted:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
         if isinstance(drafts, str):
             drafts = _ALONE[drafts]
-        answers = Answers()  # what a way keeps of earlier texts is its own
         head = self.model.head
         read = None if head is not None and head.config.own_rows else self.read
-        if isinstance(drafts, ByWorth):  # and what its drafts are worth
+        if isinstance(drafts, ByWorth):
             used = self.model.guessing if drafts.streams else None
             pace = new_pace(pace_of(self.model).costs, used)
 
@@ -330,13 +327,12 @@ class Mounted:
             if drafts is None:
                 return auto_drafting(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
-                return fixed_drafting(drafts, self.model, prompt, rule, answers)
+                return fixed_drafting(drafts, self.model, prompt, rule)
             if not isinstance(drafts, ByWorth):
                 return drafts(self.model)
-            who = drafts.drafters
-            material = Material(prompt, who, self.model, rule, answers=answers)
-            proposals = proposals_of(who.drafters, material)
-            return AutoDrafting(pace, used, self.model.config["vocab_size"], proposals)
+            material = Material(prompt, self.model, rule)
+            proposers = [make(material) for make in drafts.proposers.makers]
+            return AutoDrafting(pace, used, self.model.config["vocab_size"], proposers)
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()

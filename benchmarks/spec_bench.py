@@ -72,8 +72,8 @@ BY_WORTH: dict[str, Drafts | Alone] = {
 
 STREAM_SHAPES: dict[str, Drafts | Alone] = {"chain": CHAIN, "tree of 8": TREE}
 LOOKUP_SHAPES: dict[str, Drafts | Alone] = {
-    "lookup, 8 nodes": DraftSettings(drafter=["lookup"], num_streams=0),
-    "both, 8 nodes": DraftSettings(drafter=["lookup"]),
+    "lookup, 8 nodes": DraftSettings(lookup=True, num_streams=0),
+    "both, 8 nodes": DraftSettings(lookup=True),
 }
 """Fixed shapes, whose acceptance does not depend on the machine."""
 

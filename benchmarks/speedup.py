@@ -152,7 +152,7 @@ _FIXED = {
     "chain": CHAIN,
     "tree": TREE,
     "likely tree": LIKELY_DRAFTS,
-    "likely tree, lookup": replace(LIKELY_DRAFTS, drafter=["lookup"]),
+    "likely tree, lookup": replace(LIKELY_DRAFTS, lookup=True),
 }
 
 RULE = Suite(

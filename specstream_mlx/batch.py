@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .arguments import check_arguments, checked
 from .config import UserError, shown
-from .drafting.settings import Drafters, DraftSettings, chosen_drafts
+from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.sampling import KeyedSampler
 from .hardware import device
 from .loading import SpeculativeModel
@@ -80,7 +80,7 @@ def batch_generate(
     stream: mx.Stream | mx.ThreadLocalStream | None = None,
     samplers: Sequence[Sampler | None] | None = None,
     adapters: str | Path | Sequence[str | Path | None] | None = None,
-    settings: DraftSettings | Drafters | None = CHAINS,
+    settings: DraftSettings | Proposers | None = CHAINS,
     **overrides: Any,
 ) -> BatchResponse:
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
@@ -161,10 +161,10 @@ def batch_generate(
             raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
     if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
-    elif settings is None or isinstance(settings, Drafters):
+    elif settings is None or isinstance(settings, Proposers):
         settings = chosen_drafts(None, **(vars(settings) if settings else {}) | overrides)
     else:
-        raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Drafters or None")
+        raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Proposers or None")
     kept = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(

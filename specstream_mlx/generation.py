@@ -20,7 +20,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .arguments import checked
 from .config import UserError
 from .drafting import Drafting
-from .drafting.settings import Drafters, DraftSettings, chosen_drafts
+from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
@@ -79,7 +79,7 @@ def stream_generate(
     prompt_progress_callback: Progress | None = None,
     input_embeddings: mx.array | None = None,
     num_draft_tokens: int = 2,
-    settings: DraftSettings | Drafters | Drafting | None = None,
+    settings: DraftSettings | Proposers | Drafting | None = None,
     stop: Sequence[str] = (),
     verify: VerifyName | type[VerifyRule] | None = None,
     profile: Profile = NO_PROFILE,
@@ -119,7 +119,8 @@ def stream_generate(
         num_draft_tokens: the most tokens that ``draft_model`` drafts ahead.
         settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
             rule drafts what is worth most in every step, by the cost of steps on this machine and
-            the hits of guesses in this text; ``drafter`` alone says of whom.
+            the hits of guesses in this text; ``lookup``, ``draft_model``
+            and ``proposers`` alone say of what.
         stop: strings that end the text; only the text before the first of them is yielded.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
@@ -158,7 +159,7 @@ def stream_generate(
             quantization = KVQuantization(*prompt_cache.quantized, 0)
     if isinstance(settings, DraftSettings):
         settings = replace(settings, **overrides)
-    elif settings is None or isinstance(settings, Drafters):
+    elif settings is None or isinstance(settings, Proposers):
         settings = chosen_drafts(verify, **(vars(settings) if settings else {}) | overrides)
     elif overrides:
         raise UserError(

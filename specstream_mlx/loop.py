@@ -18,11 +18,11 @@ from .config import UserError, shown
 from .distributed.lockstep import Lockstep
 from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
+from .drafting.draft_model import check_draft_model
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
-from .drafting.proposal import Verified
-from .drafting.proposals import check_drafters_fit
-from .drafting.settings import USUAL, Drafters, DraftSettings
+from .drafting.proposer import Verified
+from .drafting.settings import USUAL, DraftSettings, Proposers
 from .drafting.shared_plans import HeardPlans, ToldPlans
 from .engine.guesses import NO_GUESSES
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
@@ -112,7 +112,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         drafting: settings of every step's drafts; or an object, made for this text, that plans its
-            steps. ``None`` or ``Drafters``: the rule plans them, see ``drafting.auto``.
+            steps. ``None`` or ``Proposers``: the rule plans them, see ``drafting.auto``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: number of prompt tokens per pass.
@@ -132,7 +132,7 @@ class Request:
     """
 
     prompt: Sequence[int]
-    drafting: DraftSettings | Drafters | Drafting | None = None
+    drafting: DraftSettings | Proposers | Drafting | None = None
     max_tokens: int | None = None
     end_tokens: Collection[int] = ()
     prefill_step_size: int = 2048
@@ -178,11 +178,11 @@ class Request:
         if sampling is not None:
             sampling.check(vocab_size)
         self.quantization.check(model.model, model.config)
-        known = DraftSettings | Drafters | Drafting
+        known = DraftSettings | Proposers | Drafting
         if self.drafting is not None and not isinstance(self.drafting, known):
             raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
-        if isinstance(self.drafting, DraftSettings | Drafters) and model.decides:
-            check_drafters_fit(self.drafting, model)
+        if isinstance(self.drafting, DraftSettings | Proposers) and model.decides:
+            check_draft_model(self.drafting.draft_model, model)
         if not isinstance(self.drafting, DraftSettings):
             if rule.name == "rejection":
                 raise UserError(
@@ -532,9 +532,9 @@ def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Dr
 
 def _own_drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
     settings = request.drafting
-    if settings is None or isinstance(settings, Drafters):
-        who = settings or USUAL
-        return auto_drafting(model, request.prompt, request.quantization, who, rule)
+    if settings is None or isinstance(settings, Proposers):
+        proposers = settings or USUAL
+        return auto_drafting(model, request.prompt, request.quantization, proposers, rule)
     if isinstance(settings, DraftSettings):
         return fixed_drafting(settings, model, request.prompt, rule)
     return settings

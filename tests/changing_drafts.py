@@ -10,11 +10,11 @@ from specstream_mlx.loop import decode
 
 KINDS = [
     DraftSettings(speculation=False),
-    DraftSettings(num_streams=0, drafter="lookup"),
+    DraftSettings(num_streams=0, lookup=True),
     DraftSettings(tree_width=2, tree_size=None),
     DraftSettings(tree_width=3, tree_size=6, stream_nodes=2),
     DraftSettings(tree_width=3, tree_size=9, max_nodes=4),
-    DraftSettings(drafter="lookup", tree_size=6),
+    DraftSettings(lookup=True, tree_size=6),
 ]
 
 

@@ -97,7 +97,7 @@ def test_architectures(case):
 
 
 PLACES = [
-    {"num_streams": 0, "drafter": "lookup"},
+    {"num_streams": 0, "lookup": True},
     {},
     {"max_nodes": 7, "prune_threshold": 1e-3},
     {"max_nodes": 5},

@@ -3,7 +3,7 @@
 import random
 import tempfile
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +25,16 @@ from random_models import (
 )
 from tiny_models import tiny_tokenizer
 
+from benchmarks.rivals.lookahead import Lookahead
+from benchmarks.rivals.pld import PromptLookup
+from benchmarks.rivals.rest import Retrieval, write_datastore
+from benchmarks.rivals.suffix import Suffix
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
-from specstream_mlx.drafting.datastore import write_datastore
 from specstream_mlx.drafting.fixed import FixedDrafting
-from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine import conditioned_guesses
 from specstream_mlx.engine import step as engine_step
 from specstream_mlx.loop import decode
-from specstream_mlx.options.generation import DRAFTERS
 
 MODELS = [
     ("grouped heads, tied", "lossless", "adapter"),
@@ -185,36 +187,35 @@ def check_case(number, models=EVERY):
         check_one(rng, model_of(choice), any_drafting)
 
 
-def random_drafters(rng):
-    """Some of the drafters beside the streams, each with what it needs."""
-    names = rng.sample(DRAFTERS, rng.randint(1, len(DRAFTERS)))
-    fields = {"drafter": rng.choice([",".join(names), names])}
-    if "draft-model" in names:
+def random_proposers(rng):
+    """Some of the proposers beside the streams, lookup and a draft model among them or not."""
+    sizes = {"columns": rng.randint(1, 5), "ngram": rng.randint(2, 5), "most": rng.randint(1, 4)}
+    makers = [PromptLookup, Suffix, partial(Retrieval, path=datastore())]
+    makers.append(partial(Lookahead, **sizes))
+    fields = {"lookup": rng.choice([True, False])}
+    fields["proposers"] = rng.sample(makers, rng.randint(0, len(makers)))
+    if rng.random() < 0.5:
         draft = model_of(rng.choice(EVERY))
         fields |= {
             "draft_model": rng.choice([draft, draft.model]),
             "num_draft_tokens": rng.randint(1, 8),
         }
-    if "rest" in names:
-        fields["datastore"] = datastore()
-    if "lookahead" in names:
-        fields["lookahead_size"] = (rng.randint(1, 5), rng.randint(2, 5), rng.randint(1, 4))
     return fields
 
 
-def with_drafters(rng, model, prompt, expected):
-    """Drafters beside the streams, by the rule or in a tree of any shape."""
-    fields = random_drafters(rng)
+def with_proposers(rng, model, prompt, expected):
+    """Proposers beside the streams, by the rule or in a tree of any shape."""
+    fields = random_proposers(rng)
     if rng.random() < 0.4:
-        return Drafters(**fields)
+        return Proposers(**fields)
     settings = DraftSettings(**rng.choice(list(TREES.values())) | fields)
     if not model.streams or (settings.num_streams == 0 and model.mode == "lossless"):
         return replace(settings, max_nodes=None, prune_threshold=None)
     return settings
 
 
-def check_drafters(number, models):
-    check_one(random.Random(number), model_of(models[number % len(models)]), with_drafters)
+def check_proposers(number, models):
+    check_one(random.Random(number), model_of(models[number % len(models)]), with_proposers)
 
 
 DRAFTED = [(5000, 24, EVERY), (7000, 12, list(HEADS)), (9000, 4, FAMILIES)]
@@ -234,10 +235,10 @@ def in_parts(cases, size, *marks):
     ("first", "count", "models"),
     [*in_parts(DRAFTED, 4), *in_parts(MANY_DRAFTED, 60, pytest.mark.slow)],
 )
-def test_random_cases_of_drafters(first, count, models):
+def test_random_cases_of_proposers(first, count, models):
     """Beside streams, beside draft heads, and on other families; with the slow ones 1,000 cases."""
     for number in range(first, first + count):
-        check_drafters(number, models)
+        check_proposers(number, models)
 
 
 MANY = [(1000, 150, EVERY), (2000, 250, CONDITIONED)]

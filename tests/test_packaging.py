@@ -8,6 +8,7 @@ SETTINGS = tomllib.loads((CLONE / "pyproject.toml").read_text())["tool"]["setupt
 NOT_SHIPPED = (
     "specstream_mlx.convert.demo_model",
     "specstream_mlx.benchmarks.prediction",
+    "specstream_mlx.benchmarks.rivals",
 )
 BY_MODULE = "specstream_mlx.benchmarks"
 """The package of which single modules are shipped."""

@@ -159,7 +159,7 @@ def test_generate(name, value, message, model, tokenizer):
         ("samplers", [None], "there are 2 prompts and 1 samplers, expected one for each"),
         ("samplers", [keyed_sampler(1, top_k=97)] * 2, "top_k is 97, expected less than the"),
         ("draft_model", "small", "draft_model is 'small', expected a model that was loaded"),
-        ("settings", {}, "settings is {}, expected DraftSettings, Drafters or None"),
+        ("settings", {}, "settings is {}, expected DraftSettings, Proposers or None"),
     ],
 )
 def test_batch_generate(name, value, message, model, tokenizer):
@@ -202,7 +202,8 @@ def test_load(name, value, message):
         (Sampling, {"min_tokens_to_keep": 0}, "min_tokens_to_keep is 0, expected an integer"),
         (Sampling, {"xtc_special_tokens": 5}, "xtc_special_tokens is 5, expected a list"),
         (keyed_sampler, {"seed": 1.5}, "seed is 1.5, expected an integer"),
-        (DraftSettings, {"drafter": "yes"}, "drafter is 'yes', expected one or several of lookup"),
+        (DraftSettings, {"lookup": "yes"}, "lookup is 'yes', expected True or False"),
+        (DraftSettings, {"proposers": ["yes"]}, "expected functions that make proposers"),
     ],
 )
 def test_settings(make, fields, message):

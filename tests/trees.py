@@ -4,8 +4,7 @@ import numpy as np
 
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedTrees
-from specstream_mlx.drafting.proposal import Material, Proposal
-from specstream_mlx.drafting.proposals import proposals_of
+from specstream_mlx.drafting.proposer import Material, Proposer
 from specstream_mlx.engine.guesses import StreamGuesses
 
 
@@ -49,8 +48,8 @@ def arrays(tree):
 
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
-    proposals = proposals_of(settings.drafters, Material(text, settings))
-    trees = FixedTrees(settings, True, proposals)
+    proposers = [make(Material(text)) for make in settings.makers]
+    trees = FixedTrees(settings, True, proposers)
     return trees.grow(root, StreamGuesses(candidates, log_probs))
 
 
@@ -61,8 +60,8 @@ def full_tree(root, candidates, width, log_probs=None):
     return tree_of(root, list(all_nodes(lambda path: guesses.behind(path)[:width])))
 
 
-class Known(Proposal):
-    """Proposes what the text will be: a drafter that somebody has added."""
+class Known(Proposer):
+    """Proposes what the text will be: a proposer that somebody has added."""
 
     def __init__(self, text):
         self._rest = list(text)

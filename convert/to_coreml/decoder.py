@@ -18,9 +18,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.checked_files import check_tokens, reason
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
-from specstream_mlx.drafting.proposal import Material
-from specstream_mlx.drafting.proposals import proposals_of
-from specstream_mlx.drafting.settings import USUAL, Drafters, DraftSettings
+from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
 from specstream_mlx.engine.plan import (
     Plan,
     StreamPlace,
@@ -93,14 +92,14 @@ class PackageDecoder:
         self._reusable = len(self._rows)
         drafting = request.drafting
         if isinstance(drafting, DraftSettings):
-            proposals = proposals_of(drafting.drafters, Material(prompt, drafting))
-            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, proposals)
+            proposers = [make(Material(prompt)) for make in drafting.makers]
+            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, proposers)
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
             place: StreamPlace = "beside" if streams else "none"
             plan_of = partial(Plan, place=place, streams=streams, width=width)
             drafting = FixedDrafting(drafter, plan_of)
-        assert drafting is not None and not isinstance(drafting, Drafters)  # it is fitted
+        assert drafting is not None and not isinstance(drafting, Proposers)  # it is fitted
         for number, step in enumerate(steps(self, request, drafting)):
             if not number:
                 progress(len(prompt), len(prompt))
@@ -160,7 +159,7 @@ class PackageDecoder:
             )
         room = sizes.context - len(prompt) + 1  # the last token of all is not read any more
         drafting = request.drafting
-        if drafting is None or isinstance(drafting, DraftSettings | Drafters):
+        if drafting is None or isinstance(drafting, DraftSettings | Proposers):
             drafting = self._settings(drafting)
         return replace(
             request,
@@ -169,7 +168,7 @@ class PackageDecoder:
             prefill_step_size=sizes.chunk,
         )
 
-    def _settings(self, settings: DraftSettings | Drafters | None) -> DraftSettings:
+    def _settings(self, settings: DraftSettings | Proposers | None) -> DraftSettings:
         """Settings of drafts within the package's sizes.
 
         Without a shape, streams and others fill the smallest tree, since its rows are computed
@@ -178,21 +177,21 @@ class PackageDecoder:
         sizes, streams = self.contents.sizes, self.adapter.num_streams
         if sizes.most_nodes == 1:
             return DraftSettings(speculation=False)
-        if settings is None or isinstance(settings, Drafters):
+        if settings is None or isinstance(settings, Proposers):
             least = min(count for count in sizes.nodes if count > 1)
-            drafters = settings or USUAL
-            fields = vars(drafters) | {"drafter": list(drafters.drafters)}
-            settings = DraftSettings(tree_size=least - 1, **fields)
+            fields = vars(settings or USUAL)
+            looks_up = fields["lookup"] is not False
+            settings = DraftSettings(tree_size=least - 1, **fields | {"lookup": looks_up})
         for name in ("max_nodes", "prune_threshold", "stream_nodes"):
             if getattr(settings, name) is not None:
                 raise UserError(
                     f"{name} is {getattr(settings, name)}, expected None: in a package nothing is "
                     "pruned and streams run beside every node"
                 )
-        if "lookahead" in settings.drafters:
+        if settings.proposers or settings.draft_model is not None:
             raise UserError(
-                "drafter is 'lookahead', whose window takes nodes of every tree, expected another "
-                f"one: a package's trees have {sizes.most_nodes} nodes at most"
+                "proposers or draft_model was given, expected neither: beside a package's streams "
+                "lookup alone drafts"
             )
         depth = streams if settings.num_streams is None else settings.num_streams
         if depth > streams:

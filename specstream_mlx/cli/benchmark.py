@@ -1,18 +1,17 @@
 """``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typer import Typer
 
 from ..checked_files import prompt_lines
-from ..config import MAX_TREE_SIZE, UserError, is_integer, is_number
+from ..config import UserError
 from ..options.fields import option
-from ..options.generation import DrafterOptions, most_tokens
-from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, Kind, choice, each, integer, one_of
+from ..options.generation import most_tokens
+from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
 from ..terminal.commands import grouped
 from .options import ModelOptions
 
@@ -278,163 +277,6 @@ def spec_bench(
     text, rows = benchmark.compare(asked, _subject(model), report.output, bench.answers, bench.runs)
     print(text)
     check_texts(rows)
-
-
-def _listed(words: str, fits: Callable[[Any], bool], read: Callable[[str], Any]) -> Kind:
-    """Values with commas between them."""
-    return replace(each(words, fits), read=lambda text: tuple(map(read, text.split(","))))
-
-
-@dataclass(frozen=True)
-class RivalModelOptions(ModelOptions):
-    """A model, and the draft heads and other streams that compete with its streams."""
-
-    HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path")
-
-    draft_head: list[Path] | None = option(  # type: ignore[assignment]
-        None,
-        each("directories", lambda value: isinstance(value, str | Path)),
-        "A draft head for the model, which competes: a directory, as for generate; or one of "
-        "prompt tokens or other lossless streams, as for --adapter-path; may be given several "
-        "times.",
-        metavar="DIR",
-    )
-
-
-@dataclass(frozen=True)
-class RivalDrafterOptions(DrafterOptions):
-    """What drafters are given; ``--methods`` says who competes."""
-
-    drafter: list[str] | None = option(None, TEXT, hidden=True)
-
-
-@dataclass(frozen=True)
-class RivalOptions(AnswerOptions):
-    """What competes, and on what."""
-
-    classes: str = option(
-        "",
-        TEXT,
-        "Only these classes of texts: spec-bench, typed (texts of eight tasks, by the base), "
-        "adapters (the same by the tasks' adapters), prose, unpredictable, context; or one task of "
-        "them, such as qa or sql.",
-        metavar="NAME,NAME",
-    )
-    methods: str = option(
-        "",
-        TEXT,
-        "Only these: plain, streams, lookup, pld, suffix, lookahead, rest, draft-model, the "
-        "name of a directory of --draft-head, 'streams + NAME', 'HEAD + NAME', 'draft-model + "
-        "lookup'. Default: all that have what they need, streams, heads and a draft model alone "
-        "and with lookup.",
-        metavar="NAME,NAME",
-    )
-    questions: Path | None = option(
-        None,
-        PATH,
-        "Spec-Bench's question.jsonl. Default: its classes are left out.",
-        metavar="FILE",
-    )
-    per_category: int = option(1, integer(1), "Texts of each class.")
-    max_tokens: int = most_tokens(64, least=2)
-    temperature: tuple[float, ...] = option(
-        (0.0,),
-        _listed("numbers of at least 0", lambda value: is_number(value) and value >= 0, float),
-        "Temperatures, such as 0,1.",
-        metavar="T,T",
-    )
-    contexts: tuple[int, ...] | None = option(
-        None,
-        _listed("integers of at least 100", lambda value: is_integer(value) and value >= 100, int),
-        "Tokens of the prompts of context, such as 200,2000,8000, which every method reads anew. "
-        "Default: 200.",
-        metavar="N,N",
-    )
-    tree_size: tuple[int, ...] | None = option(
-        None,
-        _listed(
-            f"integers from 1 to {MAX_TREE_SIZE}",
-            lambda value: is_integer(value) and 1 <= value <= MAX_TREE_SIZE,
-            int,
-        ),
-        "Nodes of the trees in which drafts are counted, such as 8,60. Default: 8, of sql 4, 7, 8 "
-        "and 9, and none behind 1,000 tokens of context.",
-        metavar="N,N",
-    )
-    gguf: Path | None = option(
-        None,
-        PATH,
-        "The base's weights for llama.cpp, if llama-cpp-python is installed. Default: those of "
-        "smollm2.",
-        metavar="FILE",
-    )
-    acceptance: bool = option(
-        False, FLAG, "Time nothing: how often drafts are right alone, also on a busy machine."
-    )
-    join: list[Path] | None = option(
-        None,
-        each("files", lambda value: isinstance(value, str | Path)),
-        "An earlier report of the same model, rivals-*.json, whose classes and temperatures this "
-        "one shows too where it has not measured them itself; may be given several times.",
-        metavar="FILE",
-    )
-    name: str = option(
-        "", PART_OF_NAME, "Of the result files: rivals-NAME-MACHINE.", metavar="NAME"
-    )
-
-
-@app.command()
-@grouped(panels=True)
-def rivals(
-    *,
-    model: RivalModelOptions,
-    bench: RivalOptions,
-    drafters: Annotated[dict[str, Any], RivalDrafterOptions],
-    report: ReportOptions,
-) -> None:
-    """Compare all ways to draft, in speed and in how often they are right, on classes of texts.
-
-    Every drafter alone, streams, draft heads and a draft model alone and with lookup, mlx_lm's own
-    draft model and llama.cpp. The tables are printed, and kept as Markdown, JSON, JSON lines of
-    every text, and one HTML page with plots.
-
-    [bold]Examples[/bold]
-
-    [cyan]  specstream-mlx benchmark rivals --classes sql,prose --methods streams,lookup[/cyan]
-
-    [cyan]  specstream-mlx benchmark rivals --questions question.jsonl --draft-head medusa --draft-head eagle --runs runs.jsonl[/cyan]
-    """  # noqa: E501
-    from specstream_mlx.benchmarks import rivals as benchmark
-    from specstream_mlx.benchmarks import spec_bench
-    from specstream_mlx.benchmarks.speedup import check_texts
-
-    from ..drafting.settings import Drafters
-
-    questions = []
-    if bench.questions is not None:
-        read = spec_bench.read_questions(bench.questions)
-        questions = spec_bench.spread(read, bench.per_category)
-    asked = benchmark.Asked(
-        questions,
-        bench.classes,
-        bench.contexts or (),
-        bench.per_category,
-        bench.max_tokens,
-        bench.temperature,
-        bench.methods,
-        Drafters(**drafters),
-        model.draft_head or (),
-        bench.gguf,
-        bench.acceptance,
-        bench.tree_size or (),
-        bench.join or (),
-    )
-    subject = _subject(ModelOptions(**vars(model) | {"draft_head": None}))
-    text, rows = benchmark.compare(
-        asked, subject, report.output, bench.name, bench.answers, bench.runs
-    )
-    print(text)
-    check_texts([row for row in rows if row["same"]])
 
 
 def _subject(

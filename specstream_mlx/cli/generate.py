@@ -127,18 +127,17 @@ def generate(
         _note_what_is_used(model, source)
     text = prompt.text()
 
-    from ..drafting.proposals import check_drafters_found
     from ..engine.profile import NO_PROFILE, Profile
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
-    from ..loading import load_draft_model
+    from ..loading import load_draft_model, model_directory
     from .run import CommonArguments, Run
 
     if device.slow_blas() and not output.quiet:
         note(blas.OPENBLAS_HINT)
     settings = rule.settings(drafts)
-    if settings is not None and launched.is_first():
-        check_drafters_found(settings)
+    if settings is not None and settings.draft_model is not None and launched.is_first():
+        model_directory(settings.draft_model)  # or fail before the model is loaded
     loaded, tokenizer = source.load(cached.tokenizer_config)
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
@@ -231,7 +230,7 @@ def _note_missing_streams(run: "Run", source: Source) -> None:
     """Say that there are no streams, where that makes a difference."""
     if run.model.guessing is not None:
         return
-    if run.settings is not None and run.settings.drafters:
+    if run.settings is not None and run.settings.makers:
         return
     drafts = "only lookup may draft" if run.settings is None else "nothing is drafted"
     if run.model.adapter:

@@ -29,7 +29,7 @@ _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
 }
 """Options that are about MLX's own model, by group."""
 
-_DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "stream_nodes", "draft_model", "datastore"
+_DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "stream_nodes", "draft_model"
 """The same of ``DraftOptions``."""
 
 

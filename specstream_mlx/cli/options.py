@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlx_lm.sample_utils import LogitsProcessor
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..drafting.settings import Drafters, DraftSettings
+    from ..drafting.settings import DraftSettings, Proposers
     from ..engine.kv_quantization import KVQuantization
     from ..engine.sampling import KeyedSampler
     from ..loading import SpeculativeModel
@@ -254,6 +254,13 @@ class SamplingOptions(options.SamplingOptions):
 # Drafts -----------------------------------------------------------------------------------------
 
 
+_READ_BY = {
+    "lookup_size": "lookup",
+    "lookup_ngram": "lookup",
+    "num_draft_tokens": "draft-model",
+}
+"""What reads an option that is of one proposer alone."""
+
 Verify = Literal["greedy", "keyed", "rejection", "typical"]
 
 
@@ -273,7 +280,7 @@ class RuleOptions:
         "Default: greedy, with --temp keyed.",
     )
 
-    def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Drafters | None":
+    def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
         """Make the settings of drafts, see ``chosen_drafts``.
 
         Args:
@@ -282,6 +289,7 @@ class RuleOptions:
         Raises:
             UserError: two options contradict each other.
         """
+        from ..drafting.fixed import names_of
         from ..drafting.settings import chosen_drafts
 
         if drafts.get("speculation") is False:
@@ -292,9 +300,9 @@ class RuleOptions:
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts
         settings = chosen_drafts(self.verify, **drafts)
-        for field, drafter in options.READ_BY.items():
-            if field in drafts and settings is not None and drafter not in settings.drafters:
-                raise UserError(f"{_flag(field)} was given, expected with --drafter {drafter}")
+        for field, name in _READ_BY.items():
+            if field in drafts and settings is not None and name not in names_of(settings):
+                raise UserError(f"{_flag(field)} was given, expected with --{name}")
         return settings
 
 

@@ -10,8 +10,8 @@ from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import Mode
-from ..drafting.fixed import describe
-from ..drafting.settings import USUAL, Drafters, DraftSettings
+from ..drafting.fixed import describe, names_of
+from ..drafting.settings import USUAL, DraftSettings, Proposers
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler
 from ..engine.verify.rule import VerifyRule
@@ -52,7 +52,7 @@ class Run:
     tokenizer: TokenizerWrapper
     prompt: list[int]
     common: CommonArguments
-    settings: DraftSettings | Drafters | None
+    settings: DraftSettings | Proposers | None
     rule: type[VerifyRule]
     stop: tuple[str, ...] = ()
     prompt_cache: PromptCache | None = None
@@ -72,11 +72,11 @@ class Run:
     def drafts(self) -> str:
         """The drafting in a few words."""
         guessing, head = self.model.guessing, self.model.head
-        if self.settings is None or isinstance(self.settings, Drafters):
+        if self.settings is None or isinstance(self.settings, Proposers):
             own = "streams" if head is None else f"the {head.config.kind} head"
-            names = [*[own] * (guessing is not None), *(self.settings or USUAL).drafters]
-            drafters = " and ".join([", ".join(names[:-1]), *names[-1:]]).removeprefix(" and ")
-            return f"what is worth most, step by step, of {drafters or 'nobody'}"
+            names = [*[own] * (guessing is not None), *names_of(self.settings or USUAL)]
+            listed = " and ".join([", ".join(names[:-1]), *names[-1:]]).removeprefix(" and ")
+            return f"what is worth most, step by step, of {listed or 'nothing'}"
         described = describe(self.settings, guessing is not None)
         return described if head is None else f"{described}, by the {head.config.kind} head"
 

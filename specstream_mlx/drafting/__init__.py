@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
 from .batch_cost import BatchCosts
-from .proposal import NOTHING_VERIFIED, Verified
+from .proposer import NOTHING_VERIFIED, Verified
 
 
 @runtime_checkable

@@ -33,8 +33,8 @@ from .best_first import UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .constants import MOST_NODES, MOST_ROWS
 from .corrections import StreamAverages
 from .cost import Place, StepCosts
-from .proposal import NOTHING_VERIFIED, Price, Proposal, Verified
-from .proposals import beside, together
+from .pooling import pool, required_paths
+from .proposer import NOTHING_VERIFIED, Price, Proposer, Verified
 from .running_average import averaged
 
 
@@ -137,7 +137,7 @@ class AutoDrafting:
         pace: the pace of this model and adapter, which is kept up to date.
         streams: configuration of the mounted streams or draft head, or ``None``.
         vocab_size: the model's number of tokens.
-        proposals: proposals of this text, beside the streams.
+        proposers: proposers of this text, beside the streams.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class AutoDrafting:
         pace: Pace,
         streams: StreamConfig | HeadConfig | None,
         vocab_size: int,
-        proposals: Sequence[Proposal] = (),
+        proposers: Sequence[Proposer] = (),
     ):
         self.pace, self._places = pace, places_of(streams)
         self._stream_place: Place | None = None if streams is None else self._places[-1]
@@ -153,12 +153,12 @@ class AutoDrafting:
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
         self._plans = _plans(streams, min(constants.WIDTH, drafted))
         self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
-        self._proposals = proposals
+        self._proposers = proposers
         self.averages = StreamAverages()
         self.value, self._valued = pace.value, constants.VALUE_WEIGHT
         self._allowance = 0.0  # tokens that a step with streams may be worth less than another
         self._owed = 0.0  # what of them the planned step takes when it has run
-        self._plain_run = self._asked = 0  # nodes that proposals ask for
+        self._plain_run = self._asked = 0  # nodes that proposers ask for
         self._measures = False  # whether the step that was planned is timed for the curve
         self._turn = False  # whether the step to be planned may be
         self._texts = 1  # of the next pass
@@ -171,8 +171,8 @@ class AutoDrafting:
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step; see ``Drafting``."""
-        for proposal in self._proposals:
-            proposal.accept(tokens)
+        for proposer in self._proposers:
+            proposer.accept(tokens)
         self.averages.accept(tokens)
         place = self.place_of(plan)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
@@ -180,7 +180,7 @@ class AutoDrafting:
             self._allowance -= self._owed
         else:
             self._allowance += constants.TRIALS * len(tokens)
-        spent = sum(proposal.spent() for proposal in self._proposals)
+        spent = sum(proposer.spent() for proposer in self._proposers)
         own = None if seconds is None else max(seconds - spent, 1e-9)
         measured = self._measures and self._note(place, len(plan.tree), own)
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
@@ -196,14 +196,14 @@ class AutoDrafting:
         """Plan the step that is worth most; see ``Drafting``."""
         self.averages.take(guesses)
         price = self._price()
-        for proposal in self._proposals:
-            proposal.begin(verified, price)
-        paths = beside(self._proposals)
+        for proposer in self._proposers:
+            proposer.begin(verified, price)
+        paths = required_paths(self._proposers)
         self._asked = len(with_paths((), paths))
-        nodes = self._likeliest(together(self._proposals, self.averages.behind))
+        nodes = self._likeliest(pool(self._proposers, self.averages.behind))
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
-            alone = self._best(self._likeliest(together(self._proposals)))
+            alone = self._best(self._likeliest(pool(self._proposers)))
             self._value_of(max(0.0, self._best(nodes).value - alone.value))
         self._measures, self._owed = False, 0.0
         job = self.pace.costs.wanted()
@@ -230,13 +230,13 @@ class AutoDrafting:
         return costs.share(self._texts, (curve.line("none"), curve.line(guessing)))
 
     def finish(self) -> None:
-        """Keep the timings of this text, and what proposals keep."""
+        """Keep the timings of this text, and what proposers keep."""
         self.pace.costs.save()
-        for proposal in self._proposals:
-            proposal.finish()
+        for proposer in self._proposers:
+            proposer.finish()
 
     def _price(self) -> Price:
-        """Say what a proposal's time is worth."""
+        """Say what a proposer's time is worth."""
         curve, rate, cost = self.pace.costs.curve, self.pace.rate, self._cost["none"]
         row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
         return Price(rate, row, None if curve.spread is None else curve.plain)

@@ -28,7 +28,7 @@ from ..models.architectures import text_limit
 from . import constants
 from .backoff import Backoff
 from .corrections import StreamAverages
-from .proposal import Material, Price, Proposal, Verified
+from .proposer import Material, Price, Proposer, Verified
 
 _CHUNK = 512  # tokens of a prompt in a pass
 _EXPANDED = 4  # paths of a level behind which the model guesses again
@@ -36,26 +36,27 @@ _PADDING = 1024  # rows by which embeddings of one vocabulary may differ, filled
 _HITS = 0.7  # of a level's best guesses, until the text has shown it
 
 
-class DraftModel(Proposal):
+class DraftModel(Proposer):
     """A second model that has read the text, and guesses behind it.
 
     Where time has a price, another level is drafted only as long as the tokens that it may bring
     are worth the pass, and a model that does not bring what its passes cost rests, for ever longer.
 
     Args:
-        material: see there; ``options.draft_model`` is the model.
+        draft: the model.
+        most: tokens that it drafts ahead.
+        material: see there.
     """
 
-    def __init__(self, material: Material):
-        options, target = material.options, material.model
-        draft = options.draft_model
+    def __init__(self, draft: Any, most: int, material: Material):
+        target = material.model
         self._reader = _Reader(draft, None if target is None else target.config["vocab_size"])
         self._share = 1.0
         if target is not None:
             own = parameter_bytes(_parts(draft)[0])
             self._share = own / max(1, parameter_bytes(target.model))
         self._rule = material.rule or VerifyRule()
-        self._most, self._width = options.num_draft_tokens, material.width
+        self._most, self._width = most, material.width
         self._nodes = material.nodes
         self._unread = list(material.prompt)
         self._averages, self._guesses = StreamAverages(), _PathGuesses({})
@@ -246,11 +247,13 @@ def _parts(draft: Any) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def check_draft_model(draft: Any, target: SpeculativeModel) -> None:
-    """Check that a model can draft for another one.
+    """Check that a model, if it is not ``None``, can draft for another one.
 
     Raises:
         UserError: it is none, its vocabulary has another size, or it cannot be run over trees.
     """
+    if draft is None:
+        return
     if isinstance(draft, str | os.PathLike):
         raise UserError(f"draft_model is {shown(str(draft))}, expected a model that was loaded")
     model, config = _parts(draft)

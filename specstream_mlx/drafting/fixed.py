@@ -1,21 +1,21 @@
-"""Trees of the shape that a user gave, made of all proposals."""
+"""Trees of the shape that a user gave, made of all proposers."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import Plan
 from ..engine.tree import DraftTree, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
-from ..options.generation import DrafterOptions
 from . import constants
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .corrections import StreamAverages
-from .earlier_answers import Answers
-from .proposal import FREE, NOTHING_VERIFIED, Material, Proposal, Verified
-from .proposals import beside, proposals_of, together
-from .settings import DraftSettings
+from .draft_model import DraftModel
+from .ngram import Lookup
+from .pooling import pool, required_paths
+from .proposer import FREE, NOTHING_VERIFIED, Material, Proposer, Verified
+from .settings import DraftSettings, Proposers
 
 
 class Drafter(Protocol):
@@ -66,58 +66,58 @@ class FixedDrafting:
 class FixedTrees:
     """A ``Drafter`` of trees of fixed settings.
 
-    Streams guess the token at a depth, proposals the token after a path. Both guess behind every
+    Streams guess the token at a depth, proposers the token after a path. Both guess behind every
     node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
-    may end. Beside proposals the streams' probabilities are corrected by how often they were right
+    may end. Beside proposers the streams' probabilities are corrected by how often they were right
     in the text, or streams that are surer than right would take the nodes of a copy; alone they
     stay as they are.
 
     Args:
         settings: settings of the drafts.
         streams: whether the model has any.
-        proposals: the proposals of this text, beside the streams.
+        proposers: the proposers of this text, beside the streams.
     """
 
-    def __init__(self, settings: DraftSettings, streams: bool, proposals: Sequence[Proposal] = ()):
+    def __init__(self, settings: DraftSettings, streams: bool, proposers: Sequence[Proposer] = ()):
         self._settings, self._streams = settings, streams and settings.speculates
-        self._proposals = proposals
+        self._proposers = proposers
         self._averages = StreamAverages()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Let the proposals read the tokens, and judge the streams beside them."""
-        if self._proposals:
+        """Let the proposers read the tokens, and judge the streams beside them."""
+        if self._proposers:
             self._averages.accept(tokens)
-        for proposal in self._proposals:
-            proposal.accept(tokens)
+        for proposer in self._proposers:
+            proposer.accept(tokens)
 
     def grow(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> DraftTree:
         """Grow the full tree, or the likeliest nodes of all."""
         settings, depth = self._settings, guesses.depth if self._streams else 0
-        for proposal in self._proposals:
-            proposal.begin(verified, FREE)
+        for proposer in self._proposers:
+            proposer.begin(verified, FREE)
         if settings.num_streams is not None:
             depth = min(depth, settings.num_streams)
 
         behind = guesses.behind
-        if self._proposals:
+        if self._proposers:
             self._averages.take(guesses)
             behind = self._averages.behind
 
         def guessed(path: Path) -> Guesses:
             return behind(path)[: settings.tree_width] if len(path) < depth else []
 
-        children = together(self._proposals, guessed)
+        children = pool(self._proposers, guessed)
         if settings.full:
             return tree_of(root, list(all_nodes(children)))
         nodes = best_nodes(children, settings.most_nodes(depth), settings.draft_threshold)
-        return tree_of(root, with_paths(nodes, beside(self._proposals)))
+        return tree_of(root, with_paths(nodes, required_paths(self._proposers)))
 
     def finish(self) -> None:
-        """Let the proposals keep what is to outlive the text."""
-        for proposal in self._proposals:
-            proposal.finish()
+        """Let the proposers keep what is to outlive the text."""
+        for proposer in self._proposers:
+            proposer.finish()
 
 
 def fixed_drafting(
@@ -125,7 +125,6 @@ def fixed_drafting(
     model: SpeculativeModel,
     prompt: Sequence[int],
     rule: VerifyRule | None = None,
-    answers: Answers | None = None,
 ) -> FixedDrafting:
     """Plan a text by the same settings in every step.
 
@@ -133,20 +132,26 @@ def fixed_drafting(
         settings: settings of the drafts.
         model: base and adapter.
         prompt: token ids.
-        rule, answers: see ``Material``.
+        rule: see ``Material``.
     """
     streams = model.guessing
     nodes = settings.tree_size or constants.MOST_NODES
-    material = Material(prompt, settings, model, rule, settings.tree_width, nodes, answers)
-    proposals = proposals_of(settings.drafters, material)
-    trees = FixedTrees(settings, streams is not None, proposals)
+    material = Material(prompt, model, rule, settings.tree_width, nodes)
+    proposers = [make(material) for make in settings.makers]
+    trees = FixedTrees(settings, streams is not None, proposers)
     return FixedDrafting(trees, settings.plans(streams))
 
 
-def describe_drafters(names: Sequence[str], options: DrafterOptions) -> str:
-    """Describe the drafters beside the streams in a few words."""
-    lookup = f"lookup of up to {options.lookup_ngram}-grams to depth {options.lookup_size}"
-    return " and ".join(lookup if name == "lookup" else name for name in names)
+def names_of(settings: DraftSettings | Proposers) -> list[str]:
+    """Name what proposes beside the streams."""
+    names = []
+    for make in settings.makers:
+        made = getattr(make, "func", make)  # of a partial
+        names.append(_NAMES.get(made) or getattr(made, "__name__", "another"))
+    return names
+
+
+_NAMES: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:
@@ -158,7 +163,9 @@ def describe(settings: DraftSettings, streams: bool) -> str:
     """
     if not settings.drafts_with(streams or None):
         return "no drafts"
-    others = describe_drafters(settings.drafters, settings)
+    lookup = f"lookup of up to {settings.lookup_ngram}-grams to depth {settings.lookup_size}"
+    names = names_of(settings)
+    others = " and ".join(lookup if name == "lookup" else name for name in names)
     guessing = streams and settings.speculates
     size, width = settings.tree_size, settings.tree_width
     if not guessing:

@@ -13,9 +13,8 @@ from ..loading import SpeculativeModel
 from . import kept_costs
 from .auto import AutoDrafting, Pace, new_pace, places_of
 from .cost import StepCosts
-from .proposal import Material
-from .proposals import proposals_of
-from .settings import USUAL, Drafters
+from .proposer import Material
+from .settings import USUAL, Proposers
 
 _VERSION = 7
 _LONG = 4096  # rows that few texts of the first minutes reach
@@ -48,7 +47,7 @@ def auto_drafting(
     model: SpeculativeModel,
     prompt: Sequence[int],
     quantization: KVQuantization = NEVER_QUANTIZED,
-    drafters: Drafters = USUAL,
+    proposers: Proposers = USUAL,
     rule: VerifyRule | None = None,
 ) -> AutoDrafting:
     """Plan a text by the rule, at the pace of this model and adapter.
@@ -57,12 +56,13 @@ def auto_drafting(
         model: base and adapter.
         prompt: token ids.
         quantization: settings of the KV cache's quantization.
-        drafters: who drafts beside the streams.
+        proposers: what proposes beside the streams.
         rule: the text's verify rule, see ``Material``.
     """
-    proposals = proposals_of(drafters.drafters, Material(prompt, drafters, model, rule))
+    material = Material(prompt, model, rule)
+    own = [make(material) for make in proposers.makers]
     pace, vocab_size = pace_of(model, quantization), model.config["vocab_size"]
-    return AutoDrafting(pace, model.guessing, vocab_size, proposals)
+    return AutoDrafting(pace, model.guessing, vocab_size, own)
 
 
 def _file(facts: dict[str, Any]) -> Path:

@@ -1,9 +1,12 @@
 """One probability for each token that several sources of drafts propose."""
 
 import math
+from collections.abc import Sequence
 
-from ..engine.guesses import Guesses
+from ..engine.guesses import Guesses, Path
+from .best_first import Children
 from .constants import COINCIDENCE, UNLISTED
+from .proposer import Proposer
 
 
 def pooled(streams: Guesses, others: Guesses) -> Guesses:
@@ -33,3 +36,22 @@ def pooled(streams: Guesses, others: Guesses) -> Guesses:
         weights[token] = share * math.exp(score) / COINCIDENCE
     total = sum(weights.values()) + left * wrong
     return [(token, math.log(weight / total)) for token, weight in weights.items() if weight]
+
+
+def pool(proposers: Sequence[Proposer], streams: Children | None = None) -> Children:
+    """Pool the guesses of a text's proposers and, where there are any, of its streams."""
+
+    def children(path: Path) -> Guesses:
+        guesses: Guesses = []
+        for proposer in proposers:
+            others = proposer.children(path)
+            guesses = pooled(guesses, others) if guesses else others
+        guessed = streams(path) if streams else []
+        return pooled(guessed, guesses) if guessed else guesses
+
+    return children
+
+
+def required_paths(proposers: Sequence[Proposer]) -> list[Path]:
+    """List the paths that the tree must hold for some proposer's sake."""
+    return [path for proposer in proposers for path in proposer.required()]

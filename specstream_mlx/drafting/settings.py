@@ -1,4 +1,4 @@
-"""Settings of drafts: who drafts, the tree's shape, pruning, and where the streams run."""
+"""Settings of drafts: what proposes, the tree's shape, pruning, and where the streams run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -12,43 +12,26 @@ from ..engine.draft_head import HeadConfig
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
 from ..options.fields import check_options
-from ..options.generation import DrafterOptions, DraftOptions
+from ..options.generation import DraftOptions, ProposerOptions
 from ..stream_config import StreamConfig
-
-DEFAULT = ("lookup",)
-"""The drafters beside the streams, if nobody chose and the rule decides how much they draft."""
-
-
-_NEEDS = {"draft-model": "draft_model", "rest": "datastore"}
-"""What drafters need to be given, by their names."""
+from .draft_model import DraftModel
+from .ngram import Lookup
+from .proposer import MakeProposer
 
 
-def check_drafters(options: DrafterOptions) -> None:
-    """Check that each drafter has what it needs, and that what was given is somebody's.
-
-    Raises:
-        UserError: names the first one that has not.
-    """
-    if options.chosen is None:
-        return
-    for name, field in _NEEDS.items():
-        given = getattr(options, field) is not None
-        if given != (name in options.chosen):
-            found, lacking = (field, f"drafter {name}") if given else (f"drafter {name}", field)
-            raise UserError(f"{found} was given without {lacking}, expected both")
-
-
-def _or_given(options: DrafterOptions, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the drafters that were chosen; else the usual ones and those that are given things."""
-    if options.chosen is not None:
-        return options.chosen
-    given = [name for name, field in _NEEDS.items() if getattr(options, field) is not None]
-    return (*usual, *given)
+def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
+    """List what makes the proposers of a text; ``looks_up``: whether lookup is usual here."""
+    makers = list[MakeProposer](options.proposers)
+    if options.draft_model is not None:
+        makers.insert(0, partial(DraftModel, options.draft_model, options.num_draft_tokens))
+    if looks_up if options.lookup is None else options.lookup:
+        makers.insert(0, partial(Lookup, longest=options.lookup_ngram, depth=options.lookup_size))
+    return makers
 
 
 @dataclass(frozen=True)
-class Drafters(DrafterOptions):
-    """Who drafts beside the streams, where the rule decides how much.
+class Proposers(ProposerOptions):
+    """What proposes beside the streams, where the rule decides how much is drafted.
 
     Raises:
         UserError: a value out of range.
@@ -56,16 +39,15 @@ class Drafters(DrafterOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_drafters(self)
 
     @property
-    def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters beside the streams."""
-        return _or_given(self, DEFAULT)
+    def makers(self) -> list[MakeProposer]:
+        """What makes the proposers of a text."""
+        return _makers(self, looks_up=True)
 
 
-USUAL = Drafters()
-"""Who drafts beside the streams by default."""
+USUAL = Proposers()
+"""What proposes beside the streams by default."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +55,7 @@ class DraftSettings(DraftOptions):
     """Settings of a step's drafts; ``DraftOptions`` says what each field is.
 
     ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run, as the
-    target sees them. Without ``tree_size`` the full tree is drafted, with ``drafter`` as many nodes
+    target sees them. Without ``tree_size`` the full tree is drafted, with proposers as many nodes
     as that tree and one run of lookup have. With ``stream_nodes``, streams run beside so many nodes
     alone; if another node is accepted last, they draft nothing in the next tree.
 
@@ -83,7 +65,6 @@ class DraftSettings(DraftOptions):
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_drafters(self)
         if self.stream_nodes is not None:
             for name in ("max_nodes", "prune_threshold"):
                 if getattr(self, name) is not None:
@@ -93,9 +74,9 @@ class DraftSettings(DraftOptions):
                     )
 
     @property
-    def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters beside the streams."""
-        return _or_given(self, ()) if self.speculation else ()
+    def makers(self) -> list[MakeProposer]:
+        """What makes the proposers of a text."""
+        return _makers(self, looks_up=False) if self.speculation else []
 
     @property
     def speculates(self) -> bool:
@@ -105,11 +86,11 @@ class DraftSettings(DraftOptions):
     @property
     def full(self) -> bool:
         """True if trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
-        return self.tree_size is None and self.draft_threshold is None and not self.drafters
+        return self.tree_size is None and self.draft_threshold is None and not self.makers
 
     def drafts_with(self, streams: object | None) -> bool:
         """Check if anybody drafts: ``streams`` (``None``: there are none), or others."""
-        return bool(self.drafters) or (streams is not None and self.speculates)
+        return bool(self.makers) or (streams is not None and self.speculates)
 
     def placement(self, streams: StreamConfig | HeadConfig | None) -> StreamPlace:
         """Return where a step's streams run; shared ones always do, even without drafts.
@@ -165,10 +146,10 @@ class DraftSettings(DraftOptions):
             UserError: a tree's shape, pruning or the streams do, and the text would not be
                 distributed as the target's.
         """
-        if self.drafters:
+        if self.makers:
             raise UserError(
-                f"verify is 'rejection' and {self.drafters[0]} drafts, whose drafts are not drawn, "
-                "expected a tree of the streams' own"
+                "verify is 'rejection' and lookup, a draft model or another proposer drafts, whose "
+                "drafts are not drawn, expected a tree of the streams' own"
             )
         if not self.speculates:
             return
@@ -189,7 +170,7 @@ class DraftSettings(DraftOptions):
         """The most nodes besides the root that a tree of ``depth`` streams can have."""
         size = self.tree_size
         full = sum(self.tree_width**level for level in range(1, depth + 1))
-        if self.drafters:  # their nodes are none of the full tree's
+        if self.makers:  # their nodes are none of the full tree's
             return full + self.lookup_size if size is None else size
         return full if size is None else min(full, size)
 
@@ -258,7 +239,7 @@ def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
     return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)
 
 
-def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Drafters | None:
+def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | None:
     """Make what the options that a user gave ask for.
 
     Args:
@@ -267,10 +248,10 @@ def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Drafters | No
         **given: fields of ``DraftSettings``.
 
     Returns:
-        Settings of a tree's shape; or who drafts, where the rule decides how much; ``None``: as is
-        usual.
+        Settings of a tree's shape; or what proposes, where the rule decides how much; ``None``: as
+        is usual.
     """
-    shaped = given.keys() - {field.name for field in fields(Drafters)}
+    shaped = given.keys() - {field.name for field in fields(Proposers)}
     if shaped or verify in ("rejection", "typical"):
         return draft_settings(drawn=verify == "rejection", **given)
-    return Drafters(**given) if given else None
+    return Proposers(**given) if given else None

@@ -11,7 +11,7 @@ from ..engine.plan import Plan
 from ..engine.tree import DraftTree
 from . import Drafting, Sharing
 from .batch_cost import BatchCosts
-from .proposal import NOTHING_VERIFIED, Verified
+from .proposer import NOTHING_VERIFIED, Verified
 
 
 class ToldPlans:

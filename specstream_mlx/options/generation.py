@@ -1,20 +1,20 @@
 """The options of a generation, under mlx_lm's names where it has them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_integer, is_number
+from ..config import MAX_TREE_SIZE, MOST_STREAMS, is_number
 from .fields import option
 from .kinds import (
     FLAG,
-    PATH,
     POSITIVE,
     PROBABILITY,
     SHARE,
     TEXTS,
+    each,
     integer,
     number,
     one_of,
@@ -41,59 +41,18 @@ _TOKEN_BIAS = what(
 )
 
 
-NOBODY = "none"
-"""The name for no drafter beside the streams."""
-
-DRAFTERS = ("lookup", "pld", "suffix", "draft-model", "lookahead", "rest")
-"""Names of the drafters beside the streams."""
-
-
-READ_BY = {
-    "lookup_size": "lookup",
-    "lookup_ngram": "lookup",
-    "draft_model": "draft-model",
-    "num_draft_tokens": "draft-model",
-    "lookahead_size": "lookahead",
-    "datastore": "rest",
-}
-"""The drafters that options of one drafter alone are of."""
-
-
-def drafter_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """List the names in ``drafter``, each once."""
-    given = value if isinstance(value, str) else ",".join(value)
-    return tuple(dict.fromkeys(name.strip() for name in given.split(",")))
-
-
-def _names_drafters(value: Any) -> bool:
-    """Tell whether a value of ``drafter`` names known ones, or nobody."""
-    if TEXTS.objection(value) is not None:
-        return False
-    names = drafter_names(value)
-    return names == (NOBODY,) or all(name in DRAFTERS for name in names)
-
-
 @dataclass(frozen=True)
-class DrafterOptions:
-    """Who drafts beside the streams."""
+class ProposerOptions:
+    """What proposes tokens beside the streams."""
 
     PANEL: ClassVar[str] = "Drafts"
 
-    drafter: list[str] | None = option(
+    lookup: bool | None = option(
         None,
-        what(
-            f"one or several of {', '.join(DRAFTERS)}, or {NOBODY}; draft heads such as Medusa's "
-            "come with --draft-head or draft_head=",
-            _names_drafters,
-            metavar="NAME",
-        ),
-        "Who drafts beside the streams, in one tree with them and with each other: lookup (what "
-        "followed the newest n-gram in the prompt and the text so far), pld (the run behind the "
-        "earliest one, as in the papers), suffix (what followed the longest repeated end of the "
-        "text, also in earlier answers), draft-model, lookahead (the model's own Jacobi "
-        "iterations, which take rows of every step), rest, or none. Several: by commas, or given "
-        "again. Works without streams. Default: lookup, or nobody in a tree whose shape is given; "
-        "and draft-model and rest where --draft-model and --datastore are given.",
+        FLAG,
+        "Draft what followed the newest n-gram in the prompt and the text so far too; works "
+        "without streams. Default: on, but in trees whose shape is given off.",
+        "--lookup/--no-lookup",
     )
     lookup_size: int = option(
         10,
@@ -111,7 +70,7 @@ class DrafterOptions:
             lambda value: isinstance(value, str | Path) or hasattr(value, "layers"),
             str,
         ),
-        "A smaller model with the same vocabulary, which drafts: a directory or a Hugging Face "
+        "A smaller model with the same vocabulary, which drafts too: a directory or a Hugging Face "
         "repository.",
         metavar="DIR|REPO",
     )
@@ -121,43 +80,14 @@ class DrafterOptions:
         "With --draft-model: the most tokens that it drafts ahead.",
     )
 
-    lookahead_size: tuple[int, int, int] = option(
-        (5, 3, 5),
-        what(
-            "three integers of at least 1, 2 and 1, such as 5,7,7",
-            lambda value: (
-                isinstance(value, tuple)
-                and len(value) == 3
-                and all(map(is_integer, value))
-                and value[0] >= 1
-                and value[1] >= 2
-                and value[2] >= 1
-                and value[0] * (value[1] - 1) <= MAX_TREE_SIZE // 2
-            ),
-            lambda text: tuple(int(part) for part in text.split(",")),
-        ),
-        "With lookahead: columns of the window, tokens of an n-gram, n-grams to keep behind a "
-        "token. The authors' 5,7,7 adds 29 rows to every step. Default: 5,3,5.",
-        metavar="W,N,G",
+    proposers: Sequence[Callable[[Any], Any]] = option(
+        tuple, each("functions that make proposers", callable), hidden=True
     )
-
-    datastore: Path | None = option(
-        None,
-        PATH,
-        "A file of the command datastore, from which rest drafts what followed the same words.",
-        metavar="FILE",
-    )
-
-    @property
-    def chosen(self) -> tuple[str, ...] | None:
-        """Names of the drafters beside the streams; ``None``: nobody chose."""
-        if self.drafter is None:
-            return None
-        return tuple(name for name in drafter_names(self.drafter) if name != NOBODY)
+    """Others, in Python alone: functions of ``drafting.proposer.Material``, one for each text."""
 
 
 @dataclass(frozen=True)
-class DraftOptions(DrafterOptions):
+class DraftOptions(ProposerOptions):
     """The shape of the tree, pruning, and where the streams run."""
 
     PANEL: ClassVar[str] = "Drafts"

@@ -15,7 +15,7 @@ from ..config import UserError
 from ..drafting import Drafting, Sharing
 from ..drafting.batch_cost import BatchCosts
 from ..drafting.pace import auto_drafting
-from ..drafting.proposal import NOTHING_VERIFIED, Verified
+from ..drafting.proposer import NOTHING_VERIFIED, Verified
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.kv_quantization import NEVER_QUANTIZED

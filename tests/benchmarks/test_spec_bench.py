@@ -1,8 +1,12 @@
 """``benchmark spec-bench``: its questions, its figures by hand, and what it writes."""
 
+import importlib
 import json
+import os
+from pathlib import Path
 
 import command_line
+import numpy as np
 import pytest
 
 from benchmarks.runner import MLX_LM, Compared, Run
@@ -202,3 +206,24 @@ def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again
     assert run(base, *options).stdout == first.stdout
     again = (here / "runs.jsonl").read_text().splitlines()
     assert again[:-1] == kept[:-1] and len(again) == len(kept)
+
+
+@pytest.mark.skipif("SPEC_BENCH" not in os.environ, reason="SPEC_BENCH names no Spec-Bench clone")
+def test_spec_benchs_own_scripts_run_unchanged_on_our_answers(base, here, monkeypatch, capsys):
+    """``SPEC_BENCH=DIR``, a clone of hemingkx/Spec-Bench: its ``speed.py`` and ``equal.py``."""
+    monkeypatch.syspath_prepend(Path(os.environ["SPEC_BENCH"]) / "evaluation")
+    speed, equal = (importlib.import_module(name) for name in ("speed", "equal"))
+    result = run(base, "--answers", "answers")
+    assert result.exit_code == 0, result.output
+    answers = here / "answers"
+    lengths = [
+        length
+        for one in (answers / "lookup-alone.jsonl").read_text().splitlines()
+        for length in json.loads(one)["choices"][0]["accept_lengths"]
+    ]
+    capsys.readouterr()
+    found = speed.speed(answers / "lookup-alone.jsonl", answers / "mlx_lm.jsonl", base, "overall")
+    assert all(value > 0 for value in found[:3])
+    assert np.mean(found[3]) == pytest.approx(np.mean(lengths))
+    equal.run_compare(f"{answers}/", "lookup-alone.jsonl", "mlx_lm.jsonl")
+    assert capsys.readouterr().out.endswith("Result totally Equal!\n")

@@ -22,9 +22,9 @@ from specstream_mlx.prompts import chat_prompt
         (("--verify", "typical"), "verify is 'typical', which needs the target's probabilities"),
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
-        (("--lookup-size", 4, "--tree-size", 4), "expected with --drafter lookup"),
-        (("--lookahead-size", "4,3,2"), "expected with --drafter lookahead"),
-        (("--drafter", "lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
+        (("--lookup-size", 4, "--tree-size", 4), "--lookup-size was given, expected with --lookup"),
+        (("--num-draft-tokens", 4), "--num-draft-tokens was given, expected with --draft-model"),
+        (("--lookup", "--max-nodes", 2), "max_nodes is 2, but no streams run"),
         (
             ("--no-speculation", "--tree-size", 4),
             "--no-speculation and --tree-size were",
@@ -41,7 +41,6 @@ def test_options(flags, sentence, base):
     ("command", "sentence"),
     [
         ("generate -p x --draft-model none", "the model directory none does not exist"),
-        ("generate -p x --datastore none", "the datastore none cannot be read"),
         ("train --adapter-path new --data .", "train.jsonl, line 1 is 3, expected a prompt and"),
     ],
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from specstream_mlx import DraftSettings, Sampling, UserError
 from specstream_mlx.cli import app
 from specstream_mlx.cli.options import ModelOptions, OutputOptions, RuleOptions, SamplingOptions
-from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, Drafters
+from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, Proposers
 from specstream_mlx.options import kinds
 from specstream_mlx.options.fields import kinds_of, option
 from specstream_mlx.terminal import parsing
@@ -183,8 +183,8 @@ def test_options_that_exclude_or_need_each_other(group, given, sentence):
         (None, {"tree_width": 3, "tree_size": 5}, DraftSettings(tree_width=3, tree_size=5)),
         (None, {"draft_threshold": 0.0}, DraftSettings(draft_threshold=0.0)),
         (None, {"num_streams": 0}, DraftSettings(num_streams=0, draft_threshold=0.2)),
-        (None, {"drafter": ["lookup"]}, Drafters(drafter=["lookup"])),
-        ("typical", {"drafter": "lookup"}, replace(LIKELY_DRAFTS, drafter="lookup")),
+        (None, {"lookup": True}, Proposers(lookup=True)),
+        ("typical", {"lookup": True}, replace(LIKELY_DRAFTS, lookup=True)),
         (None, {"speculation": False}, DraftSettings(speculation=False, draft_threshold=0.2)),
     ],
 )

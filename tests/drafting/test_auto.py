@@ -15,8 +15,9 @@ from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.best_first import likeliest
 from specstream_mlx.drafting.constants import LEAST, MOST_NODES, TRIALS
 from specstream_mlx.drafting.cost import CostCurve, StepCosts
-from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan
@@ -242,7 +243,7 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
         measured = curve(**{p.replace(" ", "_"): cost for p, cost in costs.items()})
         value = rng.uniform(0, 3)
         drafting = drafting_at(
-            tmp_path, measured, streams, [Lookup(prompt)], tokens=128.0, value=value
+            tmp_path, measured, streams, [Lookup(Material(prompt))], tokens=128.0, value=value
         )
     steps = list(decode(model, request(prompt, drafting, max_tokens=70)))
     assert [token for step in steps for token in step.tokens][:70] == expected
@@ -262,14 +263,14 @@ def texts(tmp_path, prompt, expected, proposals):
     return steps
 
 
-def test_proposals_draft(tmp_path):
+def test_proposers_draft(tmp_path):
     """Lookup, another one that somebody has added, and nobody."""
     prompt = random_prompt(6) * 4
     expected = plain_tokens(speculative_model().model, prompt, 40)
     assert all(len(step.tree) == 1 for step in texts(tmp_path, prompt, expected, ()))
-    looked_up = texts(tmp_path, prompt, expected, [Lookup(prompt)])
+    looked_up = texts(tmp_path, prompt, expected, [Lookup(Material(prompt))])
     assert any(len(step.tree) > 1 for step in looked_up)
-    known = texts(tmp_path, prompt, expected, [Lookup(prompt), Known(expected)])
+    known = texts(tmp_path, prompt, expected, [Lookup(Material(prompt)), Known(expected)])
     assert len(known) < min(15, len(looked_up))
 
 

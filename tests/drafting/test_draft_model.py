@@ -17,12 +17,13 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
+from trees import Known
 
 from specstream_mlx import UserError
 from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
-from specstream_mlx.drafting.proposal import FREE, NOTHING_VERIFIED, Material, Price
-from specstream_mlx.drafting.settings import Drafters, DraftSettings
+from specstream_mlx.drafting.proposer import FREE, NOTHING_VERIFIED, Material, Price
+from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
 from specstream_mlx.loop import decode
 
@@ -31,9 +32,8 @@ def bare(base="grouped heads, tied", seed=0):
     return replace(speculative_model(base, seed=seed), streams=None)
 
 
-def material(draft, prompt=PROMPT, most=4, **more):
-    options = Drafters(drafter="draft-model", draft_model=draft, num_draft_tokens=most)
-    return Material(prompt, options, bare(seed=9), **more)
+def drafting_model(draft, prompt=PROMPT, most=4, **more):
+    return DraftModel(draft, most, Material(prompt, bare(seed=9), **more))
 
 
 def best_behind(model, tokens, width):
@@ -48,7 +48,7 @@ def test_every_guess_is_a_plain_pass_over_its_path(base, monkeypatch):
     """Windows included, in trees, over a prompt in chunks, and after tokens nobody drafted."""
     monkeypatch.setattr(module, "_CHUNK", 4)
     draft, text = bare(base, seed=3), [*PROMPT]
-    drafter = DraftModel(material(draft, nodes=30))
+    drafter = drafting_model(draft, nodes=30)
     for tokens in ([5], [7, 8, 9], [11]):
         text += tokens
         drafter.accept(tokens)
@@ -94,7 +94,7 @@ def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
     monkeypatch.setattr(
         module._Reader, "branch", lambda self, paths: passes.append(1) or branch(self, paths)
     )
-    drafter = DraftModel(material(bare(), most=8, nodes=1))
+    drafter = drafting_model(bare(), most=8, nodes=1)
     drafter.begin(NOTHING_VERIFIED, FREE)
     assert not passes
 
@@ -102,7 +102,7 @@ def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
 def test_learned_positions_end_the_drafts():
     """OPT's table has 512 rows, of which the paths of four drafts take three."""
     draft = replace(pair("OPT").model, streams=None)
-    drafter, depths = DraftModel(material(draft, random_prompt(508))), []
+    drafter, depths = drafting_model(draft, random_prompt(508)), []
     for _ in range(3):
         drafter.begin(NOTHING_VERIFIED, FREE)
         depths.append(drafter._guesses.depth)
@@ -118,14 +118,14 @@ def test_a_directory_is_no_model():
 
 def test_passes_that_cost_more_than_they_bring_are_not_made():
     draft = bare(seed=2)
-    cheap, dear = DraftModel(material(draft, nodes=30)), DraftModel(material(draft, nodes=30))
+    cheap, dear = drafting_model(draft, nodes=30), drafting_model(draft, nodes=30)
     cheap.begin(NOTHING_VERIFIED, Price(rate=1e-6))
     dear.begin(NOTHING_VERIFIED, Price(rate=50.0))
     assert len(dear._guesses._guessed) == 1 < len(cheap._guesses._guessed)
 
 
 def test_a_model_that_is_never_right_rests_for_ever_longer():
-    drafter, ran = DraftModel(material(bare(seed=2))), []
+    drafter, ran = drafting_model(bare(seed=2)), []
     price = Price(rate=1.0, row=0.01, plain=1e-6)
     for _ in range(150):
         drafter.begin(NOTHING_VERIFIED, price)
@@ -144,12 +144,11 @@ def test_a_second_model_drafts_by_the_rule_and_in_one_tree_with_others(monkeypat
     prompt = random_prompt(9)
     expected = plain_tokens(model.model, prompt, 60)
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    both = Drafters(drafter="draft-model,lookup", draft_model=draft.model)
+    both = Proposers(draft_model=draft.model)
     steps = list(decode(model, request(prompt, both, max_tokens=60)))
     assert [token for step in steps for token in step.tokens][:60] == expected
     assert oracle.longest > 1
     assert all(math.isfinite(step.seconds) for step in steps)
-    found = tokens_of(
-        model, prompt, 60, drafter="lookup,draft-model,suffix", draft_model=draft, tree_size=12
-    )
+    fields = {"lookup": True, "draft_model": draft, "tree_size": 12}
+    found = tokens_of(model, prompt, 60, **fields, proposers=[lambda material: Known(expected)])
     assert found[:60] == expected

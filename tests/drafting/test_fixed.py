@@ -22,10 +22,9 @@ from trees import Known, arrays, assert_well_formed, full_tree, grow, random_can
 
 from specstream_mlx.drafting.corrections import StreamAverages
 from specstream_mlx.drafting.fixed import FixedTrees
-from specstream_mlx.drafting.lookup import Lookup
+from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pooling import pooled
-from specstream_mlx.drafting.proposal import Material
-from specstream_mlx.drafting.proposals import PROPOSALS, proposals_of
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 
@@ -73,7 +72,7 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
     for seed in range(8):
         read, written = (rng.integers(0, 8, 40).tolist() for _ in range(2))
         ngram, depth = rng.integers(1, 5, 2).tolist()
-        lookup = Lookup(read, ngram)
+        lookup = Lookup(Material(read), ngram)
         lookup.accept(written)
         tokens, scores = NO_STREAMS
         if gamma:
@@ -84,14 +83,14 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
         best = sorted(every.values(), reverse=True)
         for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.0, 0.05, 0.3)):
             settings = DraftSettings(
-                drafter="lookup" if looks_up else "none",
+                lookup=looks_up,
                 lookup_size=depth,
                 lookup_ngram=ngram,
                 tree_size=size,
                 draft_threshold=threshold,
             )
-            proposals = proposals_of(settings.drafters, Material(read, settings))
-            drafter = FixedTrees(settings, True, proposals)
+            proposers = [make(Material(read)) for make in settings.makers]
+            drafter = FixedTrees(settings, True, proposers)
             drafter.accept(written)
             tree = drafter.grow(7, StreamGuesses(tokens, scores))
             assert_well_formed(tree)
@@ -109,20 +108,20 @@ def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
     text = [1, 2, 3, 4, 5, 6] * 6
     sure = StreamGuesses(np.full((2, 1), 9, np.int32), np.full((2, 1), math.log(0.9)))
 
-    def drafted(name):
-        settings = DraftSettings(drafter=name, tree_size=2)
-        proposals = proposals_of(settings.drafters, Material(text, settings))
-        drafter = FixedTrees(settings, True, proposals)
+    def drafted(looks_up):
+        settings = DraftSettings(lookup=looks_up, tree_size=2)
+        proposers = [make(Material(text)) for make in settings.makers]
+        drafter = FixedTrees(settings, True, proposers)
         trees = []
         for root, token in zip([6, *text], text, strict=False):
             trees.append(drafter.grow(root, sure).tokens[1:].tolist())
             drafter.accept([token])
         return trees
 
-    trees = drafted("lookup")
+    trees = drafted(True)
     assert 9 in trees[0]
     assert not any(9 in tree for tree in trees[5:])
-    assert all(tree == [9, 9] for tree in drafted("none"))
+    assert all(tree == [9, 9] for tree in drafted(False))
 
 
 @pytest.mark.parametrize(
@@ -136,14 +135,14 @@ def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
         ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 4, 30, 4),
         ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
         ({"speculation": False}, 4, 0, 0),
-        ({"drafter": "lookup"}, 3, 8, None),
-        ({"drafter": "lookup", "tree_size": 20}, 3, 20, None),
-        ({"drafter": "lookup", "tree_size": None, "tree_width": 1}, 3, 13, None),
-        ({"drafter": "lookup", "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
-        ({"drafter": "lookup", "tree_size": None}, 0, 10, None),
-        ({"drafter": "lookup", "num_streams": 0}, 3, 8, None),
-        ({"drafter": "lookup", "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
-        ({"drafter": "lookup", "speculation": False}, 3, 0, 0),
+        ({"lookup": True}, 3, 8, None),
+        ({"lookup": True, "tree_size": 20}, 3, 20, None),
+        ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
+        ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
+        ({"lookup": True, "tree_size": None}, 0, 10, None),
+        ({"lookup": True, "num_streams": 0}, 3, 8, None),
+        ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
+        ({"lookup": True, "speculation": False}, 3, 0, 0),
     ],
 )
 def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
@@ -169,19 +168,19 @@ def test_a_tree_to_a_depth_and_of_one_candidate():
 # The output ---------------------------------------------------------------------------
 
 
-def test_another_proposal_drafts_in_fixed_trees(monkeypatch):
+def test_another_proposer_drafts_in_fixed_trees(monkeypatch):
     """One that somebody has added, in one tree with lookup."""
     model, prompt = replace(speculative_model(), streams=None), random_prompt(6)
     expected = plain_tokens(model.model, prompt, 40)
-    monkeypatch.setitem(PROPOSALS, "lookup", lambda material: Known(expected))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    assert tokens_of(model, prompt, 40, tree_size=8, drafter="lookup")[:40] == expected
+    fields = {"tree_size": 8, "lookup": True, "proposers": [lambda material: Known(expected)]}
+    assert tokens_of(model, prompt, 40, **fields)[:40] == expected
     assert len(oracle.paths) < 15
 
 
 def known(text):
     """Makes lookups that have read ``text`` before the prompt."""
-    return lambda material: Lookup([*text, *material.prompt])
+    return lambda material: Lookup(Material([*text, *material.prompt]))
 
 
 @pytest.mark.parametrize("lookup_alone", [False, True])
@@ -190,9 +189,8 @@ def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
     model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
     if lookup_alone:
         model = replace(model, streams=None)
-    monkeypatch.setitem(PROPOSALS, "lookup", known([*PROMPT, *expected]))
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    found = tokens_of(model, PROMPT, count, drafter="lookup")
+    found = tokens_of(model, PROMPT, count, proposers=[known([*PROMPT, *expected])])
     assert_lossless(model.model, PROMPT, found, expected)
     assert oracle.longest > 4
     assert len(oracle.paths) < 0.5 * count

@@ -19,7 +19,7 @@ LOSSLESS = StreamConfig(
 )
 @pytest.mark.parametrize(
     ("streams", "more"),
-    [(None, {"drafter": "lookup"}), (LOSSLESS, {"drafter": "lookup", "num_streams": 0})],
+    [(None, {"lookup": True}), (LOSSLESS, {"lookup": True, "num_streams": 0})],
 )
 def test_what_needs_streams_without_any(fields, streams, more):
     ((name, value),) = fields.items()
@@ -38,7 +38,7 @@ def test_streams_beside_some_nodes_need_all_nodes_and_lossless_mode(field):
 def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
     assert draft_settings() == LIKELY_DRAFTS
     assert LIKELY_DRAFTS.draft_threshold is not None
-    for more in ({"num_streams": 2}, {"num_streams": 2, "drafter": "lookup"}):
+    for more in ({"num_streams": 2}, {"num_streams": 2, "lookup": True}):
         assert draft_settings(**more) == replace(LIKELY_DRAFTS, **more)
     for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
         assert draft_settings(**shape) == DraftSettings(**shape)
@@ -53,15 +53,15 @@ def test_pruning_needs_a_pruner():
 @pytest.mark.parametrize(
     ("settings", "streams", "words"),
     [
-        (DraftSettings(drafter="lookup"), True, "best-first, 8 nodes, width 4, with lookup of up"),
-        (DraftSettings(drafter="lookup"), False, "best-first, 8 nodes, lookup of up to 4-grams"),
+        (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up"),
+        (DraftSettings(lookup=True), False, "best-first, 8 nodes, lookup of up to 4-grams"),
         (
-            DraftSettings(drafter="lookup", num_streams=0, tree_size=None),
+            DraftSettings(lookup=True, num_streams=0, tree_size=None),
             True,
             "best-first, 10 nodes",
         ),
         (DraftSettings(), False, "no drafts"),
-        (DraftSettings(drafter="lookup", speculation=False), True, "no drafts"),
+        (DraftSettings(lookup=True, speculation=False), True, "no drafts"),
         (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
         (DraftSettings(tree_size=None, tree_width=2, num_streams=3), True, "full 2-ary, depth 3"),
     ],

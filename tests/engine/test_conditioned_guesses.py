@@ -25,7 +25,7 @@ SHAPES = {
     "chain": DraftSettings(tree_width=1, tree_size=None),
     "full": DraftSettings(tree_width=2, tree_size=None),
     "best-first": DraftSettings(tree_width=4, tree_size=8),
-    "with lookup": DraftSettings(tree_width=3, drafter="lookup"),
+    "with lookup": DraftSettings(tree_width=3, lookup=True),
 }
 
 

@@ -25,7 +25,7 @@ OPERATORS |= {f"__{name}__" for name in "getitem setitem neg invert abs eq ne lt
 NO_OPERATIONS = {"eval", "async_eval", "synchronize", "item", "tolist", "stream", "tracer"}
 CASES = {
     "no drafts": {"speculation": False},
-    "lookup": {"num_streams": 0, "drafter": "lookup"},
+    "lookup": {"num_streams": 0, "lookup": True},
     "chain": {"tree_width": 1, "tree_size": None},
     "beside": {"tree_size": 9},
     "beside some": {"tree_size": 9, "stream_nodes": 2},

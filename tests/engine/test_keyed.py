@@ -51,8 +51,8 @@ PROCESSORS = [
 ]
 DRAFTS = TREES | {
     "best-first, wide": {"tree_width": 6, "tree_size": 8},
-    "lookup": {"num_streams": 0, "drafter": "lookup"},
-    "hybrid": {"drafter": "lookup", "tree_size": 8},
+    "lookup": {"num_streams": 0, "lookup": True},
+    "hybrid": {"lookup": True, "tree_size": 8},
 }
 COUNT = 24
 

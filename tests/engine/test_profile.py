@@ -14,7 +14,7 @@ from specstream_mlx.loop import decode
 PLAIN = DraftSettings(speculation=False)
 CASES = {
     "no drafts": (PLAIN, "lossless", {"pruning", "MSA rows", "compaction"}),
-    "lookup": (DraftSettings(num_streams=0, drafter="lookup"), "lossless", {"pruning", "MSA rows"}),
+    "lookup": (DraftSettings(num_streams=0, lookup=True), "lossless", {"pruning", "MSA rows"}),
     "beside": (DraftSettings(tree_size=6), "lossless", {"pruning"}),
     "pruned": (DraftSettings(tree_size=9, max_nodes=4), "lossless", set()),
     "shared, one token": (PLAIN, "shared", {"pruning"}),

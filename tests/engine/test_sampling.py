@@ -50,7 +50,7 @@ def three_tokens(monkeypatch):
 RULES = {
     "keyed": ("keyed", BEST_FIRST),
     "keyed, pruned": ("keyed", PRUNED),
-    "keyed, hybrid": ("keyed", BEST_FIRST | {"drafter": "lookup"}),
+    "keyed, hybrid": ("keyed", BEST_FIRST | {"lookup": True}),
     "rejection": ("rejection", BINARY),
 }
 

@@ -137,7 +137,7 @@ def test_beside_shared_adapters_the_base_is_as_alone(streams, order):
     prompts = [random_prompt(5 + 3 * number, seed=number) for number in order]
     rng = np.random.default_rng(0)
     trees = [random_tree(rng, prompt[-1], depth=3, width=2) for prompt in prompts]
-    settings = DraftSettings(tree_width=2, drafter="lookup")
+    settings = DraftSettings(tree_width=2, lookup=True)
     configs = [adapters[n][1] and adapters[n][1].config for n in order]
     plans = [settings.plans(config)(tree) for config, tree in zip(configs, trees, strict=True)]
     rules = [find_rule(None, None)(None, None, prompt) for prompt in prompts]
@@ -178,7 +178,7 @@ def test_beside_the_base_adapters_follow_that_do_not_fit_each_other(kind):
     rng = np.random.default_rng(0)
     plans, rules, expected = [], [], []
     for (_, streams), prompt in zip(adapters, prompts, strict=True):
-        plan_of = DraftSettings(tree_width=2, drafter="lookup").plans(streams and streams.config)
+        plan_of = DraftSettings(tree_width=2, lookup=True).plans(streams and streams.config)
         plans.append(plan_of(random_tree(rng, prompt[-1], depth=3, width=2)))
         rules.append(find_rule(None, None)(None, None, prompt))
     for one, prompt, plan, rule in zip(adapters, prompts, plans, rules, strict=True):

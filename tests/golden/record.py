@@ -125,8 +125,8 @@ KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "chain, value rotation": ("rotation", {"tree_width": 1, "tree_size": None}),
     "pruned, shared": ("shared", {"tree_size": 8, "max_nodes": 5}),
     "threshold, vocabulary": ("vocabulary", {"tree_size": 12, "prune_threshold": 0.01}),
-    "lookup": (None, {"drafter": "lookup"}),
-    "rule, few keys, lookup": ("keys", {"drafter": "lookup"}),
+    "lookup": (None, {"lookup": True}),
+    "rule, few keys, lookup": ("keys", {"lookup": True}),
     "levels, linear": ("linear", {"tree_width": 3, "tree_size": None, "num_streams": 2}),
 }
 """Adapters and arguments of four prompts each."""
@@ -229,7 +229,7 @@ def ended(command: str) -> list[Any]:
         signal.alarm(0)
         for left in Path.cwd().glob("out*"):
             shutil.rmtree(left)
-    text = printed.getvalue().decode().replace(str(Path.cwd()), ".")
+    text = printed.getvalue().decode().replace(str(Path.cwd()), ".").replace(str(ROOT), "CLONE")
     lines = (" ".join(re.sub("[─-╿]", "", line).split()) for line in text.splitlines())
     return [code, *filter(None, lines)]
 

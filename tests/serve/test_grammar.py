@@ -16,7 +16,7 @@ from specstream_mlx.config import UserError
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.serve.grammar import Grammars
 
-TREE = {"tree_width": 4, "tree_size": 8, "drafter": "lookup"}
+TREE = {"tree_width": 4, "tree_size": 8, "lookup": True}
 
 
 def random_schema(rng, depth=0):

@@ -76,8 +76,8 @@ def test_who_drafted_what_was_accepted(who, settings):
     model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
     text = "table t(name, city): for t with city Paris, what is the name?"
     prompt = chat_prompt(tokenizer, text, model.prompt_template) * 2  # lookup knows the way
-    others = "lookup" if who == "lookup" else "none"
-    fixed = fixed_drafting(draft_settings(drafter=others, **settings), model, prompt)
+    chosen = draft_settings(lookup=who == "lookup", **settings)
+    fixed = fixed_drafting(chosen, model, prompt)
     drafters = deque()
     request = Request(prompt, Watched(fixed, lambda: True, drafters), max_tokens=16)
     steps = list(decode(model, request))

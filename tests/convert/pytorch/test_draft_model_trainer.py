@@ -49,7 +49,7 @@ def test_it_learns_and_drafts_and_the_text_stays(settings, data, tied, tied_mlx,
     convert_base(path, tmp_path / "draft")
     (draft, _), (model, tokenizer) = load(tmp_path / "draft"), load(tied_mlx)
     assert len(draft.layers) == 1
-    drafting = {"drafter": "draft-model", "draft_model": draft, "tree_size": 4}
+    drafting = {"draft_model": draft, "tree_size": 4}
     found = list(stream_generate(model, tokenizer, PROMPT, 12, **drafting))
     plain = list(stream_generate(model, tokenizer, PROMPT, 12, speculation=False))
     assert [one.token for one in found] == [one.token for one in plain]

@@ -23,9 +23,8 @@ from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
-from specstream_mlx.drafting.proposal import Material
-from specstream_mlx.drafting.proposals import proposals_of
-from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loop import Request
 
@@ -86,16 +85,16 @@ def test_texts_and_trees(kind, adapter, lengths, request):
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
     for settings in (
-        DraftSettings(drafter="lookup", tree_size=7),
+        DraftSettings(lookup=True, tree_size=7),
         DraftSettings(speculation=False),
     ):
         request = Request(prompt_of(60), settings, max_tokens=12)
         decoder = bare.package_decoder()
         found = list(decoder.decode(decoder.fitted(request)))
-        proposals = proposals_of(settings.drafters, Material(request.prompt, settings))
-        drafter = FixedTrees(settings, False, proposals)
+        proposers = [make(Material(request.prompt)) for make in settings.makers]
+        drafter = FixedTrees(settings, False, proposers)
         assert_same_steps(found, by_engine(bare.decoder(), request, drafter))
-        assert any(len(step.tree) > 1 for step in found) == bool(settings.drafters)
+        assert any(len(step.tree) > 1 for step in found) == bool(settings.makers)
 
 
 def test_processors_see_the_path_of_each_node(lossless):
@@ -197,7 +196,7 @@ def test_refused_requests(lossless):
         ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
         ({"quantization": KVQuantization(8)}, "a prompt cache or kv_bits was given"),
         ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is 3, expected None"),
-        ({"drafting": Drafters(drafter="lookahead")}, "drafter is 'lookahead', whose window"),
+        ({"drafting": Proposers(proposers=[print])}, "proposers or draft_model was given"),
         ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
     ):
         with pytest.raises(UserError, match=sentence):

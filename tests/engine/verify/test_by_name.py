@@ -41,7 +41,7 @@ KEPT = "lets the drawn tokens decide what is kept"
         ({"draft_threshold": 0.1, "tree_size": None}, KEPT),
         ({"max_nodes": 4, "tree_size": None}, KEPT),
         ({"prune_threshold": 0.1, "tree_size": None}, KEPT),
-        ({"tree_size": None, "drafter": "lookup"}, "lookup drafts, whose drafts are not drawn"),
+        ({"tree_size": None, "lookup": True}, "whose drafts are not drawn, expected a tree"),
     ],
 )
 def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):

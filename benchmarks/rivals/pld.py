@@ -9,15 +9,15 @@ looks again behind every node, and proposes two tokens.
 import math
 from collections.abc import Sequence
 
-from ..engine.guesses import Guesses, Path
-from . import constants
-from .hit_rates import HitRates
-from .proposal import Material, Proposal
+from specstream_mlx.drafting import constants
+from specstream_mlx.drafting.hit_rates import HitRates
+from specstream_mlx.drafting.proposer import Material, Proposer
+from specstream_mlx.engine.guesses import Guesses, Path
 
 _LONGEST, _RUN = 3, 10
 
 
-class PromptLookup(Proposal):
+class PromptLookup(Proposer):
     """The run of tokens behind the earliest match of the text's end.
 
     The draft is the papers'. So that the rule may draft a part of it, each token has a probability:

@@ -1,4 +1,4 @@
-"""The classes of texts that drafters compete on, see ``rivals``."""
+"""The classes of texts that methods compete on, see ``compare``."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -12,9 +12,9 @@ from mlx_lm.sample_utils import LogitsProcessor
 from specstream_mlx import UserError, bundled
 from specstream_mlx.prompts import chat_prompt
 
-from .runner import Mounted
-from .spec_bench import TASKS
-from .texts import INSTRUCTIONS, PROSE, Texts, task_items
+from ..runner import Mounted
+from ..spec_bench import TASKS
+from ..texts import INSTRUCTIONS, PROSE, Texts, task_items
 
 SPEC_BENCH, TYPED, ADAPTERS = "spec-bench", "typed", "adapters"
 CONTROL, CONTEXT = "unpredictable", "context"

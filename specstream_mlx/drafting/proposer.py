@@ -1,6 +1,6 @@
-"""What every drafter beside the streams is: a source of next tokens, with their probabilities."""
+"""What proposes next tokens beside the streams: one ``Proposer`` for each text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,32 +10,26 @@ from ..engine.guesses import Guesses, Path
 from ..engine.tree import DraftTree, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
-from ..options.generation import DrafterOptions
 from . import constants
-from .earlier_answers import Answers
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All that the proposals of one text may be made of.
+    """All that the proposers of one text may be made of.
 
     Attributes:
         prompt: token ids.
-        options: what the user said of drafters, such as their sizes and files.
         model: base and adapter; ``None``: the model is elsewhere, in a package.
         rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
         width: candidates of each guess.
         nodes: nodes of a tree at most, besides the root.
-        answers: earlier answers, to which this one is added; ``None``: the process's of the model.
     """
 
     prompt: Sequence[int]
-    options: DrafterOptions
     model: SpeculativeModel | None = None
     rule: VerifyRule | None = None
     width: int = constants.WIDTH
     nodes: int = constants.MOST_NODES - 1
-    answers: Answers | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +61,7 @@ NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))
 
 @dataclass(frozen=True)
 class Price:
-    """What the time of a drafter's guesses is worth, in tokens; by default nothing.
+    """What the time of a proposer's guesses is worth, in tokens; by default nothing.
 
     Attributes:
         rate: tokens that the time of a plain step brings.
@@ -84,7 +78,7 @@ FREE = Price()
 """The price in trees of a given shape: they are filled, whatever it takes."""
 
 
-class Proposal(Protocol):
+class Proposer(Protocol):
     """A source of next tokens of one text; all but the first two methods may stay as they are."""
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -110,8 +104,8 @@ class Proposal(Protocol):
         """
         return
 
-    def beside(self) -> Sequence[Path]:
-        """List paths that the tree must hold for this proposal's sake, likely or not."""
+    def required(self) -> Sequence[Path]:
+        """List paths that the tree must hold for this proposer's sake, likely or not."""
         return ()
 
     def spent(self) -> float:
@@ -121,3 +115,7 @@ class Proposal(Protocol):
     def finish(self) -> None:
         """Keep what is to outlive the text, which has ended or was broken off."""
         return
+
+
+MakeProposer = Callable[[Material], Proposer]
+"""Makes the proposer of a text; what ``proposers=`` takes, such as a class."""

@@ -12,26 +12,27 @@ import math
 import random
 from collections.abc import Sequence
 
-from ..engine.guesses import Guesses, Path
-from . import constants
-from .backoff import Backoff
-from .hit_rates import HitRates
-from .proposal import Material, Price, Proposal, Verified
+from specstream_mlx.drafting import constants
+from specstream_mlx.drafting.backoff import Backoff
+from specstream_mlx.drafting.hit_rates import HitRates
+from specstream_mlx.drafting.proposer import Material, Price, Proposer, Verified
+from specstream_mlx.engine.guesses import Guesses, Path
 
 _FIRST, _FURTHER, _OTHER = 0.2, 0.5, 0.05  # rates at the beginning of a text
 _PATIENCE = 8  # rounds of a full window before it is judged
 
 
-class Lookahead(Proposal):
+class Lookahead(Proposer):
     """The window and the pool of one text.
 
     Args:
-        material: see there; ``options.lookahead_size`` are W, N and G, the n-grams that are kept
-            behind a token.
+        material: see there.
+        columns, ngram: W and N; the authors' are 5 and 7, which add 29 rows to every step.
+        most: G, n-grams behind a token that the pool holds.
     """
 
-    def __init__(self, material: Material):
-        self._columns, self._ngram, self._kept = material.options.lookahead_size
+    def __init__(self, material: Material, columns: int = 5, ngram: int = 3, most: int = 5):
+        self._columns, self._ngram, self._most = columns, ngram, most
         self._random = random.Random(len(material.prompt))
         self._prompt, self._root = material.prompt, material.prompt[-1]
         self._newest = self._root
@@ -72,8 +73,8 @@ class Lookahead(Proposal):
         pairs = zip(self._following(path), rates, strict=True)
         return [(token, math.log(min(rate * scale, constants.MOST))) for token, rate in pairs]
 
-    def beside(self) -> Sequence[Path]:
-        """List the columns of the window, unless it rests."""
+    def required(self) -> Sequence[Path]:
+        """List the columns of the window, unless it is left out."""
         return self._paths() if self._placed else ()
 
     def _paths(self) -> list[Path]:
@@ -102,7 +103,7 @@ class Lookahead(Proposal):
         if ngram in known:
             known.remove(ngram)
         known.append(ngram)
-        del known[: -self._kept]
+        del known[: -self._most]
 
     def _following(self, path: Path) -> list[int]:
         """List the tokens behind the root and ``path``, those of the newest n-grams first."""

@@ -5,11 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.rivals.rest import Datastore, Retrieval, suffix_array, write_datastore
 from specstream_mlx import UserError
-from specstream_mlx.drafting.datastore import open_datastore, suffix_array, write_datastore
-from specstream_mlx.drafting.proposal import FREE, NOTHING_VERIFIED, Material
-from specstream_mlx.drafting.rest import Retrieval
-from specstream_mlx.drafting.settings import Drafters
+from specstream_mlx.drafting.proposer import FREE, NOTHING_VERIFIED, Material
 
 
 def some_tokens(seed, count=300, vocab_size=5):
@@ -31,26 +29,12 @@ def test_the_file_is_the_published_ones(tmp_path):
     assert (tmp_path / "store").read_bytes().hex() == expected
 
 
-def test_no_other_file_is_replaced(tmp_path):
-    path = tmp_path / "notes.txt"
-    for held in ("years of work\n", ""):
-        path.write_text(held)
-        with pytest.raises(UserError, match="expected a new file or a datastore to replace"):
-            write_datastore(path, some_tokens(0), 100)
-        assert path.read_text() == held
-    path.unlink()
-    for seed in (0, 1):
-        write_datastore(path, some_tokens(seed), 100)
-        assert open_datastore(path).following([int(some_tokens(seed)[0])], 1, 1).size
-
-
 @pytest.mark.parametrize("vocab_size", [49152, 151936])
 @pytest.mark.parametrize("chunk", [1000, 70])
 def test_what_followed_is_found_in_every_chunk(vocab_size, chunk, tmp_path):
     tokens = some_tokens(1) + vocab_size - 5
     write_datastore(tmp_path / "store", tokens, vocab_size, chunk)
-    store, listed = open_datastore(tmp_path / "store"), tokens.tolist()
-    assert len(store) == 300
+    store, listed = Datastore(tmp_path / "store"), tokens.tolist()
     for seed in range(30):
         query = (some_tokens(seed, 1 + seed % 4) + vocab_size - 5).tolist()
         expected = []
@@ -77,16 +61,15 @@ def test_other_files_are_refused(damage, tmp_path):
     }
     path.write_bytes(data[damage] if damage in data else bytes.fromhex(damage))
     with pytest.raises(UserError, match=r"no datastore|cannot be read"):
-        open_datastore(path)
+        Datastore(path)
     with pytest.raises(UserError, match="cannot be read"):
-        open_datastore(tmp_path / "none")
+        Datastore(tmp_path / "none")
 
 
 def test_the_longest_end_says_what_follows_by_how_often_it_did(tmp_path):
     sentences = [9, 1, 2, 3, 4] * 3 + [8, 1, 2, 5, 6] * 2
     write_datastore(tmp_path / "store", np.array(sentences), 100)
-    options = Drafters(drafter="rest", datastore=tmp_path / "store")
-    drafter = Retrieval(Material([50, 1, 2], options))
+    drafter = Retrieval(Material([50, 1, 2]), tmp_path / "store")
     drafter.begin(NOTHING_VERIFIED, FREE)
     assert [token for token, _ in drafter.children(())] == [3, 5]
     assert drafter.children((3,))[0][0] == 4
@@ -109,7 +92,6 @@ def test_a_long_end_is_found_by_halving(tmp_path):
     rng = random.Random(0)
     tokens = [rng.randrange(50) for _ in range(400)]
     write_datastore(tmp_path / "store", np.array(tokens), 100)
-    options = Drafters(datastore=tmp_path / "store")
     for span in range(1, 20):
-        drafter = Retrieval(Material([99, *tokens[100 : 100 + span]], options), 16, 2)
+        drafter = Retrieval(Material([99, *tokens[100 : 100 + span]]), tmp_path / "store", 16, 2)
         assert drafter._span == (min(span, 16) if span > 1 else 0)

@@ -1,23 +1,23 @@
 """The window of lookahead decoding is a draft tree, which moves on by what the target says."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 from random_models import PROMPT, plain_tokens, request, speculative_model
 from trees import assert_well_formed
 
+from benchmarks.rivals.lookahead import Lookahead
 from specstream_mlx.drafting.best_first import tree_of, with_paths
-from specstream_mlx.drafting.lookahead import Lookahead
-from specstream_mlx.drafting.proposal import FREE, NOTHING_VERIFIED, Material, Price, Verified
-from specstream_mlx.drafting.settings import Drafters, DraftSettings
+from specstream_mlx.drafting.proposer import FREE, NOTHING_VERIFIED, Material, Price, Verified
+from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.tree import root_only
 from specstream_mlx.loop import decode
 
 
-def drafter(size, prompt=(1, 2, 3)):
-    options = Drafters(drafter="lookahead", lookahead_size=size)
-    found = Lookahead(Material(list(prompt), options))
+def lookahead(size, prompt=(1, 2, 3)):
+    found = Lookahead(Material(list(prompt)), *size)
     found.begin(NOTHING_VERIFIED, FREE)
     return found
 
@@ -38,7 +38,7 @@ def verified_by_target(root, paths):
 def test_the_window_is_the_papers_jacobi_iteration(size):
     """Against the authors' two-dimensional window, rows and columns, computed in a plain way."""
     columns, ngram, kept = size
-    found, root = drafter(size), 3
+    found, root = lookahead(size), 3
     window = [list(found._levels[0])]
     pool = {}
     for _ in range(3 * ngram):
@@ -56,33 +56,33 @@ def test_the_window_is_the_papers_jacobi_iteration(size):
                 pool[key] = [*known, gram][-kept:]
             below = [*window[1:], behind]
             window = [below[0][1:], *below[1:]]
-        result = verified_by_target(root, found.beside())
+        result = verified_by_target(root, found.required())
         root = int(result.predictions[0])
         found.accept([root])
         found.begin(result, FREE)
         assert found._levels == window
         assert found._pool == pool
-        nodes = len(with_paths((), found.beside()))
+        nodes = len(with_paths((), found.required()))
         assert nodes <= columns * (ngram - 1) - 1 or len(window) < ngram - 1
     firsts = dict.fromkeys(gram[0] for gram in reversed(pool.get(root, [])))
     assert [token for token, _ in found.children(())] == list(firsts)
 
 
 def test_what_was_not_tested_is_drawn_anew():
-    found = drafter((3, 3, 2))
+    found = lookahead((3, 3, 2))
     found.accept([2])
     found.begin(Verified(root_only(3), np.array([2], np.int32)), FREE)
     assert set(found._levels[1]) <= {1, 2, 3}
 
 
 def test_a_window_that_brings_nothing_rests():
-    found, placed, root = drafter((3, 3, 2)), [], 3
+    found, placed, root = lookahead((3, 3, 2)), [], 3
     for number in range(200):
-        result = verified_by_target(root, found.beside())
+        result = verified_by_target(root, found.required())
         root = 1000 + number
         found.accept([root])
         found.begin(result, Price(rate=1.0, row=0.05))
-        placed.append(bool(found.beside()))
+        placed.append(bool(found.required()))
     assert np.diff(np.flatnonzero(placed)).max() >= 32
     assert sum(placed) < 40
 
@@ -93,9 +93,11 @@ def test_the_text_is_the_same_and_repetitions_are_drafted(rule):
     model = speculative_model()
     for layer in model.layers:
         layer.self_attn.o_proj.weight *= 0.05
-    prompt, fields = PROMPT[:3], {"drafter": "lookahead", "lookahead_size": (4, 3, 4)}
+    prompt, makers = PROMPT[:3], [partial(Lookahead, columns=4, ngram=3, most=4)]
     expected = plain_tokens(model.model, prompt, 60)
-    drafting = Drafters(**fields) if rule else DraftSettings(num_streams=0, **fields)
+    drafting = DraftSettings(num_streams=0, proposers=makers)
+    if rule:
+        drafting = Proposers(lookup=False, proposers=makers)
     steps = list(decode(model, request(prompt, drafting, max_tokens=60)))
     assert [token for step in steps for token in step.tokens][:60] == expected
     assert rule or max(len(step.tokens) for step in steps) > 2

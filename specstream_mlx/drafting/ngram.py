@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from ..engine.guesses import Guesses, Path
 from . import constants
 from .hit_rates import HitRates
-from .proposal import Proposal
+from .proposer import Material, Proposer
 
 _MOST_TOGETHER = 0.99
 
@@ -55,7 +55,7 @@ class NGramIndex:
         return 0, ()
 
 
-class Lookup(Proposal):
+class Lookup(Proposer):
     """The n-grams of one generation, and the shares of their continuations that were right in it.
 
     Each generated token shows whether the index would have proposed it, drafted or not. So the
@@ -64,15 +64,15 @@ class Lookup(Proposal):
     along its path: the n-gram grows with the path, so behind a long match it falls slowly.
 
     Args:
-        prompt: token ids; they are indexed, and change no average.
+        material: the prompt's tokens are indexed, and change no average.
         longest: length of the longest n-gram in tokens.
         depth: depth of the deepest token that is proposed.
     """
 
-    def __init__(self, prompt: Sequence[int], longest: int = 4, depth: int = 10):
+    def __init__(self, material: Material, longest: int = 4, depth: int = 10):
         self._depth = depth
         self._index = NGramIndex(longest, alternatives=2)  # a third is hardly ever right
-        self._index.extend(prompt)
+        self._index.extend(material.prompt)
         self._rates = HitRates(_prior)
 
     def accept(self, tokens: Sequence[int]) -> None:

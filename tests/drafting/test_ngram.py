@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specstream_mlx.drafting.lookup import Lookup, NGramIndex
+from specstream_mlx.drafting.ngram import Lookup, NGramIndex
+from specstream_mlx.drafting.proposer import Material
 
 
 def naive_following(text, path, longest, count):
@@ -59,25 +60,25 @@ def run_of(lookup, length):
 
 
 def test_a_run_copies_the_text_and_goes_on_into_itself():
-    assert run_of(Lookup([5, 6, 7, 8, 9, 1, 5, 6], 4), 4) == [7, 8, 9, 1]
-    assert run_of(Lookup([5, 6, 5, 6, 5], 4), 7) == [6, 5, 6, 5, 6, 5, 6]
-    assert run_of(Lookup([4, 4], 4), 3) == [4, 4, 4]
-    assert run_of(Lookup([1, 2, 3], 4), 3) == []
-    assert run_of(Lookup([1], 4), 3) == []
+    assert run_of(Lookup(Material([5, 6, 7, 8, 9, 1, 5, 6]), 4), 4) == [7, 8, 9, 1]
+    assert run_of(Lookup(Material([5, 6, 5, 6, 5]), 4), 7) == [6, 5, 6, 5, 6, 5, 6]
+    assert run_of(Lookup(Material([4, 4]), 4), 3) == [4, 4, 4]
+    assert run_of(Lookup(Material([1, 2, 3]), 4), 3) == []
+    assert run_of(Lookup(Material([1]), 4), 3) == []
 
 
 def test_longer_matches_are_surer_and_no_guess_is_certain():
-    long = Lookup([1, 2, 3, 4, 5, 9, 2, 3, 4], 3).children(())[0][1]
-    assert Lookup([1, 4, 5, 9, 2, 4], 3).children(())[0][1] < long < 0
+    long = Lookup(Material([1, 2, 3, 4, 5, 9, 2, 3, 4]), 3).children(())[0][1]
+    assert Lookup(Material([1, 4, 5, 9, 2, 4]), 3).children(())[0][1] < long < 0
 
 
 def test_rates_follow_what_the_target_writes():
     """Copied text raises them, text that departs lowers them, also where nothing was drafted."""
     rng = np.random.default_rng(0)
     source = rng.permutation(200).tolist()
-    copied, departed = Lookup(source, 4), Lookup(source, 4)
+    copied, departed = Lookup(Material(source), 4), Lookup(Material(source), 4)
     copied.accept(source[:100])
-    before = Lookup([*source, *source[:100]], 4).children(())[0]
+    before = Lookup(Material([*source, *source[:100]]), 4).children(())[0]
     after = copied.children(())[0]
     assert after[0] == before[0] == source[100]
     assert after[1] > before[1]
@@ -90,7 +91,7 @@ def test_rates_follow_what_the_target_writes():
 
 def test_continuations_of_one_match_sum_to_less_than_one():
     """Ranks are averaged over different tokens: first 2 is always right, then the token before."""
-    lookup, sums = Lookup([1, 2], 1), []
+    lookup, sums = Lookup(Material([1, 2]), 1), []
     for token in [2] * 60 + [3, 2] * 30:
         lookup.accept([1, token])
         sums.append(sum(math.exp(score) for _, score in lookup.children((1,))))
@@ -98,7 +99,7 @@ def test_continuations_of_one_match_sum_to_less_than_one():
 
 
 def test_a_guess_that_is_always_wrong_stays_a_number():
-    lookup = Lookup([1], 1)
+    lookup = Lookup(Material([1]), 1)
     for token in range(2, 6000):
         lookup.accept([token, 1])
     assert math.isfinite(lookup.children(())[0][1])

@@ -1,0 +1,1 @@
+"""Other methods of drafting, one file each, and ``python -m benchmarks.rivals``, which compares."""
