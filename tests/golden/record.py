@@ -21,14 +21,19 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -71,6 +76,11 @@ class Observed:
         words = zip(self.passes[-1], paths, strict=True)
         self.passes[-1] = [f"{word}:{len(path)}" for word, path in words]
 
+    def clock(self) -> float:
+        """Read the clock, which takes no time to speak of."""
+        self.now += 1e-7
+        return self.now
+
     def taken(self) -> str:
         """Return the passes since the last call."""
         passes, self.passes = self.passes, []
@@ -111,7 +121,7 @@ def observed() -> Iterator[Observed]:
         enter(patch.object(Decoder, "next_token", watched_plain))
         enter(patch.object(Decoder, "commit", watched_commit))
         enter(patch.object(StepCosts, "__init__", made))
-        enter(patch.object(time, "perf_counter", lambda: seen.now))
+        enter(patch.object(time, "perf_counter", seen.clock))
         yield seen
 
 
@@ -131,6 +141,7 @@ KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 """Adapters and arguments of four prompts each."""
 SAMPLINGS = {"greedy": None, "seed 3": 3, "seed 11": 11}
+BOTH = list(SAMPLINGS.items())[:2]
 
 
 def prompts_of(number: int) -> list[list[int]]:
@@ -160,13 +171,17 @@ def words(tokens: Any) -> str:
 
 
 def tiny_alone(seen: Observed, group: Any = None, count: int = 4, length: int = 24) -> Any:
-    """40 prompts of tiny models, one at a time."""
-    from specstream_mlx import load, stream_generate
+    """40 prompts of tiny models, one at a time; of what is refused the sentence."""
+    from specstream_mlx import UserError, load, stream_generate
 
     model, tokenizer = load("base", group=group)
     found: dict[str, Any] = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
-        model.swap_adapter(adapter)
+        try:
+            model.swap_adapter(adapter)
+        except UserError as error:
+            found[kind] = [str(error), ""]
+            continue
         for sampling, seed in SAMPLINGS.items():
             for place, prompt in enumerate(prompts_of(number)[:count]):
                 sampler = samplers(seed, 4)[place]
@@ -239,10 +254,251 @@ def commands(name: str, seen: Observed) -> Any:
     return {command: ended(command) for command in json.loads(file_of(name).read_text())}
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "no drafts": {"speculation": False},
+    "lookup": {"num_streams": 0, "drafter": "lookup"},
+    "chain": {"tree_width": 1, "tree_size": None},
+    "best-first": {"tree_size": 9},
+    "pruned": {"tree_size": 9, "max_nodes": 4},
+    "threshold": {"tree_size": 9, "prune_threshold": 0.01},
+}
+
+
+def operations(seen: Observed) -> Any:
+    """How often a step waits for the device, and what it enqueues: of every step but the first."""
+    import mlx.core as mx
+
+    from specstream_mlx import load, stream_generate
+
+    model, tokenizer = load("base")
+    found: dict[str, Any] = {}
+    for adapter in "lossless", "conditioned", "shared":
+        model.swap_adapter(adapter)
+        for (case, options), (sampling, seed) in product(
+            CASES.items(), list(SAMPLINGS.items())[:2]
+        ):
+            (sampler,) = samplers(seed, 1)
+            responses = stream_generate(
+                model, tokenizer, prompts_of(0)[0], 60, sampler=sampler, **options
+            )
+            next(responses)
+            seen.taken()
+            with counted(mx) as counts:
+                calls, steps = 1, []
+                for response in responses:
+                    if response.target_calls > calls:
+                        calls = response.target_calls
+                        steps.append((counts["waits"], counts["operations"]))
+                        counts |= {"waits": 0, "operations": 0}
+                    if calls == 8:
+                        break
+                responses.close()
+            waits, made = zip(*steps, strict=True)
+            found[f"{adapter}, {case}, {sampling}"] = [words(waits), words(made), seen.taken()]
+    return found
+
+
+@contextmanager
+def counted(mx: Any) -> Iterator[dict[str, int]]:
+    """Count waits for arrays that were not waited for, and calls that make arrays."""
+    import numpy as np
+    from mlx.utils import tree_flatten
+
+    counts, known = {"waits": 0, "operations": 0}, {}
+    evaluate = mx.eval
+
+    def waited(*arrays: Any) -> None:
+        counts["waits"] += 1
+        known.update({id(one): one for _, one in tree_flatten(list(arrays))})
+        evaluate(*arrays)
+
+    def reading(read: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], mx.array) and id(args[0]) not in known:
+                counts["waits"] += 1
+                known[id(args[0])] = args[0]
+            return read(*args, **kwargs)
+
+        return call
+
+    def making(make: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            leaves = [leaf for _, leaf in tree_flatten([made])]
+            counts["operations"] += any(isinstance(leaf, mx.array) for leaf in leaves)
+            return made
+
+        return call
+
+    sides = "add sub mul truediv floordiv mod pow matmul and or lshift rshift".split()
+    signs = {f"__{side}{name}__" for name in sides for side in ("", "r", "i")}
+    signs |= {f"__{n}__" for n in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
+    reads = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__".split()
+    with ExitStack() as stack:
+        for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
+            for name in dir(owner):
+                make = getattr(owner, name)
+                hidden = name in reads or name in ("eval", "async_eval", "stream")
+                hidden = hidden or (name.startswith("_") and name not in signs)
+                if callable(make) and not hidden and not isinstance(make, type):
+                    stack.enter_context(patch.object(owner, name, making(make)))
+        stack.enter_context(patch.object(mx, "eval", waited))
+        for owner, names in ((mx.array, reads), (np, ["array", "asarray"])):
+            for name in names:
+                stack.enter_context(patch.object(owner, name, reading(getattr(owner, name))))
+        yield counts
+
+
+def two_processes(seen: Observed) -> Any:
+    """The same prompts where two processes divide the layers; their tokens are the same."""
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in free]
+    Path("hosts.json").write_text(json.dumps(hosts))
+    command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", A_RANK]
+    started = []
+    for rank in range(2):
+        own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(Path("hosts.json").absolute())}
+        started.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, text=True
+            )
+        )
+    first, other = [json.loads(one.communicate(timeout=1800)[0])[A_RANK] for one in started]
+    for name, (tokens, _) in first.items():
+        assert other[name][0] == tokens, name
+    return first
+
+
+A_RANK = "a rank"
+
+
+def a_rank(seen: Observed) -> Any:
+    """What one of two processes writes."""
+    import mlx.core as mx
+
+    return tiny_alone(seen, mx.distributed.init(), length=12)
+
+
+BODIES = json.loads((HERE / "requests.json").read_text())
+"""Requests to the server: a name, a path, and the body; without one it is a GET."""
+CHANGING = {r"\b([a-z]+[-_])[0-9a-f]{16,}": r"\1ID", r'("created(?:_at)?":) \d+': r"\1 0"}
+"""What changes from answer to answer: names by chance, and times."""
+
+
+def server(seen: Observed) -> Any:
+    """What the server answers, and every event of its streams."""
+    found: dict[str, Any] = {}
+    command = "serve --port 0 --model base --adapter-path base=lossless --adapter-path lora=lora"
+    printed = io.StringIO()
+
+    def ask() -> None:
+        try:
+            while not (address := re.search(r"http://[\d.]+:\d+", printed.getvalue())):
+                time.sleep(0.05)
+            for name, (path, body) in BODIES.items():
+                found[name] = answer(address[0] + path, body)
+                found[name].append(seen.taken())
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    with patch.object(sys, "argv", ["specstream-mlx", *shlex.split(command)]):
+        from specstream_mlx.cli import main as run
+
+        with patch.object(sys, "stderr", printed), suppress(SystemExit):
+            run()
+    client.join()
+    return found
+
+
+def answer(address: str, body: Any) -> list[Any]:
+    """Ask a server; returns the status and the lines of its answer, without what always changes."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=600) as response:
+            status, text = response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    lines = [line for line in text.splitlines() if line and line != ": keep-alive"]
+    for number, line in enumerate(lines):
+        before, brace, value = line.partition("{")
+        if brace and before in ("", "data: "):
+            line = before + json.dumps(json.loads(brace + value), sort_keys=True)
+        for pattern, instead in CHANGING.items():
+            line = re.sub(pattern, instead, line)
+        lines[number] = line
+    return [status, *lines]
+
+
+def writers() -> dict[str, str | None]:
+    """The bundled streams, then the bundled adapters, by name."""
+    from specstream_mlx import bundled
+
+    return {"streams": bundled.streams_path()} | {
+        name: bundled.adapter_path(name) for name in bundled.adapter_names()
+    }
+
+
+def real(seen: Observed, length: int = 16, texts: slice = slice(None)) -> Any:
+    """40 prompts of the demonstration model: its streams and each of its adapters."""
+    from specstream_mlx import demonstration, load, stream_generate
+
+    model, tokenizer = load(demonstration.base_path(), weights="expanded")
+    found: dict[str, Any] = {}
+    for number, (writer, prompt) in enumerate(real_prompts()[texts]):
+        model.swap_adapter(writers()[writer])
+        for place, (sampling, seed) in enumerate(SAMPLINGS.items()):
+            if place and number % 2 != place - 1:
+                continue
+            (sampler,) = samplers(seed, 1)
+            seen.taken()
+            responses = stream_generate(model, tokenizer, prompt, length, sampler=sampler)
+            tokens = words(one.token for one in responses)
+            found[f"{number}, {writer}, {sampling}"] = [tokens, seen.taken()]
+    return found
+
+
+def real_together(seen: Observed) -> Any:
+    """The same prompts, four with different adapters side by side."""
+    from specstream_mlx import batch_generate, demonstration, load
+
+    model, tokenizer = load(demonstration.base_path(), weights="expanded")
+    found: dict[str, Any] = {}
+    prompts = real_prompts()
+    for number in range(0, 40, 4):
+        names, texts = zip(*prompts[number : number + 4], strict=True)
+        seed = list(SAMPLINGS.values())[number // 4 % 3]
+        response = batch_generate(
+            model,
+            tokenizer,
+            list(texts),
+            max_tokens=16,
+            return_token_ids=True,
+            samplers=samplers(seed, 4),
+            adapters=[writers()[name] for name in names],
+            settings=None,
+        )
+        found[f"{number}, {seed}"] = [*map(words, response.token_ids), seen.taken()]
+    return found
+
+
+def real_prompts() -> list[tuple[str, Any]]:
+    """40 pairs of a writer's name and a prompt, which is a chat without an adapter."""
+    said = [line.split(": ", 1) for line in (HERE / "prompts.txt").read_text().splitlines()]
+    return [(n, [{"role": "user", "content": t}] if n == "streams" else t) for n, t in said]
+
+
 PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
     "quick": (quick, True),
     "tiny alone": (tiny_alone, False),
     "tiny together": (tiny_together, False),
+    "two processes": (two_processes, False),
+    "operations": (operations, True),
+    "server": (server, True),
+    "real quick": (partial(real, length=10, texts=slice(0, 6, 5)), True),
     "help": (partial(commands, "help"), True),
 }
 for one in "generate", "chat", "write", "convert", "train", "serve", "adapters", "others":
@@ -266,8 +522,9 @@ def recorded(names: list[str]) -> dict[str, Any]:
             tiny.write_all(Path(folder))
             found = {}
             for name in names:
+                make = a_rank if name == A_RANK else PARTS[name][0]
                 with observed() as seen:
-                    found[name] = PARTS[name][0](seen)
+                    found[name] = make(seen)
             return found
         finally:
             os.chdir(before)
@@ -303,7 +560,7 @@ def in_new_process(names: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Record or check parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=[*PARTS, A_RANK], default=list(PARTS))
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
     parser.add_argument("--print", action="store_true", help="print the parts as JSON")
     asked = parser.parse_args()
