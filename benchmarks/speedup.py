@@ -23,7 +23,6 @@ from statistics import geometric_mean
 from typing import Any
 
 import mlx.core as mx
-import typer
 from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
@@ -334,7 +333,7 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
                 f"error: {row['task']}, {row['writer']}, {row['method']}: {wrong} of "
                 f"{row['items']} texts differ from plain decoding, expected none"
             )
-            raise typer.Exit(1)
+            raise SystemExit(1)
 
 
 @dataclass(frozen=True)

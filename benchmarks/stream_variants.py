@@ -13,10 +13,9 @@ same command resumes.
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from specstream_mlx.convert.demo_model.train_adapters import STREAMS, MakingOptions, stream_settings
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.trainer import evaluate, train
@@ -28,7 +27,7 @@ from transformers import AutoTokenizer
 from specstream_mlx import UserError
 from specstream_mlx.hardware import device
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, each, integer
+from specstream_mlx.options.kinds import PATH, TEXTS, each, integer
 from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -100,7 +99,9 @@ def one_variant(settings: TrainSettings, valid: list[Path], name: str) -> list[d
 
 
 def main(
-    variants: Annotated[list[str], typer.Argument(help="NAME or NAME:setting=value,..")],
+    variants: list[str] = option(
+        ..., TEXTS, "NAME or NAME:setting=value,..", metavar="VARIANT", positional=True
+    ),
     model: Path = option(..., PATH, "Directory of a base that PyTorch reads."),
     data: Path = option(..., PATH, "JSONL of prompts and the base's answers."),
     valid: list[Path] = option(..., _FILES, "The same, held out; may be repeated."),

@@ -1,24 +1,67 @@
 """Runs the command line, and modules that are programs, in this process."""
 
-from typer.testing import CliRunner
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from unittest.mock import patch
 
-from specstream_mlx.cli import app
+from specstream_mlx.cli import main
 from specstream_mlx.terminal.commands import program
 
 
+@dataclass
+class Result:
+    """How a command ended, and what it printed."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self):
+        return self.stdout + self.stderr
+
+
+class _Input(io.TextIOWrapper):
+    """Standard input of bytes."""
+
+    def __init__(self, content):
+        text = content if isinstance(content, bytes) else (content or "").encode()
+        super().__init__(io.BytesIO(text), encoding="utf-8")
+
+
+def invoke(command, args, stdin=None):
+    """What ``command``, called with words of a command line, does."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
+    out, err = streams
+    code = 0
+    with (
+        patch.object(sys, "stdin", _Input(stdin)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            command([str(arg) for arg in args])
+        except SystemExit as end:
+            code = end.code or 0
+    for stream in streams:
+        stream.flush()
+    return Result(code, *(stream.buffer.getvalue().decode() for stream in streams))
+
+
 def run(*args, stdin=None):
-    return CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+    return invoke(main, args, stdin)
 
 
-def result_of(main, *args, hidden=False):
+def result_of(command, *args, hidden=False):
     """The result of a module's command; ``hidden`` adds the options that help does not show."""
-    built = program(main, hidden=hidden)
-    return CliRunner().invoke(built, [str(a) for a in args], catch_exceptions=False)
+    return invoke(program(command, hidden=hidden), args)
 
 
-def run_program(main, *args, hidden=False):
-    """Run a module's command; an error that is no mistake of the user's shows where it was."""
-    result = result_of(main, *args, hidden=hidden)
+def run_program(command, *args, hidden=False):
+    """Run a module's command, which must not fail."""
+    result = result_of(command, *args, hidden=hidden)
     assert result.exit_code == 0, result.output
 
 

@@ -9,15 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import refusal, run
+from command_line import Result, refusal, result_of, run
 from specstream_mlx.convert.pytorch import checkpoint, trainer
 from specstream_mlx.convert.to_mlx import base as base_conversion
 from tiny_models import tiny_llama_directory
 from tiny_training import data_directory
 from torch_tiny import tiny_completions
-from typer.testing import CliRunner, Result
 
-from specstream_mlx.terminal.commands import program
 from specstream_mlx.train import checkpoint as train_checkpoint
 from specstream_mlx.train.run import last_checkpoint, run_directory
 
@@ -43,7 +41,7 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
         values += ("--save-every", 1, "--steps-per-eval", 3, "--no-outcome")
     else:
         values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
-        values += ("--num-msa-layers", 1, "--batch-size", 4, "--no-bf16")
+        values += ("--num-msa-layers", 1, "--batch-size", 4)
         values += ("--save-every", 1, "--log-every", 1)
     return [command, *map(str, values)]
 
@@ -52,7 +50,7 @@ def in_this_process(command: str, work: Path, target: Path, *more: str) -> Resul
     values = [*arguments(command, work, target)[1:], *more]
     if command != "trainer":
         return run(*values)
-    return CliRunner().invoke(program(trainer.main, hidden=True), values)
+    return result_of(trainer.main, *values, hidden=True)
 
 
 def written(target: Path) -> dict[str, bytes]:
@@ -127,7 +125,7 @@ def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
         target = {"trainer": path.parent, "train": tmp_path / "adapter"}.get(command, path)
         result = in_this_process(command, work, target)
         if command == "train":  # says what it is about to do
-            result.stderr_bytes = result.stderr_bytes.splitlines()[-1]
+            result.stderr = result.stderr.splitlines()[-1]
         assert refusal(result) == f"error: {path} cannot be written: No space left on device"
         assert not [found for found in tmp_path.rglob("*") if found.is_file()]
         assert not list(tmp_path.rglob(".*"))

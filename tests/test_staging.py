@@ -18,20 +18,16 @@ from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
 
 _STOPS_HALFWAY = """
+import sys
 import time
 from pathlib import Path
-import typer
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.terminal.errors import reported
 from specstream_mlx.staging import staged_directory
 
-@one_line_errors
-def main(target: Path):
-    with staged_directory(target) as scratch:
-        (scratch / "half").touch()
-        print("halfway", flush=True)
-        time.sleep(60)
-
-typer.run(main)
+with reported(), staged_directory(Path(sys.argv[1])) as scratch:
+    (scratch / "half").touch()
+    print("halfway", flush=True)
+    time.sleep(60)
 """
 
 

@@ -17,10 +17,9 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.core as mx
-import typer
 from mlx_lm.utils import dequantize_model, load, save
 from rich.console import Console
 
@@ -28,7 +27,7 @@ from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
 from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, POSITIVE, integer
+from specstream_mlx.options.kinds import PATH, POSITIVE, TEXTS, integer
 from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
@@ -232,10 +231,14 @@ def _tuned(task: str, options: MakingOptions) -> Path:
 
 
 def main(
-    parts: Annotated[
-        list[str], typer.Argument(help="Parts to make: base, answers, streams, names of tasks.")
-    ],
     *,
+    parts: list[str] = option(
+        ...,
+        TEXTS,
+        "Parts to make: base, answers, streams, names of tasks.",
+        metavar="PART",
+        positional=True,
+    ),
     options: MakingOptions,
 ) -> None:
     """Train streams and adapters for the demonstration model (resumable)."""

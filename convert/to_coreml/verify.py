@@ -3,10 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-from typer import Argument
+from typing import TYPE_CHECKING, Any
 
 from specstream_mlx.checked_files import decoded
 from specstream_mlx.config import UserError
@@ -15,7 +12,6 @@ from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.options.kinds import FLAG, PATH, TEXTS, what
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.terminal.parsing import parser
 from specstream_mlx.terminal.progress import progress
 
 from .saved import model_file, require_coremltools
@@ -70,16 +66,10 @@ class RecordingOptions:
 
 
 def main(
-    package: Annotated[
-        Path,
-        Argument(
-            parser=parser(PATH),
-            metavar="PACKAGE",
-            help="A package of export-coreml.",
-            show_default=False,
-        ),
-    ],
     *,
+    package: Path = option(
+        ..., PATH, "A package of export-coreml.", metavar="PACKAGE", positional=True
+    ),
     vectors: Path | None = option(
         None,
         PATH,
@@ -155,7 +145,7 @@ def main(
         for replay in replays:
             _print_table(replay)
     if any(replay.complaint() for replay in replays):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _asked(contents: "Contents", recording: RecordingOptions) -> "list[Asked]":

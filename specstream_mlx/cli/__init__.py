@@ -1,86 +1,99 @@
 """The command line, ``specstream-mlx``: one module per command.
 
-A command imports MLX when it runs, so that ``--help`` is quick.
+The module of a command is imported when it is named, and MLX when it runs, so that ``--help`` is
+quick.
 """
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
-
+from ..config import UserError, shown
+from ..terminal import commands
 from ..terminal.errors import reported
-from . import adapters, benchmark, launched
-from .chat import chat
-from .convert import convert
-from .doctor import doctor
-from .export_coreml import export_coreml
-from .generate import generate
-from .serve import serve
-from .train import train
-from .write import write
-from .writing_tools import writing_tools
+from . import launched
+
+NAME = "specstream-mlx"
+
+COMMANDS: dict[str, str | dict[str, str]] = {
+    "generate": "generate.generate",
+    "chat": "chat.chat",
+    "write": "write.write",
+    "adapters": {
+        "list": "adapters.list_adapters",
+        "add": "adapters.add",
+        "remove": "adapters.remove",
+        "info": "adapters.info",
+    },
+    "convert": "convert.convert",
+    "export-coreml": "export_coreml.export_coreml",
+    "train": "train.train",
+    "serve": "serve.serve",
+    "writing-tools": "writing_tools.writing_tools",
+    "benchmark": {
+        "speedup": "benchmark.speedup",
+        "quantization": "benchmark.quantization",
+        "spec-bench": "benchmark.spec_bench",
+    },
+    "doctor": "doctor.doctor",
+}
+"""Module and function of each command, by name."""
+
+_ABOUT = {
+    "": "Speculative Streaming for MLX: a language model that drafts for itself.",
+    "adapters": "Adapters by name: list them, add or remove your own.",
+    "benchmark": "Measure on this machine what drafting brings, and what fewer bits cost.",
+}
 
 
-class _Commands(TyperGroup):
-    """Reports every mistake of the user as one line, in whichever command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with reported():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        with reported(), launched.together():
-            return super().invoke(ctx)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        launched.check_command(args[0])
-        return super().resolve_command(ctx, args)
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line, or ``words`` in its place."""
+    _open_standard_streams()
+    launched.silence_others()
+    with reported():
+        _main(list(sys.argv[1:] if words is None else words))
 
 
-app = typer.Typer(
-    cls=_Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(no_args_is_help=False)(generate)
-app.command(no_args_is_help=False)(chat)
-app.command()(write)
-app.add_typer(
-    adapters.app, name="adapters", help="Adapters by name: list them, add or remove your own."
-)
-app.command()(convert)
-app.command("export-coreml")(export_coreml)
-app.command()(train)
-app.command()(serve)
-app.command()(writing_tools)
-app.add_typer(
-    benchmark.app,
-    name="benchmark",
-    help="Measure on this machine what drafting brings, and what fewer bits cost.",
-)
-app.command()(doctor)
+def _main(words: list[str]) -> None:
+    known: Any = COMMANDS
+    name = NAME
+    while isinstance(known, dict):
+        if not words or words[0] in ("-h", "--help"):
+            _print_help(name, known)
+            sys.exit(0 if words else 2)
+        word, *words = words
+        if word == "--version":
+            print(f"{NAME} {version(NAME)}", flush=True)
+            return
+        if word not in known:
+            raise UserError(
+                f"{name} has no command {shown(word)}, expected one of {', '.join(known)}"
+            )
+        if known is COMMANDS:
+            launched.check_command(word)
+        known, name = known[word], f"{name} {word}"
+    with launched.together():
+        commands.run(_function(known), words, name)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"specstream-mlx {version('specstream-mlx')}", flush=True)
-        raise typer.Exit()
+def _function(dotted: str) -> Any:
+    module, _, function = dotted.partition(".")
+    return getattr(import_module(f".{module}", __name__), function)
 
 
-@app.callback()
-def _options(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
-    ] = False,
-) -> None:
-    """Speculative Streaming for MLX: a language model that drafts for itself."""
+def _print_help(name: str, known: dict[str, Any]) -> None:
+    """Print the commands, each with the first line of its help."""
+    print(
+        f"usage: {name} COMMAND [OPTIONS]\n\n{_ABOUT[name.removeprefix(NAME).strip()]}\n\ncommands:"
+    )
+    for word, command in known.items():
+        about = _ABOUT.get(word) or str(_function(command).__doc__).strip().partition("\n")[0]
+        print(f"  {word:15} {about}")
+    print(f"\n`{name} COMMAND --help` says more.")
 
 
 def _open_standard_streams() -> None:
@@ -93,10 +106,3 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-def main() -> None:
-    """Run the command line."""
-    _open_standard_streams()
-    launched.silence_others()
-    app(prog_name="specstream-mlx")

@@ -4,32 +4,24 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.filesize import decimal
-from typer import Argument
 
 from .. import bundled
 from ..config import UserError
 from ..options.fields import option
-from ..options.kinds import FLAG, PATH
-from ..terminal.commands import grouped
+from ..options.kinds import FLAG, PATH, TEXT
 from ..terminal.notes import note
-from ..terminal.parsing import parser
 from .options import JSON, base_model
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-app = typer.Typer(no_args_is_help=True)
-
 _MODEL = base_model("The base. Default: smollm2, the demonstration model.")
-Name = Annotated[str, Argument(metavar="NAME", help="The adapter's name.", show_default=False)]
+_NAME = option(..., TEXT, "The adapter's name.", metavar="NAME", positional=True)
 
 
-@app.command("list")
-@grouped()
 def list_adapters(
     model: str | None = _MODEL,
     as_json: bool = JSON,
@@ -70,7 +62,7 @@ def list_adapters(
     else:
         _print(base, rows)
     if damaged:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _mode(facts: dict[str, Any]) -> str:
@@ -99,19 +91,12 @@ def _print(base: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
-@app.command("add")
-@grouped()
 def add(
-    name: Name,
-    directory: Annotated[
-        Path,
-        Argument(
-            parser=parser(PATH),
-            metavar="DIR",
-            help="Its directory, in MLX format.",
-            show_default=False,
-        ),
-    ],
+    *,
+    name: str = _NAME,
+    directory: Path = option(
+        ..., PATH, "Its directory, in MLX format.", metavar="DIR", positional=True
+    ),
     model: str | None = _MODEL,
     replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
 ) -> None:
@@ -141,8 +126,7 @@ def add(
     note(f"{name} is kept in {place}")
 
 
-@app.command("remove")
-def remove(name: Name) -> None:
+def remove(name: str = _NAME) -> None:
     """Remove an adapter that was added."""
     from ..adapters.kept import drop_adapter
 
@@ -152,18 +136,15 @@ def remove(name: Name) -> None:
     note(f"{name} is removed")
 
 
-@app.command("info")
-@grouped()
 def info(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME|DIR",
-            help="An adapter's name, or the directory of an adapter or a base, converted or not.",
-            show_default=False,
-        ),
-    ],
     *,
+    name: str = option(
+        ...,
+        TEXT,
+        "An adapter's name, or the directory of an adapter or a base, converted or not.",
+        metavar="NAME|DIR",
+        positional=True,
+    ),
     model: Path | None = option(
         None, PATH, "An adapter's base. Default: the one that it names.", metavar="DIR"
     ),

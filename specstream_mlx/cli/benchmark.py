@@ -5,21 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from typer import Typer
-
 from ..checked_files import prompt_lines
 from ..config import UserError
 from ..options.fields import option
 from ..options.generation import most_tokens
 from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
-from ..terminal.commands import grouped
 from .options import ModelOptions
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
     from specstream_mlx.benchmarks.texts import Texts
-
-app = Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,6 @@ class SpeedupOptions:
     name: str = option("", PART_OF_NAME, "Of the result files: SUITE-NAME-MACHINE.", metavar="NAME")
 
 
-@app.command()
-@grouped(panels=True)
 def speedup(
     *,
     model: ModelOptions,
@@ -161,8 +154,6 @@ def speedup(
     benchmark.check_texts(rows)
 
 
-@app.command()
-@grouped(panels=True)
 def quantization(
     *,
     model: ModelOptions,
@@ -249,8 +240,6 @@ class SpecBenchOptions(AnswerOptions, QuestionOptions):
     )
 
 
-@app.command("spec-bench")
-@grouped(panels=True)
 def spec_bench(
     *,
     model: ModelOptions,

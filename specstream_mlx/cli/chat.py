@@ -8,15 +8,12 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import typer
-
 from ..checked_files import decoded, parse_json, read_text
 from ..config import UserError
 from ..options.fields import option
 from ..options.generation import LengthOptions
 from ..options.kinds import FLAG, TEXT
 from ..staging import staged_file
-from ..terminal.commands import grouped
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched
@@ -39,7 +36,6 @@ HELP = """\
 Ctrl-C stops a reply and keeps what there is of it."""
 
 
-@grouped(panels=True)
 def chat(
     *,
     model: ModelOptions,
@@ -160,12 +156,13 @@ class _Session:
             try:
                 for response in responses:
                     self._last, piece = response, response.text
-                    typer.echo(marks.mark(piece, response.from_draft) if marks else piece, nl=False)
+                    shown = marks.mark(piece, response.from_draft) if marks else piece
+                    print(shown, end="", flush=True)
                     if stopped():
                         break
             finally:
                 responses.close()
-                typer.echo(marks.close() if marks else "")
+                print(marks.close() if marks else "", flush=True)
         if stopped():
             note("(stopped)")
         elif self._last is not None and self._last.finish_reason == "length":
@@ -242,10 +239,10 @@ def _lines() -> Iterator[str]:
         try:
             yield input("> ")
         except EOFError:
-            typer.echo()
+            print()
             return
         except KeyboardInterrupt:
-            typer.echo()
+            print()
 
 
 def _stopped_by_interrupt() -> AbstractContextManager[Callable[[], bool]]:

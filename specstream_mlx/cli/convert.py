@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from typer import Exit
-
 from ..config import UserError
 from ..options.fields import option
 from ..options.kinds import FLAG, PATH, TEXT, choice, each, integer, one_of
-from ..terminal.commands import grouped
 from ..terminal.notes import note
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
@@ -142,7 +139,6 @@ class ConvertOptions:
             raise UserError("--verify compares adapters: it needs --adapter-path")
 
 
-@grouped()
 def convert(*, options: ConvertOptions) -> None:
     """Convert a base model or an adapter from PyTorch to MLX.
 
@@ -267,7 +263,7 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
         note(f"wrote {path}")
     pairs = zip(adapters, written, strict=True) if options.verify else ()
     if not all([_same_as_pytorch(base, *pair, tokens) for pair in pairs]):
-        raise Exit(1)
+        raise SystemExit(1)
 
 
 def _sample_tokens(model: Path) -> list[int]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from ..demonstration import NAME
-from ..terminal.commands import grouped
 from . import launched
 from .options import JSON, base_model
 
@@ -119,12 +118,14 @@ def _model_name(costs: "KeptCosts", demonstration_model: str | None) -> str:
 
 def _show_seconds(points: dict[str, Sequence[tuple[int, float]]]) -> None:
     """A table of what steps of the model take, by their nodes and where the streams run."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     by_place = {place: dict(pairs) for place, pairs in points.items()}
     plain = points["plain" if "plain" in points else "none"][0][1]
-    table = Table(title="Milliseconds of a step, by where the streams run", title_justify="left")
+    title = "Milliseconds of a step, by where the streams run"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("nodes", justify="right")
     for place in by_place:
         table.add_column(_HEADINGS.get(place, place), justify="right")
@@ -164,7 +165,6 @@ def _show_measured(rows: list[dict[str, Any]], elsewhere: int) -> None:
         console.print(f"{elsewhere} more were measured on another machine, MLX or BLAS.")
 
 
-@grouped()
 def doctor(
     *,
     model: str | None = base_model("Whose weights to hold and weigh. Default: smollm2."),

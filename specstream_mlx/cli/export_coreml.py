@@ -7,7 +7,6 @@ from typing import ClassVar
 from .. import bundled, demonstration
 from ..options.fields import option
 from ..options.kinds import FLAG, PATH, TEXT, TEXTS, integer, what
-from ..terminal.commands import grouped
 from ..terminal.notes import note
 
 _SIZES = what(
@@ -63,7 +62,6 @@ class ExportOptions:
         return found
 
 
-@grouped()
 def export_coreml(*, options: ExportOptions) -> None:
     """Export a model, its adapters and their streams as a Core ML package for iOS 18.
 

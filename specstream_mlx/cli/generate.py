@@ -14,7 +14,6 @@ from ..hardware import blas
 from ..options.fields import option
 from ..options.generation import DraftOptions, KVCacheOptions, LengthOptions
 from ..options.kinds import PATH, choice
-from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import launched, reporting
 from .continued_prompt import ContinuedPrompt
@@ -40,7 +39,6 @@ Names = tuple[str, str | None]
 """What the user calls the model and the adapter."""
 
 
-@grouped(panels=True)
 def generate(
     *,
     model: ModelOptions,

@@ -1,5 +1,6 @@
 """``specstream-mlx serve``."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,6 @@ from ..config import UserError
 from ..demonstration import MODEL
 from ..options.fields import option
 from ..options.kinds import PATH, TEXT, TEXTS, integer
-from ..terminal.commands import grouped
 from ..terminal.notes import note
 from . import launched
 from .options import ModelOptions, base_model
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 
 
-@grouped()
 def serve(
     *,
     model: str | None = base_model(
@@ -43,9 +42,8 @@ def serve(
     api_key: str | None = option(
         None,
         TEXT,
-        "What clients must send as their API key.",
+        "What clients must send as their API key. Default: SPECSTREAM_API_KEY of the environment.",
         metavar="KEY",
-        envvar="SPECSTREAM_API_KEY",
     ),
     max_tokens: int = option(4096, integer(1), "Tokens of a text at most."),
     texts: int = option(4, integer(1), "Texts that are written at a time."),
@@ -72,6 +70,8 @@ def serve(
     --adapter-path sql=path/to/adapter --port 8000[/cyan]
     """
     check_extra()
+    if api_key is None:
+        api_key = os.environ.get("SPECSTREAM_API_KEY") or None
     if api_key == "":
         raise UserError("--api-key is empty, expected what clients are to send")
     from ..serve.run import listening

@@ -9,7 +9,6 @@ from ..checked_files import read_text, reason
 from ..config import UserError, shown
 from ..options.fields import check_options, kinds_of, option
 from ..options.kinds import FLAG, PATH, TEXT, choice, integer, number
-from ..terminal.commands import grouped
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
@@ -89,7 +88,6 @@ class CommandOptions:
     )
 
 
-@grouped(panels=("Model and data", _ANSWERS, "Streams", "Optimization"))
 def train(
     *,
     settings: Annotated[dict[str, Any], TrainSettings],

@@ -3,32 +3,25 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
-from typer import Argument
 
 from ..checked_files import decoded
 from ..options.fields import option
 from ..options.generation import most_tokens
-from ..options.kinds import FLAG, PATH
-from ..terminal.commands import grouped
+from ..options.kinds import FLAG, PATH, TEXT
 from ..terminal.notes import note
 from .options import ModelOptions, base_model, standard_input
 
 
-@grouped()
 def write(
-    adapter: Annotated[
-        str,
-        Argument(
-            metavar="NAME",
-            help="An adapter: proofread, friendly, professional, concise, summarize, key_points, "
-            "..; `adapters list` lists them.",
-            show_default=False,
-        ),
-    ],
     *,
+    adapter: str = option(
+        ...,
+        TEXT,
+        "An adapter: proofread, friendly, professional, concise, summarize, key_points, ..; "
+        "`adapters list` lists them.",
+        metavar="NAME",
+        positional=True,
+    ),
     file: Path | None = option(
         None, PATH, "The text. Default: standard input.", "--file", "-f", metavar="FILE"
     ),
@@ -76,4 +69,4 @@ def write(
         print(flush=True)
     if response.finish_reason == "length":
         note(f"The result was cut off at --max-tokens {max_tokens}")
-        raise typer.Exit(1)
+        raise SystemExit(1)

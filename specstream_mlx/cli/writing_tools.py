@@ -3,16 +3,12 @@
 import json
 import sys
 import webbrowser
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-from typer import Argument
+from typing import TYPE_CHECKING
 
 from ..config import UserError
 from ..options.fields import option
 from ..options.generation import most_tokens
-from ..options.kinds import FLAG, TEXTS, integer
-from ..terminal.commands import grouped
+from ..options.kinds import FLAG, TEXT, TEXTS, integer
 from ..terminal.notes import note
 from .serve import check_extra
 
@@ -22,17 +18,14 @@ if TYPE_CHECKING:
 _MAX_TOKENS = 256
 
 
-@grouped()
 def writing_tools(
-    text: Annotated[
-        str | None,
-        Argument(
-            help="The text; standard input where absent; from a terminal, or with its options, "
-            "the page.",
-            show_default=False,
-        ),
-    ] = None,
     *,
+    text: str | None = option(
+        None,
+        TEXT,
+        "The text; standard input where absent; from a terminal, or with its options, the page.",
+        positional=True,
+    ),
     tool: list[str] | None = option(
         None, TEXTS, "Only this tool; may be given several times.", metavar="NAME"
     ),
@@ -101,14 +94,18 @@ def _serve_page(port: int, no_browser: bool) -> None:
 
 def _show(event: "Event") -> None:
     """Print one event for people."""
+    from rich.console import Console
+
     from specstream_mlx.apps.writing_tools.tools import ToolFinished, ToolStarted
 
     if isinstance(event, ToolStarted):
         swap = f"swapped in {event.swap_seconds * 1000:.0f} ms"
-        typer.secho(f"{event.tool}  ({swap}, {event.adapter_bytes / 1e6:.2f} MB)", bold=True)
+        Console(highlight=False).print(
+            f"{event.tool}  ({swap}, {event.adapter_bytes / 1e6:.2f} MB)", style="bold"
+        )
     elif isinstance(event, ToolFinished):
         rate = f"{event.generation_tps:.0f} tokens/s"
         length = f"{event.accepted_length:.2f} tokens per call"
-        typer.secho(f"\n{rate}, {length}\n", dim=True)
+        Console(highlight=False).print(f"\n{rate}, {length}\n", style="dim")
     else:
-        typer.echo(event.text, nl=False)
+        print(event.text, end="", flush=True)

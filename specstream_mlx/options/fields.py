@@ -18,7 +18,7 @@ class Spec:
         metavar: see ``Kind``.
         panel: its heading on a help page; ``None``: its class's ``PANEL``.
         hidden: whether only Python and configuration files can set it.
-        envvar: environment variable that gives it where the command line does not.
+        positional: whether it is given without a name.
     """
 
     kind: Kind
@@ -27,7 +27,7 @@ class Spec:
     metavar: str | None
     panel: str | None
     hidden: bool
-    envvar: str | None
+    positional: bool
 
 
 def option(
@@ -38,14 +38,14 @@ def option(
     metavar: str | None = None,
     panel: str | None = None,
     hidden: bool = False,
-    envvar: str | None = None,
+    positional: bool = False,
 ) -> Any:
     """Make a field that is an option, see ``Spec``; with ``...`` as default it must be given.
 
     It may also stand as the default of a command's parameter, see ``terminal.commands``.
     """
     kind = optional(kind) if default is None else kind
-    spec = Spec(kind, help, flags, metavar or kind.metavar, panel, hidden, envvar)
+    spec = Spec(kind, help, flags, metavar or kind.metavar, panel, hidden, positional)
     if callable(default):
         return field(default_factory=default, metadata={"option": spec})
     return field(default=MISSING if default is ... else default, metadata={"option": spec})

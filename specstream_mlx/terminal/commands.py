@@ -1,100 +1,175 @@
-"""Commands whose options are fields of dataclasses, see ``options``; typer sees them one by one."""
+"""Commands made from functions: each parameter is an option, or a dataclass of options.
 
+argparse reads the command line: it leaves out what was not given, and shows a help page in a
+fraction of the time that libraries take which read signatures.
+"""
+
+import argparse
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, is_dataclass
-from functools import wraps
-from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args, get_origin
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
 
-from typer import Option, Typer
-from typer.core import TyperCommand
-
-from ..options.fields import options_of
-from ..options.kinds import FLAG
-from .errors import one_line_errors, reported
-from .parsing import parser
+from ..config import UserError, shown
+from ..options.fields import Spec, options_of
+from ..options.kinds import FLAG, Kind
+from .errors import reported
 
 Command = Callable[..., Any]
 
 
-def grouped(
-    *, panels: bool | Sequence[str] = False, hidden: bool = False
-) -> Callable[[Command], Command]:
-    """Make a decorator for a command whose options are made from ``options.fields.option``.
+def program(command: Command, *, hidden: bool = False) -> Callable[..., None]:
+    """Make a module's command a program; every mistake of the user is reported in one line."""
 
-    A parameter whose default is an option is that option. One annotated with a dataclass of options
-    gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the options
-    that the user gave. Others, such as arguments, are typer's.
+    def start(words: Sequence[str] | None = None) -> None:
+        with reported():
+            run(command, sys.argv[1:] if words is None else words, hidden=hidden)
+
+    return start
+
+
+def run(
+    command: Command, words: Sequence[str], name: str | None = None, *, hidden: bool = False
+) -> None:
+    """Run a command with the words of a command line.
+
+    A parameter whose default is an ``option`` is that option. One annotated with a dataclass of
+    options gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the
+    options that the user gave.
 
     Args:
-        panels: whether ``--help`` shows each option under its panel; or the panels that come first.
+        command: the function.
+        words: what follows the command's name.
+        name: its name on the help page; ``None``: the program's.
         hidden: whether hidden options are included.
+
+    Raises:
+        UserError: the words are not what the command takes.
+    """
+    text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("[bold]Example")
+    examples = examples and "Example" + examples.replace("[/bold]", ":", 1)
+    parser = _Parser(
+        name,
+        description=text,
+        epilog=re.sub(r"\[/?cyan\]", "", examples).strip(),
+        formatter_class=lambda prog: _Help(prog, max_help_position=30),
+        allow_abbrev=False,
+    )
+    parameters = list(_parameters(command, hidden))
+    headings: dict[str, Any] = {}
+    for option in (one for parameter in parameters for one in parameter.options):
+        heading = "arguments" if option.spec.positional else option.panel or "options"
+        if heading not in headings and heading != "options":
+            headings[heading] = parser.add_argument_group(heading)
+        option.add(headings.get(heading, parser))
+    after = (f" {_metavar(o.spec)}" for p in parameters for o in p.options if o.spec.positional)
+    parser.usage = f"%(prog)s [OPTIONS]{''.join(after)}"
+    given = vars(parser.parse_args(list(words)))
+    command(**{parameter.name: parameter.value(given) for parameter in parameters})
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Texts as they stand in the command; an option's metavar once, behind its last name."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {action.metavar}"
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option of a command line: its name, type, default, the rest of it, and its heading."""
+
+    name: str
+    type: Any
+    default: Any
+    spec: Spec
+    panel: str | None
+
+    def add(self, parser: Any) -> None:
+        """Add it to a parser or a group of one."""
+        spec, kind, default = self.spec, self.spec.kind, self.default
+        flags = spec.flags or (f"--{self.name.replace('_', '-')}",)
+        how: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": self.name}
+        help = spec.help
+        if "/" in flags[0]:  # both a name and its opposite
+            flags, how["action"] = (flags[0].partition("/")[0],), argparse.BooleanOptionalAction
+        elif kind is FLAG:
+            how["action"] = "store_false" if default else "store_true"
+            if default:
+                flags = (f"--no-{self.name.replace('_', '-')}",)
+        else:
+            how |= {"type": reader(kind, self.type), "metavar": _metavar(spec)}
+            if is_list := _is_list(self.type):
+                how["action"] = "append"
+            how["required"] = default is MISSING
+            silent = (None, MISSING, "")
+            if not (is_list or default in silent or "default" in help.lower()):
+                help = f"{help} Default: {default}.".strip()
+        how["help"] = help.replace("%", "%%")
+        if spec.positional:
+            del how["dest"], how["required"]
+            how["nargs"] = None if default is MISSING else "?"
+            if how.pop("action", None):
+                how["nargs"] = "+" if default is MISSING else "*"
+            parser.add_argument(self.name, **how)
+        else:
+            parser.add_argument(*flags, **how)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """A parameter of a command: one option, or the options of a group.
+
+    Attributes:
+        group: makes the parameter's value of the options given; ``None``: one option.
     """
 
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command)
-        groups: dict[str, tuple[Any, bool, list[_Flag]]] = {}
-        single: list[_Flag] = []
-        parameters: list[Parameter] = []
-        for name, parameter in signature.parameters.items():
-            group, given = _group_of(parameter.annotation)
-            if group is not None:
-                flags = [
-                    _Flag(field.name, field.type, field, _panel_of(group, field), given)
-                    for field, spec in options_of(group)
-                    if hidden or not spec.hidden
-                ]
-                groups[name] = group, given, flags
-            elif isinstance(parameter.default, Field):
-                one = parameter.default
-                flags = [_Flag(name, parameter.annotation, one, one.metadata["option"].panel)]
-                single += flags
-            else:
-                parameters.append(parameter)
-                continue
-            parameters += [flag.parameter(bool(panels)) for flag in flags]
+    name: str
+    group: Callable[..., Any] | None
+    options: list[_Option]
 
-        if isinstance(panels, Sequence):
-            first = {panel: number for number, panel in enumerate(panels)}
-            parameters.sort(key=lambda each: first.get(_panel(each), len(first)))
-
-        @wraps(command)
-        def run(**values: Any) -> Any:
-            for flag in single:
-                values[flag.name] = flag.meant(values[flag.name])
-            for name, (group, given, flags) in groups.items():
-                own = {flag.name: flag.meant(values.pop(flag.name)) for flag in flags}
-                if given:
-                    values[name] = {option: v for option, v in own.items() if v is not None}
-                else:
-                    values[name] = group(**own)
-            return command(**values)
-
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        return run
-
-    return decorate
+    def value(self, given: Mapping[str, Any]) -> Any:
+        """The parameter's value."""
+        if self.group is None:
+            (one,) = self.options
+            return given.get(self.name, one.default)
+        return self.group(**{o.name: given[o.name] for o in self.options if o.name in given})
 
 
-class _Reporting(TyperCommand):
-    """A command that reports a mistake in its command line in one line."""
+def _parameters(command: Command, hidden: bool) -> Iterator[_Parameter]:
+    for name, parameter in inspect.signature(command).parameters.items():
+        type_, default = parameter.annotation, parameter.default
+        group = next((one for one in (type_, *get_args(type_)) if is_dataclass(one)), None)
+        if group is not None:
+            make: Callable[..., Any] = group if type_ is group else dict
+            options = []
+            for field, spec in options_of(group):
+                default = _default(field)
+                if make is dict and default is MISSING:  # what is missing may come from elsewhere
+                    default = None
+                if hidden or not spec.hidden:
+                    panel = _panel_of(group, field)
+                    options.append(_Option(field.name, field.type, default, spec, panel))
+            yield _Parameter(name, make, options)
+        else:
+            spec = default.metadata["option"]
+            option = _Option(name, type_, _default(default), spec, spec.panel)
+            yield _Parameter(name, None, [option])
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with reported():
-            return super().parse_args(ctx, args)
 
-
-def program(command: Command, *, hidden: bool = False) -> Typer:
-    """Make a module's command a program, see ``grouped``; every mistake is reported in one line."""
-    app = Typer(add_completion=False)
-    app.command(cls=_Reporting)(one_line_errors(grouped(hidden=hidden)(command)))
-    return app
-
-
-def _panel(parameter: Parameter) -> str:
-    return get_args(parameter.annotation)[1].rich_help_panel
+def _default(field: Field[Any]) -> Any:
+    return None if field.default_factory is not MISSING else field.default
 
 
 def _panel_of(group: Any, field: Field[Any]) -> str | None:
@@ -104,62 +179,26 @@ def _panel_of(group: Any, field: Field[Any]) -> str | None:
     return own or getattr(next(classes), "PANEL", None)
 
 
-def _group_of(annotation: Any) -> tuple[Any, bool]:
-    """Return a parameter's dataclass, and whether it takes only the options given."""
-    if is_dataclass(annotation):
-        return annotation, False
-    inner = (*get_args(annotation), None, None)[1]
-    return (inner, True) if is_dataclass(inner) else (None, False)
+def _metavar(spec: Spec) -> str:
+    return spec.metavar or "|".join(spec.kind.choices) or "TEXT"
 
 
-class _Flag:
-    """An option as typer sees it.
+def _is_list(type_: Any) -> bool:
+    return any(get_origin(part) is list for part in (type_, *get_args(type_)))
 
-    Args:
-        name, type_: the option's. A list is of values of its kind, if that reads or chooses them.
-        field: its field, made by ``option``.
-        panel: its heading on a help page.
-        given: whether it is ``None`` unless the user gives it; then help must name the default.
-    """
 
-    def __init__(
-        self, name: str, type_: Any, field: Field[Any], panel: str | None, given: bool = False
-    ):
-        self.name, self._type, self._panel, self._given = name, type_, panel, given
-        self._default, self._spec = field.default, field.metadata["option"]
-        self._alone = self._spec.kind is FLAG and not self._spec.flags  # says the opposite
+def reader(kind: Kind, type_: Any = str) -> Callable[[str], Any]:
+    """Make what reads a text as a value, or as one of a list that is checked when it is whole."""
+    whole = kind.read is not None or kind.choices or not _is_list(type_)
+    read = kind.read or (str if whole or "Path" not in str(type_) else Path)
 
-    def meant(self, value: Any) -> Any:
-        """Turn typer's value into the field's."""
-        opposite = self._alone and self._default and value is not None
-        return not value if opposite else value
+    def value_of(text: str) -> Any:
+        value: Any = text
+        with suppress(ValueError, RecursionError):  # else the text itself is refused
+            value = read(text)
+        expected = kind.objection(value) if whole else None
+        if expected is not None:
+            raise argparse.ArgumentTypeError(f"found {shown(text)}, expected {expected}")
+        return value
 
-    def parameter(self, panels: bool) -> Parameter:
-        """Make the command's parameter."""
-        spec, kind = self._spec, self._spec.kind
-        flags, help, default = spec.flags, spec.help, self._default
-        if self._alone:
-            flags, default = (f"--{'no-' if default else ''}{self.name.replace('_', '-')}",), False
-        if self._given:
-            if not (self._alone or default in (None, MISSING) or "default" in help.lower()):
-                help = f"{help} Default: {default}.".strip()
-            default = None
-        type_ = self._type
-        if kind.choices or kind.read is not None:
-            one: Any = Literal[kind.choices] if kind.choices else str  # the parser makes the value
-            many = any(get_origin(part) is list for part in (type_, *get_args(type_)))
-            type_ = list[one] if many else one
-        option = Option(
-            *flags,
-            help=help,
-            metavar=spec.metavar,
-            rich_help_panel=self._panel if panels else None,
-            parser=None if kind.read is None else parser(kind),
-            envvar=spec.envvar,
-        )
-        return Parameter(
-            self.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if default is MISSING else default,
-            annotation=Annotated[type_ | None if default is None else type_, option],
-        )
+    return value_of

@@ -4,23 +4,18 @@ The words for wrong values of options stand in ``options.kinds``.
 """
 
 import errno
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import FrameType
-from typing import NoReturn, ParamSpec, TypeVar
-
-import typer
+from typing import NoReturn
 
 from ..checked_files import short
 from ..config import UserError
 from .stray_warnings import without_stray_warnings
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -33,8 +28,8 @@ class _Terminated(BaseException):
 def reported() -> Iterator[None]:
     """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
 
-    Half-written files are then removed, as after SIGINT, which typer reports as 130. Stray warnings
-    of libraries are left out.
+    Half-written files are then removed, as after SIGINT, whose code is 130. Stray warnings of
+    libraries are left out. Where nobody reads the output any more, the code is 1.
     """
     try:
         with _unwound_by_sigterm(), without_stray_warnings():
@@ -44,13 +39,16 @@ def reported() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from None
     except UserError as error:
         _print_error(str(error))
-    except typer.TyperException as error:
-        _print_error(error.format_message().replace("Value error, ", ""))  # pydantic's own words
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered
+        raise SystemExit(1) from None
     except OSError as error:
         _print_error(file_error(error))
     else:
         return
-    raise typer.Exit(2)
+    raise SystemExit(2)
 
 
 def file_error(error: OSError) -> str:
@@ -71,17 +69,6 @@ def file_error(error: OSError) -> str:
     if error.filename is None:
         raise error
     return f"{short(str(error.filename))}: {error.strerror}"
-
-
-def one_line_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wrap a ``command`` of typer's to report its mistakes in one line."""
-
-    @wraps(command)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with reported():
-            return command(*args, **kwargs)
-
-    return run
 
 
 def _print_error(sentence: str) -> None:

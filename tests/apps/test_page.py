@@ -352,6 +352,6 @@ def test_without_a_text_the_page_is_opened(no_browser, stdin, monkeypatch, capsy
     assert opened == ([] if no_browser else [address])
     with pytest.raises(UserError, match=r"there is no text|the text is empty"):
         writing_tools(**given | {"as_json": True}, no_browser=False)
-    monkeypatch.setattr(sys.modules["specstream_mlx.cli.serve"], "find_spec", lambda name: None)
+    monkeypatch.setattr("specstream_mlx.cli.serve.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'specstream-mlx\[serve\]'$"):
         writing_tools(**given, no_browser=no_browser)

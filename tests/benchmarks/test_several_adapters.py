@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from command_line import run_program
+from command_line import result_of, run_program
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from typer.testing import CliRunner
 
 from benchmarks import several_adapters
 from specstream_mlx import bundled, demonstration
-from specstream_mlx.terminal.commands import program
 
 FLAGS = ["--pairs", "1", "--max-tokens", "12"]
 
@@ -47,6 +45,6 @@ def test_a_text_that_differs_ends_the_run(tmp_path, monkeypatch):
         return write(model, tokenizer, [*prompts[1:], f"{len(prompts)} x"], **arguments)
 
     monkeypatch.setattr(several_adapters, "batch_generate", other)
-    result = CliRunner().invoke(program(several_adapters.main), [*FLAGS, "--counts"])
+    result = result_of(several_adapters.main, *FLAGS, "--counts")
     assert result.exit_code == 2 and "beside others and" in result.stderr
     assert not [*tmp_path.glob("*.json")]

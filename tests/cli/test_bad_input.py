@@ -15,8 +15,8 @@ from specstream_mlx.prompts import chat_prompt
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--temperature", 1), "No such option: --temperature"),
-        (("--kv-bits", 3), "--kv-bits': found 3, expected 4 or 8"),
+        (("--temperature", 1), "unrecognized arguments: --temperature"),
+        (("--kv-bits", 3), "--kv-bits: found '3', expected 4 or 8"),
         (("--logit-bias", '{"999999": 1}'), "token 999999, expected one of 0 to 319"),
         (("--mode", "shared"), "--mode is shared, expected lossless, the mode of a bare model"),
         (("--verify", "typical"), "verify is 'typical', which needs the target's probabilities"),
@@ -30,7 +30,7 @@ from specstream_mlx.prompts import chat_prompt
             "--no-speculation and --tree-size were",
         ),
         (("--no-streams", "--adapter", "sql"), "--no-streams and --adapter were both given"),
-        (("--adapter-path", ""), "--adapter-path': found '', expected a path"),
+        (("--adapter-path", ""), "--adapter-path: found '', expected a path"),
     ],
 )
 def test_options(flags, sentence, base):

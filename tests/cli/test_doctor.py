@@ -3,14 +3,15 @@
 import json
 import time
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
 from random_models import random_prompt
 
 from specstream_mlx import generate, load
-from specstream_mlx.drafting import kept_costs
-from specstream_mlx.drafting.pace import pace_of
+from specstream_mlx.drafting import kept_costs, pace
+from specstream_mlx.drafting.cost import CostCurve
 from specstream_mlx.hardware import user_cache
 
 POINTS = {"none": [[1, 0.02], [2, 0.03]], "beside": [[1, 0.03], [2, 0.03]]}
@@ -56,19 +57,22 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
 
 
 def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
-    """Of the model without streams, whose steps are then shown."""
-    for adapter in (streams, None):
-        model, tokenizer = load(base, adapter_path=adapter)
-        for seed in range(40):
-            if pace_of(model).costs.complete:
-                break
-            generate(model, tokenizer, random_prompt(8, seed=seed), max_tokens=60)
+    model, tokenizer = load(base, adapter_path=streams)
+    for seed in range(40):
+        if pace.pace_of(model).costs.complete:
+            break
+        generate(model, tokenizer, random_prompt(8, seed=seed), max_tokens=60)
+    (row,) = json.loads(run("doctor", "--json", "--model", base).stdout)["measured"]
+    assert (row["model"], row["adapter"], row["mode"]) == (str(base), streams.name, "lossless")
+
+
+def test_what_steps_of_the_model_take(curves, base, monkeypatch):
+    points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
+    costs = SimpleNamespace(curve=CostCurve(points, 0.04, 6, time.time()))
+    monkeypatch.setattr(pace, "pace_of", lambda _: SimpleNamespace(costs=costs))
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
-    rows = {row["adapter"]: row for row in facts["measured"]}
-    assert {name: (row["model"], row["mode"]) for name, row in rows.items()} == {
-        None: (str(base), None),
-        streams.name: (str(base), "lossless"),
-    }
-    assert set(facts["step_seconds"]) == {"plain", "none"}
-    shown = run("doctor", "--model", base).stdout
-    assert "Milliseconds of a step" in shown and "lookup alone" in shown
+    assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]
+    shown = [line.split() for line in run("doctor", "--model", base).stdout.splitlines()]
+    at = shown.index(["nodes", "plain", "step", "lookup", "alone"])
+    assert ["1", "20.0", "(1.00x)", "24.0", "(1.20x)"] in shown[at:]
+    assert ["4", "30.0", "(1.50x)"] in shown[at:]

@@ -1,7 +1,6 @@
 """``specstream-mlx train``: from a base to a faster one, and what it says to mistakes."""
 
 import json
-import sys
 
 import pytest
 from command_line import refusal, run
@@ -9,10 +8,9 @@ from tiny_models import stream_adapter_directory
 from tiny_training import data_directory
 
 from specstream_mlx import load
+from specstream_mlx.cli import train
 from specstream_mlx.train import distil
 from specstream_mlx.train.distil import SHIPPED, Answering, read_prompts
-
-train = sys.modules["specstream_mlx.cli.train"]  # the package has the command by that name
 
 SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-eval", 3)
 

@@ -7,22 +7,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
+from command_line import result_of
 from toy_model import TOY
-from typer.testing import CliRunner
 
 from specstream_mlx import UserError
-from specstream_mlx.terminal.errors import one_line_errors
+from specstream_mlx.options.fields import option
+from specstream_mlx.options.kinds import integer
+from specstream_mlx.terminal.errors import reported
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-@one_line_errors
-def divide(by: Annotated[int, typer.Option(help="The divisor.")] = 1) -> None:
+def divide(by: int = option(1, integer(0), "The divisor.")) -> None:
     """Divide six."""
     if not by:
         raise UserError("--by is 0,\nexpected another number")
@@ -30,37 +26,29 @@ def divide(by: Annotated[int, typer.Option(help="The divisor.")] = 1) -> None:
 
 
 def test_options_and_help_are_the_command_s_own():
-    assert CliRunner().invoke(app, ["--by", "2"]).stdout == "3\n"
-    text = CliRunner().invoke(app, ["--help"]).output
+    assert result_of(divide, "--by", 2).stdout == "3\n"
+    text = result_of(divide, "--help").output
     assert "Divide six." in text and "The divisor." in text
 
 
 def test_a_mistake_of_the_user_is_one_line():
-    result = CliRunner().invoke(app, ["--by", "0"])
+    result = result_of(divide, "--by", 0)
     assert result.exit_code == 2
     assert (result.stdout, result.stderr) == ("", "error: --by is 0, expected another number\n")
 
 
 def test_a_name_longer_than_any_files_is_cut():
-    @one_line_errors
     def fails() -> None:
         raise UserError(f"{'y' * 5000} is missing")
 
-    long = typer.Typer()
-    long.command()(fails)
-    result = CliRunner().invoke(long)
+    result = result_of(fails)
     assert result.exit_code == 2
     assert result.stderr == f"error: {'y' * 400} .. is missing\n"
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), BrokenPipeError(errno.EPIPE, "Broken")])
-def test_other_errors_stay_what_they_are(error):
-    @one_line_errors
-    def fails() -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        fails()
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(ZeroDivisionError), reported():
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
@@ -73,14 +61,9 @@ def test_other_errors_stay_what_they_are(error):
 )
 def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which is closed where it fails
-
-    @one_line_errors
-    def fails() -> None:
+    with pytest.raises(SystemExit) as end, reported():
         raise OSError(number, os.strerror(number), name)
-
-    with pytest.raises(typer.Exit) as end:
-        fails()
-    assert (end.value.exit_code, capsys.readouterr().err) == (2, f"error: {expected}\n")
+    assert (end.value.code, capsys.readouterr().err) == (2, f"error: {expected}\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
@@ -99,12 +82,10 @@ def test_output_to_a_full_disk(command):
 
 def test_sigterm_is_not_taken_for_the_exit_of_an_import():
     """Modules of mlx-lm that miss a package exit as they are imported, which is caught."""
-
-    @one_line_errors
-    def stopped() -> None:
-        with contextlib.suppress(SystemExit, Exception):
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(SystemExit) as end:
-        stopped()
+    with (
+        pytest.raises(SystemExit) as end,
+        reported(),
+        contextlib.suppress(SystemExit, Exception),
+    ):
+        signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 143

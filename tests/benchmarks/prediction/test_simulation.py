@@ -1,9 +1,10 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
+from functools import partial
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
+from command_line import result_of
 
 from benchmarks.prediction import simulation
 from benchmarks.prediction.acceptance_table import AcceptanceTable
@@ -19,7 +20,6 @@ from benchmarks.prediction.simulation import (
     expected_length,
 )
 from benchmarks.report import RESULTS
-from specstream_mlx.terminal.commands import program
 
 SMALL, _, LARGE = MODELS
 NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
@@ -32,14 +32,9 @@ MOST_OFF_DENSE_ON_M1 = 1.8
 """MLX pads a few rows to 64, which the model takes at its word and M1 Pro does not."""
 
 
-def command(main):
-    built = program(main)
-    return lambda *arguments: CliRunner().invoke(built, list(map(str, arguments)))
-
-
 @pytest.fixture
 def app():
-    return command(simulation.main)
+    return partial(result_of, simulation.main)
 
 
 @pytest.mark.parametrize("point", points(), ids=lambda p: f"{p.what.split(', ms')[0]}-{p.rows}")

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import refusal
+from command_line import refusal, result_of
 from draft_heads import write as write_head
 from random_models import request
 from tiny_models import stream_adapter_directory
-from typer.testing import CliRunner
 
 from benchmarks.rivals import compare
 from benchmarks.rivals.compare import main
@@ -20,7 +19,6 @@ from benchmarks.runner import MLX_LM, ONE_TOKEN
 from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.drafting.fixed import names_of
 from specstream_mlx.loop import decode
-from specstream_mlx.terminal.commands import program
 
 BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
@@ -55,7 +53,7 @@ def streams(base):
 
 def run(base, *more):
     asked = ("--output", ".", *(("--model", base) if base else ()), *more)
-    return CliRunner().invoke(program(main), list(map(str, asked)))
+    return result_of(main, *asked)
 
 
 def rows_in(here):

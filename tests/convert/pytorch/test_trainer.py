@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import result_of
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer, training_data, training_run
 from specstream_mlx.convert.pytorch.load import load_adapter
 from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, tokenize
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
-from typer.testing import CliRunner
 
 from specstream_mlx.config import UserError
-from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.items import Item
 
 
@@ -220,7 +219,7 @@ def test_items_are_tokenized_as_the_runtime_sees_them():
 
 
 def cli(*arguments):
-    return CliRunner().invoke(program(trainer.main, hidden=True), list(map(str, arguments)))
+    return result_of(trainer.main, *arguments, hidden=True)
 
 
 def test_command_line(tied, data, tmp_path):
@@ -234,7 +233,7 @@ def test_command_line(tied, data, tmp_path):
     assert all(".layers.2.self_attn." in name for name in lora)
     result = cli(*flags, "--mode", "both")
     assert (result.exit_code, result.stdout) == (2, "")
-    sentence = "error: Invalid value for '--mode': 'both' is not one of 'lossless', 'shared'.\n"
+    sentence = "error: --mode: found 'both', expected 'lossless' or 'shared'\n"
     assert result.stderr == sentence
 
 
