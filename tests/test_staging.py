@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 
+from specstream_mlx import staging
 from specstream_mlx.config import UserError
 from specstream_mlx.staging import staged_directory, staged_file
 
@@ -130,49 +130,24 @@ def test_a_limit_on_the_size_of_files_is_one_sentence(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_processes_that_begin_at_once_do_not_take_each_other_for_leftovers(tmp_path, monkeypatch):
-    """One begins after the other has made its directory and before it has locked it."""
-    real, others = tempfile.mkdtemp, []
-
-    def mkdtemp(**kwargs):
-        made = real(**kwargs)
-        if not others:
-            others.append(made)
-            with staged_directory(tmp_path / "model") as scratch:
-                (scratch / "second").touch()
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    with staged_directory(tmp_path / "model") as scratch:
-        assert not Path(others[0]).exists()
-        (scratch / "first").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["model", "first"]
-
-
-def test_what_a_running_conversion_is_replacing_is_left_to_it(tmp_path, monkeypatch):
-    """Another one starts between its two renames, and would put back what it has moved away."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "old").touch()
-    rename, others = Path.rename, []
-
-    def interrupted(self, to):
-        if ".partial-" in self.name:
-            others.append(self)
-            with pytest.raises(KeyError), staged_directory(tmp_path / "model"):
-                raise KeyError
-        return rename(self, to)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with staged_directory(tmp_path / "model") as scratch:
-        (scratch / "new").touch()
-    assert len(others) == 1
-    assert [path.name for path in tmp_path.rglob("*")] == ["model", "new"]
+def test_two_do_not_write_one_target(tmp_path, monkeypatch):
+    """The second is refused after a while, and changes nothing of the first."""
+    monkeypatch.setattr(staging, "_PATIENCE", 0.1)
+    for staged, name in ((staged_directory, "model"), (staged_file, "file")):
+        with staged(tmp_path / name) as scratch:
+            (scratch / "new" if staged is staged_directory else scratch).touch()
+            with (
+                pytest.raises(UserError, match=f"^{tmp_path / name} is being written by another"),
+                staged(tmp_path / name),
+            ):
+                pass
+    assert {path.name for path in tmp_path.rglob("*")} == {"model", "new", "file"}
 
 
 def test_what_was_replaced_comes_back_after_a_kill_in_between(tmp_path):
     """As if the process had been killed between its last two renames."""
-    (tmp_path / ".model.replaced-abcd1234").mkdir()
-    (tmp_path / ".model.replaced-abcd1234" / "mine.txt").write_text("mine")
+    (tmp_path / ".model.replaced").mkdir()
+    (tmp_path / ".model.replaced" / "mine.txt").write_text("mine")
     neighbour = tmp_path / ".model.partial-of-something-else"
     neighbour.mkdir()
     with pytest.raises(KeyError), staged_directory(tmp_path / "model"):
@@ -181,30 +156,17 @@ def test_what_was_replaced_comes_back_after_a_kill_in_between(tmp_path):
     assert neighbour.exists()
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(tempfile, "mkdtemp"), (shutil, "rmtree"), (Path, "rename"), (Path, "chmod")],
-    ids=["made", "removed", "renamed", "complete"],
-)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_while_directories_change(number, module, name, tmp_path, monkeypatch):
-    """It comes before and after a directory is made, replaced or removed; none is left behind."""
-    target, call = tmp_path / "model", getattr(module, name)
-    target.mkdir()
-    handlers = [signal.signal(signal.SIGTERM, signal.default_int_handler)]
+def test_a_rename_that_fails_puts_back_what_was_there(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").touch()
+    rename = Path.rename
 
-    def disturbed(*args, **kwargs):
-        signal.raise_signal(number)
-        result = call(*args, **kwargs)
-        signal.raise_signal(number)
-        return result
+    def interrupted(self, to):
+        if self.name.endswith(".partial"):
+            raise KeyboardInterrupt
+        return rename(self, to)
 
-    monkeypatch.setattr(module, name, disturbed)
-    try:
-        with pytest.raises(KeyboardInterrupt), staged_directory(target) as scratch:
-            (scratch / "new").touch()
-        assert signal.getsignal(number) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGTERM, handlers[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert [path.name for path in target.iterdir()] == ([] if name == "mkdtemp" else ["new"])
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), staged_directory(tmp_path / "model") as scratch:
+        (scratch / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine.txt"]

@@ -170,7 +170,7 @@ def test_no_rows_of_another_adapters_lora_are_shared(base, streams, head, here, 
         ("--classes prose,context --contexts 200,5000", "a context of 5000 tokens was asked for"),
         ("--methods rest --classes prose --datastore x", "the datastore x cannot be read"),
         ("--draft-head shared --classes prose", "shared has LoRA, expected a draft head, or"),
-        ("--temperature=-1", "--temperature': found -1, expected numbers of at least 0"),
+        ("--temperature=-1", "--temperature: found '-1', expected numbers of at least 0"),
     ],
 )
 def test_what_cannot_take_part_is_refused(base, here, options, sentence):
