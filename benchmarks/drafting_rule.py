@@ -26,11 +26,11 @@ from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.drafting import auto, constants, settings
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.cost import Place, StepCosts
-from specstream_mlx.drafting.proposer import NOTHING_VERIFIED, Material, Verified
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.tree import DraftTree, root_only
+from specstream_mlx.engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.options.generation import most_tokens
 from specstream_mlx.prompt_cache import PromptCache

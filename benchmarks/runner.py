@@ -44,10 +44,11 @@ from specstream_mlx.drafting import Drafting
 from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.pace import auto_drafting, pace_of
-from specstream_mlx.drafting.proposer import NOTHING_VERIFIED, Material, Verified
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.tree import NOTHING_VERIFIED, Verified
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device

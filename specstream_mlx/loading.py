@@ -35,12 +35,11 @@ from .checked_files import (
 from .config import Mode, UserError, shown
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
-from .engine.draft_head import HeadConfig, MountedHead
+from .drafting.eagle3 import head_files, read_head
+from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of, with_same_weights
 from .hardware.weights import HeldWeights, hold_weights
-from .heads.files import WITHIN_MODEL, head_files, read_head
-from .heads.mismatch import HeadWatch
 from .models.architectures import (
     architecture_of,
     check_config,
@@ -290,30 +289,29 @@ class SpeculativeModel:
                 "several processes run the model, since each sees a part of the heads"
             )
 
-    def mount_head(self, directory: str | Path | None) -> None:
+    def mount_head(self, head: str | Path | MountedHead | None) -> None:
         """Mount a draft head in place of the present one; ``None``: leave none.
 
         Args:
-            directory: a head's directory, see ``heads.files.read_head``.
+            head: the directory of a published EAGLE-3 head; or a head of one's own.
 
         Raises:
             UserError: the directory is no head for this base, or streams are mounted.
         """
-        if directory is None:
+        if head is None:
             self.head = self.head_watch = None
             return
         if self.ranks is not None:
             raise UserError(
-                f"the draft head {directory} was given and several processes run the model, "
-                "expected one"
+                "a draft head was given and several processes run the model, expected one"
             )
         if self.streams is not None:
-            raise UserError(
-                f"the draft head {directory} was given and streams are mounted, expected one of "
-                "them"
-            )
-        self.head = read_head(Path(directory), self.model, self.config)
-        self.head_watch = HeadWatch(f"{self.head.config.kind} head {directory}")
+            raise UserError("a draft head was given and streams are mounted, expected one of them")
+        where = ""
+        if isinstance(head, str | Path):
+            where, head = f" {head}", read_head(Path(head), self.model, self.config)
+        self.head = head
+        self.head_watch = HeadWatch(f"{head.config.kind} head{where}")
 
     def _unmount(self) -> None:
         """Leave the bare base, with its own weights."""
@@ -432,7 +430,7 @@ def load(
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
             its part of the model, and what rank 0 decides all do. If one of them goes away, the
             others end with a sentence and exit code 1. ``None``: this process alone.
-        draft_head: directory of a published draft head for the base, such as Medusa's.
+        draft_head: directory of a published EAGLE-3 head for the base.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -596,7 +594,6 @@ def read_model(
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
-            A draft head among a whole model's tensors, as in Medusa-2's, is left out.
         to_run: whether the model is going to be run. If so, a model of an untested architecture
             must pass ``check_tree``, which reads all of its weights.
         model_config: fields that replace those of ``config.json``.
@@ -612,9 +609,7 @@ def read_model(
     own = read_json(directory / "config.json")
     changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
     fields = {**changes, **explicit_fields(config)}
-    names = model_headers(weight_files(directory))
-    has_head = any(name.startswith(WITHIN_MODEL) for name in names)
-    classes = _classes_without_head if has_head else model_classes
+    weight_files(directory)
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):
         said = read_json(generation)
@@ -624,10 +619,8 @@ def read_model(
             raise UserError(f"{generation}: {error}") from None
     try:
         model, full_config = load_model(
-            directory, lazy=True, model_config=fields, get_model_classes=classes
+            directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
-        if has_head:
-            model.__class__ = model_classes(config)[0]  # whose module says what model it is
     except Exception as error:  # a wrong field may raise any error in mlx-lm
         path = directory / "config.json"
         raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
@@ -638,19 +631,6 @@ def read_model(
         except UserError as error:
             raise UserError(f"{directory / 'config.json'}: {error}") from None
     return model, full_config
-
-
-def _classes_without_head(config: dict[str, Any]) -> tuple[type, type]:
-    """Find a model's classes as ``model_classes``; the model leaves out a draft head's tensors."""
-    model_class: Any
-    model_class, args_class = model_classes(config)
-
-    class WithoutHead(model_class):
-        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            own = {n: a for n, a in weights.items() if not n.startswith(WITHIN_MODEL)}
-            return super().sanitize(own) if hasattr(model_class, "sanitize") else own
-
-    return WithoutHead, args_class
 
 
 def read_tokenizer(

@@ -21,20 +21,19 @@ from .drafting.batch_cost import BatchCosts
 from .drafting.draft_model import check_draft_model
 from .drafting.fixed import fixed_drafting
 from .drafting.pace import auto_drafting
-from .drafting.proposer import Verified
 from .drafting.settings import USUAL, DraftSettings, Proposers
 from .drafting.shared_plans import HeardPlans, ToldPlans
+from .engine.draft_head import HeadWatch
 from .engine.guesses import NO_GUESSES
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import check_drawn, normalized, sampling_of
 from .engine.step import Decoder, StepResult
-from .engine.tree import DraftTree, root_only
+from .engine.tree import DraftTree, Verified, root_only
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .hardware import device
-from .heads.mismatch import HeadWatch
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .prompt_cache import PromptCache

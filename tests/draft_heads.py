@@ -13,6 +13,8 @@ import mlx.core as mx
 import numpy as np
 from random_models import VOCAB_SIZE, speculative_model
 
+from benchmarks.rivals.heads import mounted
+
 HIDDEN = 32
 ALL = range(VOCAB_SIZE)
 
@@ -38,7 +40,7 @@ def model_with_head(name, directory):
     model = speculative_model(base, seed=1)
     model.streams = None
     tensors, logits_of, further = make(np.random.default_rng(3), model)
-    model.mount_head(write(directory, tensors, **further))
+    model.mount_head(mounted(write(directory, tensors, **further), model))
     return model, logits_of
 
 
@@ -362,6 +364,47 @@ def nested(layer):
     return layer | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
 
 
+# Prompt tokens: the model's own rows behind the text, with embeddings of their own ---------------
+
+
+class Prefixed:
+    """A layer's cache that puts learned keys and values behind all others."""
+
+    offset = 0
+
+    def __init__(self, keys, values):
+        self._prefix = keys, values
+
+    def update_and_fetch(self, *new):
+        return tuple(mx.concatenate(pair, axis=2) for pair in zip(new, self._prefix, strict=True))
+
+
+def prompt_tokens(rng, model, *, count=3, learned=0):
+    """PPD's; or BiTA's, which see as many learned keys and values in each layer."""
+    name = "model.mask_tokens.weight" if learned else "prompt_embeddings"
+    tensors = {name: normal(rng, count, HIDDEN, scale=1.0)}
+    config = {"mask_num": count, "prompt_num": learned} if learned else {"num_exits": 1}
+    layers = model.layers
+    heads = layers[0].self_attn.n_kv_heads
+    prefix = normal(rng, learned, 2 * len(layers) * heads * 8, scale=1.0)
+    if learned:
+        tensors["model.prefix_encoder.embedding.weight"] = prefix
+    parts = prefix.reshape(learned, len(layers), 2, heads, 8).transpose(1, 2, 3, 0, 4)
+
+    def logits_of(text, path):
+        inner = model.model.model
+        rows = [inner.embed_tokens(mx.array(text[:-1])), mx.array(tensors[name])]
+        hidden, main = mx.concatenate(rows)[None], len(text) - 1
+        of_prefix = np.repeat(np.arange(main + count)[:, None] >= main, learned, axis=1)
+        mask = mx.array(np.concatenate([np.tri(main + count, dtype=bool), of_prefix], axis=1))
+        for layer, (keys, values) in zip(layers, parts, strict=True):
+            hidden = layer(hidden, mask, Prefixed(mx.array(keys[None]), mx.array(values[None])))
+        last = np.array(inner.norm(hidden)[0, main:])
+        return lm_head(model) @ last[len(path)], ALL
+
+    return tensors, logits_of, {"config": config}
+
+
 HEADS = {
     "eagle": ("grouped heads, tied", eagle),
     "eagle, another rope": ("one kv head, untied", partial(eagle, bias=False, theta=300.0)),
@@ -390,6 +433,8 @@ HEADS = {
         "llama3 rope",
         partial(eagle3, name="layers.0", config=speculators(norm_output=True, fc_norm=True)),
     ),
+    "ppd": ("one kv head, untied", prompt_tokens),
+    "bita": ("grouped heads, tied", partial(prompt_tokens, learned=4)),
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),
     "medusa, the base's tied head": ("sliding windows", partial(medusa, own=False, heads=2)),

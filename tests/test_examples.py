@@ -280,10 +280,18 @@ def torch_streams(directory: Path, hf: Path) -> None:
     write_adapter(model, directory)
 
 
-def torch_medusa(directory: Path) -> None:
+def torch_eagle3(directory: Path) -> None:
     directory.mkdir()
-    heads = {f"{i}.0.linear.weight": torch.zeros(64, 64) for i in range(4)}
-    torch.save(heads, directory / "medusa_lm_head.pt")
+    config = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = {"fc": (64, 192), "norm": (64,), "lm_head": (VOCAB_SIZE, 64)}
+    shapes |= {f"midlayer.{name}": (64,) for name in ("input_layernorm", "hidden_norm")}
+    shapes |= {"midlayer.post_attention_layernorm": (64,), "midlayer.self_attn.o_proj": (64, 64)}
+    shapes |= {f"midlayer.self_attn.{name}_proj": (64, 128) for name in "qkv"}
+    shapes |= {f"midlayer.mlp.{name}_proj": (96, 64) for name in ("gate", "up")}
+    shapes["midlayer.mlp.down_proj"] = (64, 96)
+    tensors = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    torch.save(tensors, directory / "pytorch_model.bin")
 
 
 def mlx_model(directory: Path) -> None:
@@ -326,7 +334,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "my-streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
     "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
     "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
-    "medusa-llama": torch_medusa,
+    "eagle3-llama": torch_eagle3,
     "tools.mlpackage": core_ml_package,
     "sql": lambda path: peft_directory(hf_beside(path), path),
     "summarize": lambda path: peft_directory(hf_beside(path), path),

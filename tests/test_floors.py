@@ -15,7 +15,7 @@ FLOORS = [
     {"hardware", "models"},
     {"distributed"},
     {"bundled", "engine", "adapters"},
-    {"heads"},
+    {"drafting.eagle3"},
     {"loading", "prompts"},
     {"drafting", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},

@@ -18,7 +18,7 @@ temperature 0; with an adapter in shared mode that of the same model at one toke
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ from ..speedup import Subject, check_texts
 from .methods import MLX_LM_DRAFTS, PLAIN, Method, Sources, methods_of, mounted_heads, parameters_of
 from .report import markdown
 from .rest import open_datastore
+from .suffix import Answers
 from .texts import TextClass, check_contexts, classes_of, dictation, fitting_adapters
 
 _DEPTHS = 8  # of drafted tokens, whose shares are reported
@@ -180,11 +181,17 @@ class Contest:
     sources: Sources
     kept: Kept
     outside: Mapping[str, Way]
+    answers: dict[tuple[Any, ...], Answers] = field(default_factory=dict)
+
+    def answers_of(self, *of: Any) -> Answers:
+        """The earlier answers of a method, of one adapter and temperature."""
+        return self.answers.setdefault(of, Answers())
 
     def entries(self, mounted: Mounted, one: TextClass, temperature: float) -> list[Entry]:
         """List what takes part in a class at a temperature, mlx_lm first."""
         mode, streams = mounted.model.mode, mounted.model.streams is not None
         timed, draft = not self.asked.acceptance, self.sources.draft_model
+        of = (one.adapter, temperature, one.dictated)
 
         def sampler_of(prompt: Sequence[int]) -> Any:
             return keyed_sampler(sum(prompt), temperature)
@@ -208,18 +215,20 @@ class Contest:
                 ours = replace(mounted, model=(self.sources.heads or {})[method.head])
             plain = mode == "shared" and not method.drafts
             if (timed or plain) and method.fits(mode, streams, by_worth=True):
-                way = ours.ours(method.by_worth(), draws, processors_of=dictates)
+                how = method.by_worth(self.answers_of(method.name, None, *of))
+                way = ours.ours(how, draws, processors_of=dictates)
                 found.append(Entry(method.name, None, way, timed))
             if method.drafts and method.fits(mode, streams, by_worth=False):
                 for size in one.nodes:
-                    way = ours.ours(method.in_trees(size), draws, processors_of=dictates)
+                    trees = method.in_trees(size, self.answers_of(method.name, size, *of))
+                    way = ours.ours(trees, draws, processors_of=dictates)
                     found.append(Entry(method.name, size, way, False))
         if beside:
             found += [Entry(name, None, w, timed, same=False) for name, w in self.outside.items()]
         adapter = one.adapter and stamps(bundled.adapter_path(one.adapter))
-        of = [adapter, temperature, one.dictated]
+        facts = [adapter, temperature, one.dictated]
         return [
-            replace(entry, way=kept_way(self.kept, [entry.name, entry.timed, *of], entry.way))
+            replace(entry, way=kept_way(self.kept, [entry.name, entry.timed, *facts], entry.way))
             for entry in found
         ]
 
@@ -323,32 +332,42 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
     contest = Contest(asked, methods, sources, kept, outside)
     rows: list[dict[str, Any]] = []
     text, adapter = "", None
-    for one in classes:
-        if one.adapter != adapter:
-            adapter = one.adapter
+    for some in _together(classes):
+        first = some[0]
+        if first.adapter != adapter:
+            adapter = first.adapter
             mounted = base.mount(None if adapter is None else bundled.adapter_path(adapter))
         # Rows that were read are one model's alone: heads do not know of the LoRA under them.
         mounted = replace(mounted, read=PromptCache() if asked.acceptance else None)
-        own = [question for question in questions if question.task == one.task]
-        if one.prompts is None and not own:
-            continue
-        prompts = one.prompts(mounted, asked.per_category) if one.prompts else None
+        own = [one for one in questions if one.task in {each.task for each in some}]
+        if first.prompts is not None:
+            prompts = first.prompts(mounted, asked.per_category)
+        else:
+            prompts = first_prompts(mounted, own)
         if not asked.acceptance:
-            _warm_up(contest, mounted, one, prompts or first_prompts(mounted, own))
+            _warm_up(contest, mounted, first, prompts)
         for temperature in dict.fromkeys(asked.temperature):
-            entries = contest.entries(mounted, one, temperature)
+            entries = contest.entries(mounted, first, temperature)
             timed = [entry.name for entry in entries if entry.timed]
             ways = {entry.name: entry.way for entry in entries}
-            if prompts is None:
-                answered = answer(mounted, own, ways, timed)
-                found = answered.found
+            if first.prompts is not None:
+                found = {first: _written(prompts, ways, timed)}
             else:
-                found = _written(prompts, ways, timed)
-            rows += rows_of(one, temperature, entries, found, mounted.model.mode)
+                answered = answer(mounted, own, ways, timed)
+                found = {one: answered.of_task(one.task).found for one in some}
+            for one, part in found.items():
+                if part.runs[MLX_LM]:
+                    rows += rows_of(one, temperature, entries, part, mounted.model.mode)
             values = {"facts": facts, "notes": notes, "rows": rows, "parameters": parameters}
             name = "-".join(filter(None, ("rivals", asked.name, machine_suffix(facts))))
             text = write_report(output, name, values, markdown(values))
     return text, rows
+
+
+def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:
+    """Part classes by what is measured at once: Spec-Bench's tasks, and each of the others."""
+    questions = [one for one in classes if one.prompts is None]
+    return [*filter(None, [questions]), *([one] for one in classes if one.prompts is not None)]
 
 
 def _written(

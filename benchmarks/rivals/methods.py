@@ -9,12 +9,12 @@ from typing import Any
 from mlx.utils import tree_flatten
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError
-from specstream_mlx.adapters.description import ADAPTER_CONFIG
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.drafting.settings import Proposers
 
 from ..llama_cpp_reference import LLAMA, LLAMA_LOOKUP
 from ..runner import ONE_TOKEN, ByWorth, Drafts
+from .heads import has_streams, mounted
 from .lookahead import Lookahead
 from .pld import PromptLookup
 from .rest import Retrieval
@@ -42,27 +42,27 @@ class Sources:
     heads: Mapping[str, SpeculativeModel] | None = None
 
 
-def _rest(sources: Sources) -> dict[str, Any]:
+def _rest(sources: Sources, answers: Answers) -> dict[str, Any]:
     if sources.datastore is None:
         raise UserError("the method 'rest' was asked for without --datastore, expected both")
     return {"proposers": [partial(Retrieval, path=sources.datastore)]}
 
 
-def _draft_model(sources: Sources) -> dict[str, Any]:
+def _draft_model(sources: Sources, answers: Answers) -> dict[str, Any]:
     if sources.draft_model is None:
         raise UserError(f"a method {DRAFT_MODEL!r} was asked for without --draft-model")
     return {"draft_model": sources.draft_model}
 
 
-PROPOSERS: Mapping[str, Callable[[Sources], dict[str, Any]]] = {
-    LOOKUP: lambda _: {"lookup": True},
-    "pld": lambda _: {"proposers": [PromptLookup]},
-    "suffix": lambda _: {"proposers": [partial(Suffix, answers=Answers())]},
-    "lookahead": lambda _: {"proposers": [Lookahead]},
+PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
+    LOOKUP: lambda *_: {"lookup": True},
+    "pld": lambda *_: {"proposers": [PromptLookup]},
+    "suffix": lambda _, answers: {"proposers": [partial(Suffix, answers=answers)]},
+    "lookahead": lambda *_: {"proposers": [Lookahead]},
     "rest": _rest,
     DRAFT_MODEL: _draft_model,
 }
-"""Settings of each proposer alone; earlier answers that ``suffix`` knows are each method's own."""
+"""Settings of each proposer alone."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +97,22 @@ class Method:
         """Whether streams or a head guess."""
         return STREAMS in self.parts or self.head is not None
 
-    def proposers(self) -> Proposers:
-        """What proposes tokens."""
+    def proposers(self, answers: Answers) -> Proposers:
+        """What proposes tokens, from a method's earlier answers too."""
         settings: dict[str, Any] = {"lookup": False}
         for part in self.parts:
             if part in PROPOSERS:
-                settings |= PROPOSERS[part](self.sources)
+                settings |= PROPOSERS[part](self.sources, answers)
         return Proposers(**settings)
 
-    def by_worth(self) -> Drafts | ByWorth:
+    def by_worth(self, answers: Answers) -> Drafts | ByWorth:
         """How it drafts where the rule decides how much, at a pace of its own."""
-        return ByWorth(self.proposers(), self.guesses) if self.drafts else ONE_TOKEN
+        return ByWorth(self.proposers(answers), self.guesses) if self.drafts else ONE_TOKEN
 
-    def in_trees(self, nodes: int) -> DraftSettings:
+    def in_trees(self, nodes: int, answers: Answers) -> DraftSettings:
         """How it drafts trees of so many nodes, its likeliest ones."""
         streams = None if self.guesses else 0
-        return DraftSettings(**vars(self.proposers()), num_streams=streams, tree_size=nodes)
+        return DraftSettings(**vars(self.proposers(answers)), num_streams=streams, tree_size=nodes)
 
     def fits(self, mode: str, streams: bool, by_worth: bool) -> bool:
         """Whether the method can be run.
@@ -168,7 +168,7 @@ def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
                 f"there is no method {method.name!r}, expected some of {', '.join(known)}, or of "
                 "these several with ' + ' between them, of streams and heads one"
             )
-        method.proposers()
+        method.proposers(Answers())
     return methods
 
 
@@ -189,11 +189,11 @@ def mounted_heads(
         name = directory.resolve().name
         if name in models:
             raise UserError(f"two of --draft-head are called {name}, expected different names")
-        if (directory / ADAPTER_CONFIG).is_file():
+        if has_streams(directory):
             models[name] = _with_streams(model, directory)
         else:
             models[name] = replace(model, adapter=None, streams=None)
-            models[name].mount_head(directory)
+            models[name].mount_head(mounted(directory, models[name]))
     return models
 
 

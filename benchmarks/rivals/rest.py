@@ -23,8 +23,9 @@ import numpy as np
 
 from specstream_mlx import UserError, demonstration
 from specstream_mlx.checked_files import reason
-from specstream_mlx.drafting.proposer import Material, Price, Proposer, Verified
+from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guesses import Guesses, Path
+from specstream_mlx.engine.tree import Verified
 from specstream_mlx.loading import model_directory, read_config, read_tokenizer
 from specstream_mlx.options.fields import option
 from specstream_mlx.options.kinds import PATH, TEXT

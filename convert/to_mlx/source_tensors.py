@@ -8,7 +8,6 @@ import mlx.core as mx
 from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.checked_files import read_arrays as read_safetensors
 from specstream_mlx.config import VOCABULARY, UserError
-from specstream_mlx.heads.files import pickles
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:
@@ -44,7 +43,9 @@ def arrays_of_files(source: Path, what: str) -> Iterator[dict[str, mx.array]]:
     Raises:
         UserError: there are no such files, or one is damaged.
     """
-    files = sorted(source.glob("*.safetensors")) or pickles(source)
+    files = sorted(source.glob("*.safetensors")) or sorted(
+        file for pattern in ("*.pt", "*.bin", "*.pth") for file in source.glob(pattern)
+    )
     if not files:
         raise UserError(
             f"{what} {source} has no *.safetensors, *.pt or *.bin, expected its tensors"

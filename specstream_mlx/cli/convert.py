@@ -56,8 +56,8 @@ class ConvertOptions:
     draft_head: Path | None = option(
         None,
         PATH,
-        "A published draft head for the base, such as Medusa's, in torch's files or within a whole "
-        "model. With it, the head is converted instead of the base.",
+        "A published EAGLE-3 head for the base, in torch's files. With it, the head is converted "
+        "instead of the base.",
         metavar="DIR",
     )
     bits: int | None = option(
@@ -170,8 +170,8 @@ def convert(*, options: ConvertOptions) -> None:
 
     A draft head, for generate --draft-head:
 
-    [cyan]  specstream-mlx convert --model hf-llama --draft-head medusa-llama
-    --mlx-path llama-medusa[/cyan]
+    [cyan]  specstream-mlx convert --model hf-llama --draft-head eagle3-llama
+    --mlx-path llama-eagle3[/cyan]
 
     An adapter that was trained in MLX, for PyTorch:
 
@@ -222,15 +222,13 @@ def _draft_head(options: ConvertOptions, source: Path, target: Path) -> None:
     """Convert a draft head and say what it is."""
     from specstream_mlx.convert.to_mlx.draft_head import convert_head
 
-    from ..engine.borrowed_model import FINAL
     from ..loading import model_directory
 
     base = model_directory(options.model)
     mounted = convert_head(source, base, target, overwrite=options.overwrite)
     head, reads = mounted.config, map(str, mounted.boundaries)
     note(f"{head.kind}: {head.parameters:,} parameters, to depth {head.num_streams}")
-    if mounted.boundaries != (FINAL,):
-        note(f"it reads the hidden states that go into layers {', '.join(reads)}")
+    note(f"it reads the hidden states that go into layers {', '.join(reads)}")
     note(f"wrote {target}")
 
 

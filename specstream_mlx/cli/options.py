@@ -111,8 +111,8 @@ class ModelOptions:
     draft_head: Path | None = option(
         None,
         PATH,
-        "A published draft head for the model: a directory with the tensors of Medusa, Hydra or "
-        "EAGLE, which convert makes of torch's files. It guesses in the place of streams.",
+        "A published EAGLE-3 head for the model: a directory with its safetensors, which convert "
+        "makes of torch's files. It guesses in the place of streams.",
         metavar="DIR",
     )
     weights: str = option(

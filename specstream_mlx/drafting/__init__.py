@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
+from ..engine.tree import NOTHING_VERIFIED, Verified
 from .batch_cost import BatchCosts
-from .proposer import NOTHING_VERIFIED, Verified
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from itertools import islice
 from ..engine.draft_head import HeadConfig
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import LIKELIEST, Plan
-from ..engine.tree import DraftTree, root_only
+from ..engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
 from ..stream_config import StreamConfig
 from . import constants
 from .batch_cost import BatchCosts, Share
@@ -34,7 +34,7 @@ from .constants import MOST_NODES, MOST_ROWS
 from .corrections import StreamAverages
 from .cost import Place, StepCosts
 from .pooling import pool, required_paths
-from .proposer import NOTHING_VERIFIED, Price, Proposer, Verified
+from .proposer import Price, Proposer
 from .running_average import averaged
 
 

@@ -20,6 +20,7 @@ from ..engine.borrowed_model import BorrowedModel
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.kv import UncommittedRows, commit, make_caches
 from ..engine.rows import Rows
+from ..engine.tree import Verified
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
 from ..hardware.weights import parameter_bytes
@@ -28,7 +29,7 @@ from ..models.architectures import text_limit
 from . import constants
 from .backoff import Backoff
 from .corrections import StreamAverages
-from .proposer import Material, Price, Proposer, Verified
+from .proposer import Material, Price, Proposer
 
 _CHUNK = 512  # tokens of a prompt in a pass
 _EXPANDED = 4  # paths of a level behind which the model guesses again

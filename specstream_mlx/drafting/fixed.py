@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.plan import Plan
-from ..engine.tree import DraftTree, root_only
+from ..engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import constants
@@ -14,7 +14,7 @@ from .corrections import StreamAverages
 from .draft_model import DraftModel
 from .ngram import Lookup
 from .pooling import pool, required_paths
-from .proposer import FREE, NOTHING_VERIFIED, Material, Proposer, Verified
+from .proposer import FREE, Material, Proposer
 from .settings import DraftSettings, Proposers
 
 

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from ..engine.guesses import Guesses, Path
-from ..engine.tree import DraftTree, root_only
+from ..engine.tree import Verified
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import constants
@@ -30,33 +28,6 @@ class Material:
     rule: VerifyRule | None = None
     width: int = constants.WIDTH
     nodes: int = constants.MOST_NODES - 1
-
-
-@dataclass(frozen=True, eq=False)
-class Verified:
-    """A tree that the target has tested, and its own tokens there.
-
-    Attributes:
-        tree: the tree.
-        predictions: (n,) int32, the target's token after each node; -1 at nodes that were pruned.
-    """
-
-    tree: DraftTree
-    predictions: np.ndarray
-
-    def after(self, path: Path) -> int | None:
-        """Return the target's token behind the step's root and ``path``; ``None``: not tested."""
-        node, tokens, parents = 0, self.tree.tokens, self.tree.parents
-        for token in path:
-            found = np.flatnonzero((tokens == token) & (parents == node))
-            if not len(found):
-                return None
-            node = int(found[0])
-        token = int(self.predictions[node])
-        return None if token < 0 else token
-
-
-NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))
 
 
 @dataclass(frozen=True)

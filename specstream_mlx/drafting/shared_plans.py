@@ -8,10 +8,9 @@ import numpy as np
 from ..distributed.ranks import Ranks
 from ..engine.guesses import StreamGuesses
 from ..engine.plan import Plan
-from ..engine.tree import DraftTree
+from ..engine.tree import NOTHING_VERIFIED, DraftTree, Verified
 from . import Drafting, Sharing
 from .batch_cost import BatchCosts
-from .proposer import NOTHING_VERIFIED, Verified
 
 
 class ToldPlans:

@@ -1,8 +1,9 @@
 """Draft heads: what guesses from the target's hidden states, beside the target or behind it.
 
-Medusa, Hydra and EAGLE are such heads. They are trained for a target, touch nothing that it
-computes, and draft what streams would: candidates with log-probabilities, by depth or by path. So
-trees, lookup and the rule take their guesses as they take the streams'.
+EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``
+(``benchmarks/rivals`` has Medusa's, Hydra's and more). Heads are trained for a target, touch
+nothing that it computes, and draft what streams would: candidates with log-probabilities, by depth
+or by path. So trees, lookup and the rule take their guesses as they take the streams'.
 
 A step stays on the device from the target's pass to the guesses: which nodes were accepted, and how
 many, a head knows as arrays alone. The host tells it the number afterwards, by ``commit``.
@@ -14,9 +15,14 @@ from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
 from ..config import Mode
+from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
+from .guesses import StreamGuesses
+from .kv import UncommittedRows
+from .rows import Rows
 
 Candidates = tuple[mx.array, mx.array]
 """(rows, k) token ids, best first, and their log-probabilities."""
@@ -146,6 +152,88 @@ class WithoutRows:
 
     def trim(self, count: int) -> None:
         """Do nothing."""
+
+
+class OwnRows:
+    """The KV rows of a head's own layer in one text.
+
+    A step writes the rows of the accepted path behind the committed ones, in as many places as the
+    path may have, and drafted rows behind these. How many of the places count, the host says
+    afterwards; the next step writes over the others. Rows are counted from the first one that the
+    head has read, and their number is their position.
+    """
+
+    def __init__(self) -> None:
+        self._cache = KVCache()
+
+    @property
+    def count(self) -> int:
+        """The number of committed rows."""
+        return self._cache.offset
+
+    def path(self) -> UncommittedRows:
+        """Make the stand-in for the KV cache in a pass over the places of an accepted path."""
+        return UncommittedRows(self._cache, Rows(self.count))
+
+    def drafts(self, positions: mx.array, sees: mx.array) -> UncommittedRows:
+        """Make the stand-in for the KV cache in a pass over drafted rows.
+
+        Args:
+            positions: (rows,) int32, of the drafted rows.
+            sees: (rows, behind) bool, which of the rows behind the committed ones each one sees:
+                the path's places, earlier drafted rows, and these.
+        """
+        skip = sees.shape[1] - len(sees)
+        return UncommittedRows(self._cache, Rows(positions[None], sees[None]), skip=skip)
+
+    def evaluate(self) -> None:
+        """Let the device compute the rows, which it otherwise might not before many steps."""
+        mx.async_eval(self._cache.keys, self._cache.values)
+
+    def commit(self, count: int) -> None:
+        """Keep the first ``count`` rows of the newest path."""
+        self._cache.offset += count
+
+    def trim(self, count: int) -> None:
+        """Take back the last ``count`` rows; there may be fewer, where a prompt was not read."""
+        self._cache.offset -= min(count, self._cache.offset)
+
+
+STEPS = 64
+LEAST = 4
+"""Steps of ``STEPS`` in which the best guess of a head that fits is right; a chain with fewer right
+first guesses writes 1.0 tokens a call, rounded."""
+
+
+class HeadWatch:
+    """Counts how often a head's best guess is right in its first steps, over all texts.
+
+    A head that was trained for the target is right every few tokens, on nearly any text. One that
+    hardly ever is has been trained for another target, or is read otherwise than it was trained.
+    That harms no text, so nothing else would tell.
+
+    Args:
+        name: name of the head, for people.
+        tell: function that says a sentence.
+    """
+
+    def __init__(self, name: str, tell: Callable[[str], None] = note):
+        self._name, self._tell = name, tell
+        self._left, self._right = STEPS, 0
+
+    def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
+        """Take in a head's guesses, and the tokens behind them; says once if too few are right."""
+        guessed = guesses.behind(()) if self._left and tokens else []
+        if not guessed:
+            return
+        best, _ = max(guessed, key=lambda each: each[1])
+        self._right += best == tokens[0]
+        self._left -= 1
+        if not self._left and self._right < LEAST:
+            self._tell(
+                f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens: unless this "
+                "text is one that nobody could foresee, it was trained for another model"
+            )
 
 
 def accepted_rows(

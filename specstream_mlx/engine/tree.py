@@ -5,6 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
+from .guesses import Path
+
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -74,3 +76,30 @@ def root_only(root: int) -> DraftTree:
     """Make the tree without drafts."""
     token, parent, depth = (np.array([value], np.int32) for value in (root, -1, 0))
     return DraftTree(token, parent, depth, np.zeros(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """A tree that the target has tested, and its own tokens there.
+
+    Attributes:
+        tree: the tree.
+        predictions: (n,) int32, the target's token after each node; -1 at nodes that were pruned.
+    """
+
+    tree: DraftTree
+    predictions: np.ndarray
+
+    def after(self, path: Path) -> int | None:
+        """Return the target's token behind the step's root and ``path``; ``None``: not tested."""
+        node, tokens, parents = 0, self.tree.tokens, self.tree.parents
+        for token in path:
+            found = np.flatnonzero((tokens == token) & (parents == node))
+            if not len(found):
+                return None
+            node = int(found[0])
+        token = int(self.predictions[node])
+        return None if token < 0 else token
+
+
+NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))

@@ -15,13 +15,13 @@ from ..config import UserError
 from ..drafting import Drafting, Sharing
 from ..drafting.batch_cost import BatchCosts
 from ..drafting.pace import auto_drafting
-from ..drafting.proposer import NOTHING_VERIFIED, Verified
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.kv_quantization import NEVER_QUANTIZED
 from ..engine.plan import Plan
 from ..engine.sampling import Sampling, keyed_sampler
 from ..engine.step import Decoder
+from ..engine.tree import NOTHING_VERIFIED, Verified
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
 from ..loop import Request, Step, Text, Together, check_side_by_side, prefill, share_a_pass

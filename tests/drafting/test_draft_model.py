@@ -22,9 +22,10 @@ from trees import Known
 from specstream_mlx import UserError
 from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
-from specstream_mlx.drafting.proposer import FREE, NOTHING_VERIFIED, Material, Price
+from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
+from specstream_mlx.engine.tree import NOTHING_VERIFIED
 from specstream_mlx.loop import decode
 
 

@@ -14,6 +14,7 @@ from benchmarks.rivals import compare
 from benchmarks.rivals.compare import main
 from benchmarks.rivals.methods import Method, Sources, methods_of, mounted_heads
 from benchmarks.rivals.report import in_all_classes, markdown, ranked
+from benchmarks.rivals.suffix import Answers
 from benchmarks.rivals.texts import SQL_NODES, classes_of
 from benchmarks.runner import MLX_LM, ONE_TOKEN
 from specstream_mlx import DraftSettings, UserError, bundled, load
@@ -65,12 +66,16 @@ def test_every_method_competes_alone_that_has_what_it_needs():
     usual = ["plain", "streams", BOTH, "lookup", "pld", "suffix", "lookahead", "rest"]
     assert [m.name for m in methods_of(sources)] == [*usual, "medusa", "medusa + lookup"]
     given = methods_of(sources, "rest,streams + pld,medusa")
-    assert [names_of(m.proposers()) for m in given] == [["Retrieval"], ["PromptLookup"], []]
+    assert [names_of(m.proposers(Answers())) for m in given] == [
+        ["Retrieval"],
+        ["PromptLookup"],
+        [],
+    ]
     assert [method.guesses for method in given] == [False, True, True]
-    assert [method.in_trees(4).num_streams for method in given] == [0, None, None]
+    assert [method.in_trees(4, Answers()).num_streams for method in given] == [0, None, None]
     model = SimpleNamespace(layers=[])
     [both] = methods_of(Sources(draft_model=model), "draft-model + lookup")
-    assert names_of(both.proposers()) == ["lookup", "draft-model"] and not both.guesses
+    assert names_of(both.proposers(Answers())) == ["lookup", "draft-model"] and not both.guesses
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from trees import assert_well_formed
 
 from benchmarks.rivals.lookahead import Lookahead
 from specstream_mlx.drafting.best_first import tree_of, with_paths
-from specstream_mlx.drafting.proposer import FREE, NOTHING_VERIFIED, Material, Price, Verified
+from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
-from specstream_mlx.engine.tree import root_only
+from specstream_mlx.engine.tree import NOTHING_VERIFIED, Verified, root_only
 from specstream_mlx.loop import decode
 
 

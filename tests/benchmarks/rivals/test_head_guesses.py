@@ -5,10 +5,21 @@ accepted; the heads only guess behind them.
 """
 
 import itertools
+import re
 
 import numpy as np
 import pytest
-from draft_heads import HEADS, model_with_head
+import torch
+from draft_heads import (
+    HEADS,
+    HIDDEN,
+    eagle,
+    hydra,
+    medusa,
+    model_with_head,
+    prompt_tokens,
+    write,
+)
 from random_models import (
     PROMPT,
     TrueTrees,
@@ -17,8 +28,11 @@ from random_models import (
     plain_tokens,
     random_prompt,
     request,
+    speculative_model,
 )
 
+from benchmarks.rivals.heads import mounted as read
+from specstream_mlx import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.loop import Together, decode
@@ -30,7 +44,7 @@ TREES = {
 }
 
 
-ONE_OF_EACH = ["medusa, own heads", "hydra", "hydra++", "eagle", "eagle3, some tokens"]
+ONE_OF_EACH = ["medusa, own heads", "hydra", "hydra++", "eagle", "eagle3, some tokens", "bita"]
 
 
 @pytest.fixture
@@ -94,3 +108,75 @@ def compare(logits_of, text, step, model):
             assert abs(best[rank] - log_prob) < 1e-3
             paths.append((*path, token))
     assert depths == set(range(guesses.depth))
+
+
+def changed(name, change):
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+def without(start):
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(start)]
+
+
+REFUSED = {
+    "medusa of another width": (
+        medusa,
+        changed("0.0.linear.weight", lambda weight: weight[:, :16]),
+        {},
+        "0.0.linear.weight has shape (32, 16), expected (32, 32)",
+    ),
+    "medusa without a layer": (
+        medusa,
+        without("1.0.linear.weight"),
+        {},
+        "lacks a part of head (1,",
+    ),
+    "medusa with one LM head": (medusa, without("1.1."), {}, "lacks a part of head 1"),
+    "medusa with more": (
+        medusa,
+        lambda tensors: tensors.update({"gate": np.zeros(3, np.float32)}),
+        {},
+        "has the tensor gate, expected none",
+    ),
+    "hydra that sees no token": (hydra, {}, {"grounded_heads": False}, "grounded_heads is False"),
+    "hydra of another form": (hydra, {}, {"hydra_head_arch": "eagle-attn"}, "is 'eagle-attn', exp"),
+    "hydra without a head": (hydra, without("hydra_mlp.1."), {}, "not in model: heads.2.0"),
+    "hydra without an LM head": (hydra, without("hydra_lm_head.2."), {}, "Missing 2 parameters"),
+    "eagle of other sizes": (eagle, {}, {"intermediate_size": 40}, "but received shape (48, 32)"),
+    "prompt tokens of another width": (
+        prompt_tokens,
+        changed("prompt_embeddings", lambda rows: rows[:, :16]),
+        {},
+        "prompt_embeddings has shape (3, 16), expected (3, 32)",
+    ),
+    "prompt tokens of a network": (prompt_tokens, {}, {"num_exits": 2}, "num_exits is 2, expected"),
+    "none of these": (
+        medusa,
+        lambda tensors: [tensors.clear(), tensors.update({"gate": np.zeros(3, np.float32)})],
+        {},
+        "has other tensors, expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_heads_that_do_not_fit_are_refused(case, tmp_path):
+    make, spoil, values, sentence = REFUSED[case]
+    model = speculative_model()
+    model.streams = None
+    tensors, _, further = make(np.random.default_rng(0), model)
+    if spoil:
+        spoil(tensors)
+    directory = write(tmp_path / "head", tensors, further.get("config", {}) | values)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        read(directory, model)
+
+
+def test_torchs_files_and_heads_within_a_whole_model_are_read(tmp_path):
+    model = speculative_model()
+    tensors, *_ = medusa(np.random.default_rng(0), model)
+    values = {f"medusa_head.{name}": torch.tensor(tensor) for name, tensor in tensors.items()}
+    values |= {"model.norm.weight": torch.ones(HIDDEN)}
+    torch.save(values, tmp_path / "pytorch_model.bin")
+    head = read(tmp_path, model)
+    assert head.config.parameters == sum(tensor.size for tensor in tensors.values())

@@ -1,0 +1,96 @@
+"""EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858): a layer that drafts the target's features.
+
+The features are the last hidden states H behind the final norm. Of a row's token x and feature f,
+``a = fc [E(x); f]``, ``y = a + Attn(a)`` without a norm before, ``f' = y + MLP(n(y))`` with an RMS
+norm n; f' stands for the next H, so the target's LM head reads it without a norm. EAGLE-2 has the
+same weights and grows its tree by the drafts' probabilities, as all trees here. The layout is that
+of SafeAILab/EAGLE (``cnets1.py``), also with vLLM's wrapping of the configuration.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.llama import ModelArgs
+
+from specstream_mlx import UserError
+from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args, load_weights
+from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
+from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
+from specstream_mlx.engine.kv import UncommittedRows
+
+from .head_tensors import Tensors
+
+_UNUSED = "embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq"
+
+
+class _Network(nn.Module):
+    def __init__(self, args: ModelArgs, bias: bool):
+        super().__init__()
+        self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias=bias)
+        self.layers = [Layer(args, args.hidden_size)]
+
+
+@dataclass(frozen=True, eq=False)
+class Eagle:
+    """The weights of an EAGLE head: a ``MountedHead`` and its ``Recurrence``."""
+
+    config: HeadConfig
+    network: _Network
+    tokens: mx.array | None = None
+    boundaries: tuple[int, ...] = (FINAL,)
+
+    def begin(self, model: BorrowedModel) -> DraftHead:
+        """Begin a text."""
+        return RecurrentHead(self, model)
+
+    def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
+        """Return the target's last hidden states."""
+        return features[0]
+
+    def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
+        """Return the target's embeddings."""
+        return model.embed(tokens)
+
+    def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
+        """Run ``fc`` and the layer."""
+        a = self.network.fc(mx.concatenate([embeddings, features], axis=1))
+        return self.network.layers[0].behind(a, a, rows)
+
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return the target's LM head."""
+        shared_head = model.bare_head_of(self.tokens)
+        return lambda output: shared_head(output[None])[0]
+
+
+def is_eagle(tensors: Tensors) -> bool:
+    """Whether the tensors are those of an EAGLE or EAGLE-2 head."""
+    names = tensors.arrays
+    layer = "layers.0.self_attn.q_proj.weight" in names
+    return "fc.weight" in names and layer and "layers.0.hidden_norm.weight" not in names
+
+
+def read_eagle(tensors: Tensors) -> Eagle:
+    """Make an EAGLE head of its tensors and its configuration, which has the layer's sizes.
+
+    Raises:
+        UserError: they do not fit together, or do not fit the target.
+    """
+    named = {name: array for name, array in tensors.arrays.items() if name not in _UNUSED}
+    biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
+    fields = {field: f"layers.0.{name}" in named for field, name in biases.items()}
+    values = tensors.values.get("model", tensors.values)
+    args = llama_args(tensors.directory, values, **fields)
+    if args.hidden_size != tensors.hidden_size:
+        raise UserError(
+            f"{tensors.directory}: hidden_size is {args.hidden_size}, expected the model's "
+            f"{tensors.hidden_size}"
+        )
+    tokens = tensors.token_map("token_map")
+    named.pop("token_map", None)
+    network = _Network(args, "fc.bias" in named)
+    parameters = load_weights(tensors.directory, network, named, tensors.dtype)
+    drafted = 0 if tokens is None else tokens.size
+    config = HeadConfig("eagle", DEPTH, "conditioned", drafted, parameters, own_rows=True)
+    return Eagle(config, network, tokens)

@@ -1,0 +1,53 @@
+"""Draft heads of all methods here, read from a directory by their tensors."""
+
+from pathlib import Path
+
+import mlx.core as mx
+from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
+
+from specstream_mlx import SpeculativeModel
+from specstream_mlx.adapters.description import ADAPTER_CONFIG
+from specstream_mlx.adapters.mounting import activations_dtype
+from specstream_mlx.checked_files import read_json
+from specstream_mlx.drafting.eagle3 import head_config, read_head
+from specstream_mlx.engine.draft_head import MountedHead
+
+from .eagle import is_eagle, read_eagle
+from .head_tensors import Tensors
+from .hydra import is_hydra, read_hydra
+from .medusa import is_medusa, read_medusa
+from .prompt_tokens import is_prompt_tokens, read_prompt_tokens
+
+
+def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
+    """Read a draft head of Medusa, Hydra, EAGLE, EAGLE-3 or of prompt tokens.
+
+    Args:
+        directory: safetensors or torch's files, and ``config.json`` where there is one.
+        model: the target.
+
+    Raises:
+        UserError: it is none of these, or does not fit the target.
+    """
+    arrays: dict[str, mx.array] = {}
+    for some in arrays_of_files(directory, "the draft head"):
+        arrays |= some
+    if any(name.startswith("medusa_head.") for name in arrays):  # among a whole model's
+        arrays = {n: array for n, array in arrays.items() if n.startswith("medusa_head.")}
+    dtype = activations_dtype(model.model)
+    values = head_config(directory)
+    if (directory / ADAPTER_CONFIG).is_file():
+        values = read_json(directory / ADAPTER_CONFIG)
+    tensors = Tensors(directory, arrays, values, model.config, dtype)
+    for is_kind, read in ((is_medusa, read_medusa), (is_hydra, read_hydra), (is_eagle, read_eagle)):
+        if is_kind(tensors):
+            return read(tensors)
+    if is_prompt_tokens(tensors):
+        return read_prompt_tokens(tensors, model)
+    return read_head(directory, model.model, model.config)
+
+
+def has_streams(directory: Path) -> bool:
+    """Whether a directory is an adapter with streams, not prompt tokens, which PEFT has saved."""
+    config = directory / ADAPTER_CONFIG
+    return config.is_file() and "num_special_tokens" not in read_json(config)

@@ -1,0 +1,491 @@
+"""EAGLE-3 (arXiv 2503.01840): a layer that drafts tokens, from hidden states of several depths.
+
+A row's feature g is ``fc`` of the target's hidden states at some boundaries, side by side, or for a
+drafted row the layer's own output. With a token's embedding E(x), ``u = [n_e(E(x)); n_g(g)]``,
+``y = g + Attn(u)``, ``o = y + MLP(n(y))``; the logits are ``lm_head(n'(o))``, with an LM head of
+the head's own, often over some tokens only: ``d2t`` has the distance of each to its id in the
+target's vocabulary. The next g is o. Layouts: SafeAILab/EAGLE (``cnets.py``) and ``speculators``
+(``models/eagle3``), with its options ``norm_before_residual`` (n_g(g) in place of g in y),
+``norm_before_fc``, ``fc_norm`` and ``norm_output`` (the next g is n'(o)).
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import MLP, Attention, ModelArgs
+
+from ..adapters.mounting import activations_dtype
+from ..checked_files import read_arrays, read_json, reason
+from ..config import UserError, check_integer, is_number, shown
+from ..engine.borrowed_model import BorrowedModel
+from ..engine.conditioned_guesses import guess
+from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, OwnRows, Rank
+from ..engine.kv import UncommittedRows
+from ..engine.stand_ins import rope_at
+from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+
+DEPTH = 6
+"""Levels that are drafted: EAGLE-2's published depth. The layer itself has no limit."""
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_FLAGS = "norm_before_residual", "norm_output"
+
+
+# The layer ----------------------------------------------------------------------------------
+
+
+class _RowsRope:
+    """A rotary embedding that also takes a position for every row."""
+
+    def __init__(self, rope: nn.Module):
+        self._rope = rope
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        return rope_at(self._rope, x, offset)
+
+
+class Layer(nn.Module):
+    """The parts of a Llama layer that EAGLE's layers have.
+
+    Args:
+        args: sizes and rope.
+        width: of the rows that queries, keys and values are made of.
+    """
+
+    def __init__(self, args: ModelArgs, width: int):
+        super().__init__()
+        self.self_attn = attention = Attention(args)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows, _ = attention[name].weight.shape
+            attention[name] = nn.Linear(width, rows, bias=args.attention_bias)
+        attention["rope"] = _RowsRope(attention["rope"])
+        self.mlp = MLP(args)
+        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+
+    def behind(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
+        """Compute ``y = residual + Attn(x)`` and ``y + MLP(n(y))``.
+
+        Args:
+            x: (rows, width) what queries, keys and values are made of.
+            residual: (rows, h).
+            rows: the stand-in for the KV cache.
+        """
+        mask: Any = rows.make_mask(len(x))  # mlx-lm's attention takes "causal" too
+        y = residual + self.self_attn(x[None], mask, rows)[0]
+        return y + self.mlp(self.post_attention_layernorm(y))
+
+
+class _Network(nn.Module):
+    """All modules of a head, by the names of their tensors.
+
+    Args:
+        args: sizes of the layer.
+        width: of the hidden states that ``fc`` reads.
+        target_size: h of the target.
+        names: of the head's tensors, which say what modules it has.
+        vocab_sizes: numbers of the tokens that are drafted, and of the target's.
+    """
+
+    def __init__(
+        self,
+        args: ModelArgs,
+        width: int,
+        target_size: int,
+        names: Sequence[str],
+        vocab_sizes: tuple[int, int],
+    ):
+        super().__init__()
+        hidden, epsilon = args.hidden_size, args.rms_norm_eps
+        self.midlayer = Layer(args, 2 * hidden)
+        self.midlayer.input_layernorm = nn.RMSNorm(hidden, eps=epsilon)
+        self.midlayer.hidden_norm = nn.RMSNorm(hidden, eps=epsilon)
+        self.fc = nn.Linear(width, hidden, bias=False)
+        self.norm = nn.RMSNorm(hidden, eps=epsilon)
+        self.lm_head = nn.Linear(hidden, vocab_sizes[0], bias=False)
+        if "input_norm.weight" in names:
+            self.input_norm = nn.RMSNorm(width, eps=epsilon)
+        if "fc_norm.0.weight" in names:
+            self.fc_norm = [
+                nn.RMSNorm(target_size, eps=epsilon) for _ in range(width // target_size)
+            ]
+        if "embed_tokens.weight" in names:
+            self.embed_tokens = nn.Embedding(vocab_sizes[1], hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Eagle3:
+    """The weights of an EAGLE-3 head: a ``MountedHead`` and its ``Recurrence``.
+
+    Attributes:
+        config: what drafting knows of it.
+        boundaries: see ``MountedHead``.
+        network: its modules.
+        tokens: see ``Recurrence``.
+        norm_before_residual, norm_output: see above.
+    """
+
+    config: HeadConfig
+    boundaries: tuple[int, ...]
+    network: _Network
+    tokens: mx.array | None
+    norm_before_residual: bool
+    norm_output: bool
+
+    def begin(self, model: BorrowedModel) -> DraftHead:
+        """Begin a text; see ``MountedHead``."""
+        return RecurrentHead(self, model)
+
+    def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
+        """Apply ``fc`` to the hidden states of the boundaries; see ``Recurrence``."""
+        if "fc_norm" in self.network:
+            pairs = zip(self.network.fc_norm, features, strict=True)
+            features = tuple(norm(one) for norm, one in pairs)
+        joined = mx.concatenate(list(features), axis=1)
+        if "input_norm" in self.network:
+            joined = self.network.input_norm(joined)
+        return self.network.fc(joined)
+
+    def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
+        """Return embeddings; see ``Recurrence``."""
+        own = "embed_tokens" in self.network
+        return self.network.embed_tokens(tokens) if own else model.embed(tokens)
+
+    def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
+        """Run the layer; see ``Recurrence``."""
+        layer = self.network.midlayer
+        normed = layer.hidden_norm(features)
+        x = mx.concatenate([layer.input_layernorm(embeddings), normed], axis=1)
+        output = layer.behind(x, normed if self.norm_before_residual else features, rows)
+        return self.network.norm(output) if self.norm_output else output
+
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return norm and LM head; see ``Recurrence``."""
+        network = self.network
+        if self.norm_output:
+            return network.lm_head
+        return lambda output: network.lm_head(network.norm(output))
+
+
+# The recurrence -----------------------------------------------------------------------------
+
+
+class Recurrence(Protocol):
+    """The weights of a recurrent head."""
+
+    @property
+    def tokens(self) -> mx.array | None:
+        """(n,) tokens that are drafted; ``None``: all."""
+
+    def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
+        """Make the features (rows, h) of rows that the target has seen, from its hidden states."""
+
+    def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
+        """Return the embeddings (rows, h) of tokens (rows,)."""
+
+    def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
+        """Run the layer over new rows; returns their output (rows, h), the next rows' features."""
+
+    def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
+        """Return a function of output (rows, h): logits (rows, n) of the token after each row."""
+
+
+class RecurrentHead:
+    """A ``DraftHead`` by EAGLE's recurrence, at work on one text.
+
+    Row i of the layer is the pair of a feature f_i and of the token behind it, x_{i+1}. Where the
+    target has seen token i, f_i is made of the target's hidden states there; drafted rows take the
+    layer's own output. So each step first reads the rows that it accepts, with true features, which
+    replace what was drafted for them. It then drafts behind the last one: candidates for the token
+    behind its pair, and for each of the chosen paths one more row.
+    """
+
+    def __init__(self, weights: Recurrence, model: BorrowedModel):
+        self._weights, self._model, self._rows = weights, model, OwnRows()
+        self._score = weights.scorer(model)
+        self._held: mx.array | None = None  # (1, h), a row whose next token is not known yet
+        self._early = 0  # rows of the newest path that were held back before
+        self._places = 0
+        self._count: mx.array  # () rows of the newest path that count
+        self._output: mx.array  # (1, h) of the last of these
+        self._root: mx.array
+
+    def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
+        """Take in committed rows of the prompt; the last one is held back."""
+        own, following = self._weights.of_target(features), tokens[1:]
+        if self._held is not None:
+            own, following = mx.concatenate([self._held, own]), tokens
+        self._held = own[-1:]
+        if following.size:
+            self._run(own[:-1], following)
+            self._rows.commit(following.size)
+        mx.async_eval(self._held)
+
+    def follow(self, rows: AcceptedRows) -> None:
+        """Take in the rows that a step accepts, behind the one that was held back."""
+        own, following, count = self._weights.of_target(rows.features), rows.following, rows.count
+        self._early = 0
+        if self._held is not None:
+            own = mx.concatenate([self._held, own])
+            following = mx.concatenate([rows.tokens[:1], following])
+            count, self._early, self._held = count + 1, 1, None
+        self._places, self._count, self._root = len(own), count, rows.root
+        output = self._run(own, following)
+        self._output = mx.take(output, (count - 1)[None], axis=0)
+
+    def _run(self, features: mx.array, following: mx.array) -> mx.array:
+        """Run the layer over places behind the committed rows, which are not committed yet."""
+        embeddings = self._weights.embed(self._model, following)
+        output = self._weights.layer(embeddings, features, self._rows.path())
+        self._rows.evaluate()
+        return output
+
+    def guess(
+        self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Draft behind the accepted rows; see ``DraftHead``."""
+        weights, output = self._weights, self._output
+        on_path = mx.arange(self._places) < self._count
+        behind = mx.zeros((1, 0), mx.bool_)  # the drafted rows on the way to each row, and itself
+
+        def of_level(level: int, before: mx.array, rows: mx.array) -> Candidates:
+            nonlocal output, behind
+            if level:
+                paths = len(before)
+                behind = mx.concatenate([behind[rows], mx.eye(paths).astype(mx.bool_)], axis=1)
+                path = mx.broadcast_to(on_path, (paths, self._places))
+                # A row's position is that of its feature; the first drafted one is behind the path.
+                positions = mx.broadcast_to(self._rows.count + self._count + level - 1, (paths,))
+                drafts = self._rows.drafts(positions, mx.concatenate([path, behind], axis=1))
+                embeddings = weights.embed(self._model, before)
+                output = weights.layer(embeddings, output[rows], drafts)
+            return rank(self._score(output), weights.tokens, level)
+
+        return guess(of_level, self._root, expansion, width)
+
+    def commit(self, count: int) -> None:
+        """Keep the first ``count`` rows that a step accepted, and the one held back before."""
+        self._rows.commit(count + self._early)
+        self._early = 0
+
+    def trim(self, count: int) -> None:
+        """Take back the last ``count`` committed rows."""
+        self._rows.trim(count)
+
+
+# Files --------------------------------------------------------------------------------------
+
+
+def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> Eagle3:
+    """Read an EAGLE-3 head and check that it fits a target.
+
+    Args:
+        directory: safetensors as published, or as ``specstream-mlx convert`` has made them, and
+            ``config.json``.
+        model: the target, an mlx-lm model.
+        config: its ``config.json``.
+
+    Raises:
+        UserError: there is no such head in the directory, or it does not fit.
+    """
+    arrays: dict[str, mx.array] = {}
+    for file in head_files(directory):
+        arrays |= read_arrays(file)
+    return head_of(directory, arrays, head_config(directory), model, config)
+
+
+def head_files(directory: Path) -> list[Path]:
+    """List the safetensors of a draft head; no tensor is read.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not os.path.isdir(directory):
+        raise UserError(f"the draft head {directory} is not a directory, expected one")
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"the draft head {directory} has no safetensors, expected an EAGLE-3 head's: "
+            "specstream-mlx convert --draft-head makes them of torch's files"
+        )
+    return files
+
+
+def head_config(directory: Path) -> dict[str, Any]:
+    """Read a head's ``config.json``; empty where it has none."""
+    path = directory / "config.json"
+    return read_json(path) if os.path.lexists(path) else {}
+
+
+def head_of(
+    directory: Path,
+    arrays: Mapping[str, mx.array],
+    values: Mapping[str, Any],
+    model: nn.Module,
+    config: Mapping[str, Any],
+) -> Eagle3:
+    """Make an EAGLE-3 head of its tensors.
+
+    Args:
+        directory: the tensors' directory, for errors.
+        arrays: the tensors by name.
+        values: the head's ``config.json``.
+        model: the target, an mlx-lm model.
+        config: the target's ``config.json``.
+
+    Raises:
+        UserError: they do not fit together or do not fit the target, or are of a form that is not
+            known here.
+    """
+    named = {name.replace("layers.0.", "midlayer.", 1): array for name, array in arrays.items()}
+    named.pop("midlayer.self_attn.rotary_emb.inv_freq", None)
+    if "midlayer.hidden_norm.weight" not in named or "fc.weight" not in named:
+        raise UserError(f"the draft head {directory} has other tensors, expected EAGLE-3's")
+    kind = values.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise UserError(f"{directory}: speculators_model_type is {kind!r}, expected 'eagle3'")
+    for name in _FLAGS:
+        if not isinstance(values.get(name) or False, bool):
+            raise UserError(f"{directory}: {name} is {shown(values[name])}, expected true or false")
+    biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
+    fields = {field: f"midlayer.{name}" in named for field, name in biases.items()}
+    args = llama_args(directory, values.get("transformer_layer_config", values), **fields)
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    if "embed_tokens.weight" not in named and args.hidden_size != hidden:
+        raise UserError(
+            f"{directory}: hidden_size is {args.hidden_size} and there is no embed_tokens.weight, "
+            f"expected the model's {hidden}"
+        )
+    boundaries = _boundaries(directory, values, config["num_hidden_layers"])
+    width = named["fc.weight"].shape[-1]
+    if len(boundaries) * hidden != width:
+        raise UserError(
+            f"{directory}: fc.weight reads {width} values, expected {len(boundaries)} hidden "
+            f"states of {hidden}"
+        )
+    tokens = _drafted(directory, named, vocab)
+    drafted = vocab if tokens is None else tokens.size
+    network = _Network(args, width, hidden, list(named), (drafted, vocab))
+    parameters = load_weights(directory, network, named, activations_dtype(model))
+    head = HeadConfig(
+        "eagle3",
+        DEPTH,
+        "conditioned",
+        draft_vocabulary=0 if tokens is None else tokens.size,
+        parameters=parameters,
+        own_rows=True,
+    )
+    flags = (bool(values.get(name)) for name in _FLAGS)
+    return Eagle3(head, boundaries, network, tokens, *flags)
+
+
+def load_weights(
+    directory: Path, network: nn.Module, arrays: Mapping[str, mx.array], dtype: mx.Dtype
+) -> int:
+    """Give a network its weights, in a dtype; returns their number.
+
+    Raises:
+        UserError: one is missing, too many, of another shape or not of floats.
+    """
+    for name, array in arrays.items():
+        if not mx.issubdtype(array.dtype, mx.floating):
+            raise UserError(f"{directory}: {name} has dtype {array.dtype}, expected a float's")
+    try:
+        network.load_weights([(name, array.astype(dtype)) for name, array in arrays.items()])
+    except ValueError as error:
+        said = reason(ValueError(" ".join(str(error).split())))
+        raise UserError(f"the draft head {directory} does not fit: {said}") from None
+    mx.eval(network.parameters())
+    return sum(array.size for _, array in tree_flatten(network.parameters()))
+
+
+def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
+    """Read the sizes and the rope of a Llama layer.
+
+    Args:
+        directory: where the configuration comes from, for errors.
+        config: a ``config.json`` of transformers' Llama.
+        **fields: of ``ModelArgs``, in place of the configuration's.
+
+    Raises:
+        UserError: a field is missing or of another kind, or the rope is not one that depends on
+            positions alone.
+    """
+    if not isinstance(config, Mapping):
+        raise UserError(
+            f"{directory}: the layer is {shown(config)}, expected an object with its sizes"
+        )
+    for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
+        check_integer(f"{directory}: {name}", config.get(name))
+    for name in ("num_key_value_heads", "head_dim"):
+        if config.get(name) is not None:
+            check_integer(f"{directory}: {name}", config[name])
+    values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
+    rope = rope_parameters(config)
+    check_rope(rope, config, POSITION_ONLY)
+    values |= {**config, **rope_fields(rope, config), **fields}
+    epsilon = values["rms_norm_eps"]
+    if not is_number(epsilon) or epsilon <= 0:
+        raise UserError(f"{directory}: rms_norm_eps is {shown(epsilon)}, expected a number above 0")
+    values |= {"model_type": "llama", "num_hidden_layers": 1, "layer_types": None, "vocab_size": 0}
+    return ModelArgs.from_dict(values)
+
+
+def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Find the boundaries whose hidden states ``fc`` reads.
+
+    There are two conventions, one apart: at the top of a configuration the ids are boundaries, in
+    its ``eagle_config`` they are layers, whose outputs are read. Where those would lie behind the
+    last layer, they must have been boundaries too. Without ids they are the authors'.
+    """
+    nested, ids = values.get("eagle_config"), values.get(_IDS)
+    if ids is None and isinstance(nested, dict) and nested.get(_IDS) is not None:
+        ids = nested[_IDS]
+        if isinstance(ids, list) and all(isinstance(i, int) and i < layers for i in ids):
+            ids = [number + 1 for number in ids]
+    if ids is None:
+        ids = [2, layers // 2, layers - 3]
+    if not isinstance(ids, list):
+        raise UserError(f"{directory}: {_IDS} is {ids!r}, expected a list of layers")
+    for number in ids:
+        check_integer(f"{directory}: a number of {_IDS}", number, least=0, most=layers)
+    return tuple(ids)
+
+
+def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.array | None:
+    """Take the tokens that are drafted, ``d2t`` and ``t2d``; ``None``: all."""
+    offsets, chosen = named.pop("d2t", None), named.pop("t2d", None)
+    if offsets is None:
+        if chosen is not None:
+            raise UserError(f"{directory} has t2d and no d2t, expected both or neither")
+        return None
+    tokens = draft_tokens(directory, offsets + mx.arange(offsets.size), vocab)
+    if chosen is not None:
+        same = chosen.shape == (vocab,) and chosen.astype(mx.int32).sum().item() == tokens.size
+        if not (same and (chosen[tokens] != 0).all().item()):
+            raise UserError(
+                f"{directory}: t2d and d2t name different tokens, expected the same: d2t has "
+                "distances between ids, not ids"
+            )
+    return tokens
+
+
+def draft_tokens(directory: Path, ids: mx.array, vocab: int) -> mx.array:
+    """Check the tokens (n,) that a head drafts, as int32.
+
+    Raises:
+        UserError: one is not of the target's, or comes twice.
+    """
+    values: Any = ids.tolist() if ids.ndim == 1 and ids.size else [-1]
+    if len(set(values)) < len(values) or min(values) < 0 or max(values) >= vocab:
+        raise UserError(
+            f"{directory} does not name {ids.size} different tokens to draft, expected some of 0 "
+            f"to {vocab - 1}"
+        )
+    return ids.astype(mx.int32)

@@ -1,0 +1,163 @@
+"""Draft heads from their files: converted, mounted, and refused with one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from command_line import refusal, run
+from draft_heads import HIDDEN, eagle3, write
+from random_models import (
+    PROMPT,
+    VOCAB_SIZE,
+    plain_tokens,
+    request,
+    speculative_model,
+    tokens_of,
+)
+from tiny_models import tiny_llama_directory
+
+from specstream_mlx import UserError, load
+from specstream_mlx.drafting.eagle3 import read_head
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.draft_head import LEAST, STEPS, HeadWatch
+from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.loop import decode
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "base", hidden_size=HIDDEN)
+
+
+@pytest.fixture
+def published(tmp_path):
+    """An EAGLE-3 head for ``base`` as torch saves it, and its tensors."""
+    model = speculative_model()
+    tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=60)
+    source = tmp_path / "torch"
+    source.mkdir()
+    values = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
+    assert (values["d2t"].dtype, values["t2d"].dtype) == (torch.int64, torch.bool)
+    torch.save(values, source / "pytorch_model.bin")
+    (source / "config.json").write_text(json.dumps(further["config"]))
+    return source, tensors
+
+
+def test_torchs_files_are_converted_and_generate_mounts_them(published, tmp_path):
+    """Without ids it reads the authors' three boundaries."""
+    (source, tensors), target = published, tmp_path / "mlx"
+    base = tiny_llama_directory(tmp_path / "base", hidden_size=HIDDEN, vocab_size=VOCAB_SIZE)
+    result = run("convert", "--model", base, "--draft-head", source, "--mlx-path", target)
+    assert "eagle3: " in result.stderr and "parameters, to depth 6" in result.stderr
+    assert "it reads the hidden states that go into layers 2, 2, 1" in result.stderr
+    model, _ = load(base, draft_head=target)
+    assert model.head.tokens.tolist() == (np.arange(60) + tensors["d2t"]).tolist()
+    drafted = tokens_of(model, PROMPT, 20, tree_size=4)
+    model.mount_head(None)
+    assert drafted == plain_tokens(model.model, PROMPT, 20)[: len(drafted)]
+
+
+def test_other_refusals(base, published, tmp_path):
+    source, _ = published
+    for head, sentence in (
+        (source, "has no safetensors, expected an EAGLE-3 head's: specstream-mlx convert"),
+        (tmp_path / "none", "is not a directory"),
+    ):
+        line = refusal(run("generate", "--model", base, "-p", "a", "--draft-head", head))
+        assert sentence in line
+    (source / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    arguments = "convert", "--model", base, "--draft-head", source, "--mlx-path", tmp_path / "mlx"
+    assert "of which nothing was run" in refusal(run(*arguments))
+    assert not (tmp_path / "mlx").exists()
+
+
+def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
+    """The head always guesses one token that the text does not have."""
+    model = speculative_model(seed=1)
+    model.streams = None
+    text = plain_tokens(model.model, PROMPT, 3 * STEPS)
+    [wrong, *_] = set(range(VOCAB_SIZE)) - set(text)
+    tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=1)
+    tensors |= {"d2t": np.array([wrong]), "t2d": np.arange(VOCAB_SIZE) == wrong}
+    model.mount_head(write(tmp_path / "head", tensors, further["config"]))
+    settings = DraftSettings(tree_width=1, tree_size=1)
+    for length in (STEPS // 2, 2 * STEPS):
+        assert not capsys.readouterr().err
+        list(decode(model, request(PROMPT, settings, max_tokens=length)))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    name = f"eagle3 head {tmp_path / 'head'}"
+    assert said[0].startswith(f"The {name} foresaw none of 64 tokens: unless")
+
+
+@pytest.mark.parametrize(("right", "told"), [(0, 1), (LEAST - 1, 1), (LEAST, 0), (STEPS, 0)])
+def test_a_head_that_is_right_by_chance_is_reported_too(right, told):
+    """Its second guess counts for nothing: among several, one is soon right by chance."""
+    said = []
+    watch = HeadWatch("head", said.append)
+    guesses = StreamGuesses(np.array([[4, 5]]), np.array([[-2.0, -0.1]]))
+    for step in range(STEPS):
+        assert not said
+        watch.judge(guesses, [5 if step < right else 4])
+    assert len(said) == told
+    if told:
+        assert f"foresaw {right or 'none'} of 64 tokens" in said[0]
+    for _ in range(2 * STEPS):
+        watch.judge(guesses, [4])
+    assert len(said) == told
+
+
+def replaced(name, spoil):
+    return lambda tensors: tensors.update({name: spoil(tensors[name])})
+
+
+AUX = "eagle_aux_hidden_state_layer_ids"
+EAGLE_REFUSED = {
+    "ids in place of distances": (
+        replaced("d2t", lambda d2t: d2t + np.arange(len(d2t))),
+        {},
+        "does not name 60 different tokens to draft, expected some of 0 to 96",
+    ),
+    "two maps": (replaced("t2d", lambda t2d: np.roll(t2d, 1)), {}, "t2d and d2t name different to"),
+    "more than is read": (lambda _: None, {AUX: [0, 1, 2, 3]}, "fc.weight reads 96 values"),
+    "a layer that is not": (lambda _: None, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
+    "peagle": (lambda _: None, {"speculators_model_type": "peagle"}, "is 'peagle', expected"),
+    "sizes of another layer": (
+        lambda _: None,
+        {"intermediate_size": 40},
+        "but received shape (48, 32)",
+    ),
+    "a rope by length": (
+        lambda _: None,
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "rope_type is 'dynamic'",
+    ),
+    "a layer by name": (
+        lambda _: None,
+        {"transformer_layer_config": "llama"},
+        "the layer is 'llama', expected an object with its sizes",
+    ),
+    "a text for a size": (lambda _: None, {"head_dim": "8"}, "head_dim is '8', expected an intege"),
+    "no epsilon": (lambda _: None, {"rms_norm_eps": "x"}, "is 'x', expected a number above"),
+    "a text for a flag": (lambda _: None, {"norm_output": "false"}, "expected true or false"),
+    "a row for a matrix": (replaced("fc.weight", lambda fc: fc[0]), {}, "fc.weight"),
+    "no tokens": (replaced("d2t", lambda d2t: d2t[:0]), {}, "does not name 0 different tokens"),
+    "norms of queries": (
+        lambda tensors: tensors.update({"midlayer.self_attn.q_norm.weight": np.ones(8)}),
+        {},
+        "not in model: midlayer.self_attn.q_norm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EAGLE_REFUSED)
+def test_eagles_that_do_not_fit_are_refused(case, tmp_path):
+    spoil, changes, sentence = EAGLE_REFUSED[case]
+    model = speculative_model()
+    tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=60)
+    spoil(tensors)
+    directory = write(tmp_path / "head", tensors, further["config"] | changes)
+    with pytest.raises(UserError) as error:
+        read_head(directory, model.model, model.config)
+    assert sentence in str(error.value)
