@@ -12,9 +12,10 @@ their streams, since the main stream attends to these (Eq. 3).
 Shapes: B sequences of T tokens, S segments of c positions, gamma streams, h hidden size.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -28,11 +29,10 @@ from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
 from ..stream_config import StreamConfig
-from .activation_checkpointing import Parts, Tree, checkpointed
 from .sequences import Sequences
 
-_ROWS = 512
-"""A part of a checkpointed layer's batch has at most so many rows, but at least one sequence."""
+Tree = dict[str, Any]
+"""A tree of arrays, as of ``nn.Module.trainable_parameters``."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class StreamForward:
         model: an mlx-lm model, LoRA included; it is not changed.
         config: its ``config.json``.
         streams: the streams in training.
-        checkpoint: whether to compute each trained layer again in the backward pass, a few
-            sequences at a time, instead of keeping its results, to save memory.
+        checkpoint: whether to compute each trained layer again in the backward pass instead of
+            keeping its results, to save memory; layers must not draw random numbers then.
 
     Attributes:
         model: the base in pieces.
@@ -100,27 +100,24 @@ class StreamForward:
         if shared:
             main = main[:, : sequences.prompt_rows]
             hidden = mx.concatenate([of_segments, hidden], axis=1)
-        parts = self._parts(len(main), hidden.size // hidden.shape[-1])
         windows = set(self._windows[first:])
-        visibilities = [
-            Visibility(sequences.of(part), config, windows, self._group_axis)
-            for part in parts.slices
-        ]
+        visibility = Visibility(sequences, config, windows, self._group_axis)
         for number in range(first, config.num_hidden_layers):
             main, rows = self._main_rows(number, main)
-            hidden = self._segments(number, hidden, rows, parts, visibilities)
+            hidden = self._segments(number, hidden, rows, visibility)
 
         if shared:
-            own, hidden = mx.split(hidden, [visibilities[0].main_rows], axis=1)
+            own, hidden = mx.split(hidden, [visibility.main_rows], axis=1)
             main = own.reshape(seed.shape)
         else:
             main = _rows_at(main, beside)
         return Hidden(seed, main, hidden.reshape(*beside.shape, config.num_streams, -1))
 
-    def _parts(self, sequences: int, rows: int) -> Parts:
-        """Divide a batch of so many rows into parts for a layer: one, unless checkpointed."""
-        of_one = max(1, rows // sequences)
-        return Parts(sequences, max(1, _ROWS // of_one) if self._checkpoint else sequences)
+    def _kept_or_again(self, run: Callable[..., Any], parameters: Tree) -> Callable[..., Any]:
+        """``run`` with its parameters, which keeps its results or computes them again."""
+        if self._checkpoint and tree_flatten(parameters):
+            run = mx.checkpoint(run)
+        return partial(run, parameters)
 
     def _main_rows(self, number: int, hidden: mx.array) -> tuple[mx.array, "MainRows"]:
         """Run a layer over main rows (B, rows, h) without streams; also returns what it cached."""
@@ -129,66 +126,39 @@ class StreamForward:
         if not hidden.shape[1]:
             return hidden, left
 
-        def run(
-            part: int, parameters: Tree, inputs: list[mx.array], constants: list[mx.array]
-        ) -> list[mx.array]:
+        def run(parameters: Tree, hidden: mx.array) -> list[mx.array]:
             layer.update(parameters)
             rows = MainRows(window)
-            hidden = self.model.layer(number, inputs[0], rows, inputs[0].shape[1])
+            hidden = self.model.layer(number, hidden, rows, hidden.shape[1])
             left.softcap = rows.softcap
             return [hidden, *rows.arrays]
 
-        parameters = layer.trainable_parameters()
-        if self._checkpoint and tree_flatten(parameters):
-            parts = self._parts(*hidden.shape[:2])
-            outputs = checkpointed(run, parts, parameters, [hidden], [])
-        else:
-            outputs = run(0, parameters, [hidden], [])
-        hidden, left.keys, left.values, *asked = outputs
+        again = self._kept_or_again(run, layer.trainable_parameters())
+        hidden, left.keys, left.values, *asked = again(hidden)
         left.queries = asked[0] if asked else None
         return hidden, left
 
     def _segments(
-        self,
-        number: int,
-        hidden: mx.array,
-        main: "MainRows",
-        parts: Parts,
-        visibilities: list["Visibility"],
+        self, number: int, hidden: mx.array, main: "MainRows", visibility: "Visibility"
     ) -> mx.array:
-        """Run one MSA layer over the rows of segments.
-
-        Args:
-            number: the layer's number.
-            hidden: (B * S, rows, h).
-            main: the layer's main rows without streams.
-            parts: the parts of the batch.
-            visibilities: the visibility of each part's rows.
-        """
+        """Run one MSA layer over the rows of segments (B * S, rows, h), after its main rows."""
         config, modules = self.streams.config, {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
             modules["adapter"] = adapter
-        count, of_main = visibilities[0].main_rows, main.arrays
+        count, of_main = visibility.main_rows, main.arrays
 
-        def run(
-            part: int, parameters: Tree, inputs: list[mx.array], constants: list[mx.array]
-        ) -> list[mx.array]:
+        def run(parameters: Tree, hidden: mx.array, *arrays: mx.array) -> mx.array:
             for name, module in modules.items():
                 module.update(parameters.get(name, {}))
-            hidden, *arrays = [*inputs, *constants]
             beside = hidden.shape[1] - count
             rotate = self.streams.value_rotation(count, beside, config.num_streams)
-            rows = SegmentRows(
-                main.with_arrays(arrays), visibilities[part], rotate, config.stream_keys
-            )
-            return [self.model.layer(number, hidden, rows, count)]
+            own = main.with_arrays(list(arrays) or of_main)
+            rows = SegmentRows(own, visibility, rotate, config.stream_keys)
+            return self.model.layer(number, hidden, rows, count)
 
         parameters = {name: module.trainable_parameters() for name, module in modules.items()}
-        # Lossless: nothing that is trained reaches the main rows.
-        inputs, constants = ([hidden, *of_main], []) if count else ([hidden], of_main)
-        if self._checkpoint:
-            return checkpointed(run, parts, parameters, inputs, constants)[0]
-        return run(0, parameters, inputs, constants)[0]
+        # Lossless: nothing that is trained reaches the main rows, which so are no arguments.
+        return self._kept_or_again(run, parameters)(hidden, *(of_main if count else ()))
 
 
 def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:

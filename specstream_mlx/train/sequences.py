@@ -7,7 +7,7 @@ gamma streams.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -35,10 +35,6 @@ class Sequences:
     def first(self) -> mx.array:
         """Positions (B,) of the first streams."""
         return self.positions[:, 0, 0]
-
-    def of(self, part: slice) -> "Sequences":
-        """Select some of the sequences."""
-        return replace(self, tokens=self.tokens[part], positions=self.positions[part])
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from both_sides import Sides
 
+from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.models.architectures import ARCHITECTURES
 from specstream_mlx.train import forward as forward_module
 
@@ -87,12 +88,19 @@ def test_a_draft_vocabulary(mode, tmp_path):
 ALL_IN_ONE = {"checkpoint": True, "segment": 3}
 
 
-@pytest.mark.parametrize("rows", [1, 300], ids=["a sequence a part", "two"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_checkpointed(mode, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(forward_module, "_ROWS", rows)
+def test_checkpointed(mode, tmp_path, monkeypatch):
+    """The same, with layers that are computed twice."""
     fields = {"stream_head": "conditioned", "stream_head_rank": 5, "stream_keys": 6}
-    assert_equal(Sides("Gemma 2", tmp_path, mode, **fields), **ALL_IN_ONE)
+    sides, calls = Sides("Gemma 2", tmp_path, mode, **fields), []
+    layer = BorrowedModel.layer
+    monkeypatch.setattr(
+        BorrowedModel, "layer", lambda *given: calls.append(given[1]) or layer(*given)
+    )
+    assert_equal(sides)
+    once = len(calls)
+    assert_equal(sides, **ALL_IN_ONE)
+    assert len(calls) - once > once
 
 
 @pytest.mark.parametrize(
