@@ -41,9 +41,7 @@ import numpy as np
 from specstream_mlx import demonstration
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.generation import most_tokens
-from specstream_mlx.options.kinds import FLAG, PART_OF_NAME, TEXT, integer
+from specstream_mlx.options import FLAG, PART_OF_NAME, TEXT, integer, most_tokens, option
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note

@@ -46,8 +46,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.loop import Request, Step, prefill, steps
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, TEXT, integer
+from specstream_mlx.options import PATH, TEXT, integer, option
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track

@@ -27,8 +27,7 @@ from typing import Any
 
 from specstream_mlx import demonstration
 from specstream_mlx.hardware import device
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import integer
+from specstream_mlx.options import integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

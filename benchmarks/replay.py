@@ -16,8 +16,7 @@ from typing import Any
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
 from specstream_mlx.loading import load
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, integer
+from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.forward import StreamForward

@@ -10,8 +10,7 @@ from typing import Any
 
 from specstream_mlx import UserError
 from specstream_mlx.checked_files import read_json_lines
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH
+from specstream_mlx.options import PATH, option
 from specstream_mlx.staging import append, staged_file
 
 RESULTS = Path("benchmarks/results")

@@ -28,8 +28,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx import bundled, demonstration, keyed_sampler, load, stream_generate
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import POSITIVE, integer
+from specstream_mlx.options import POSITIVE, integer, option
 from specstream_mlx.prompts import in_template
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident

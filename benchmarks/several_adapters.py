@@ -23,8 +23,7 @@ from specstream_mlx import UserError, batch_generate, bundled, demonstration, lo
 from specstream_mlx.batch import BatchResponse
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG, TEXT, integer
+from specstream_mlx.options import FLAG, TEXT, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -45,8 +45,7 @@ from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.loop import Request, steps
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG
+from specstream_mlx.options import FLAG, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import StreamSettings

@@ -26,8 +26,7 @@ from transformers import AutoTokenizer
 
 from specstream_mlx import UserError
 from specstream_mlx.hardware import device
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, TEXTS, each, integer
+from specstream_mlx.options import PATH, TEXTS, each, integer, option
 from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track

@@ -14,8 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import SpeculativeModel, UserError, bundled
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import TEXT, choice, integer
+from specstream_mlx.options import TEXT, choice, integer, option
 from specstream_mlx.prompts import chat_prompt, check_prompt
 
 BASE, ADAPTERS = WRITERS = "base", "adapters"

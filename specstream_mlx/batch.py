@@ -17,13 +17,13 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import check_arguments, checked
 from .config import UserError, shown
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.sampling import KeyedSampler
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Request, Step, Text, Together, check_side_by_side, fill, share_a_pass
+from .options import check_arguments, checked
 from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
 from .refused import check_kv_size, refuse_others

@@ -17,7 +17,6 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .arguments import checked
 from .config import UserError
 from .drafting import Drafting
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
@@ -29,6 +28,7 @@ from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Progress, Request, Step, decode, fill
 from .models.architectures import text_limit
+from .options import checked
 from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
 from .refused import check_kv_size, refuse_others

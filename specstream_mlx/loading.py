@@ -21,7 +21,6 @@ from .adapters.files import Adapter, read_adapter
 from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
 from .adapters.mounting import as_mounted, mount
-from .arguments import check_arguments, checked
 from .checked_files import (
     check_finite,
     model_headers,
@@ -51,6 +50,7 @@ from .models.architectures import (
 from .models.fingerprint import fingerprint
 from .models.rope import with_changes
 from .models.streams import Streams
+from .options import check_arguments, checked
 from .stream_config import StreamConfig
 
 INDEX_FILE = "model.safetensors.index.json"

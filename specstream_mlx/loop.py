@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from .arguments import check_arguments
 from .config import UserError, shown
 from .distributed.lockstep import Lockstep
 from .drafting import Drafting, Sharing
@@ -36,6 +35,7 @@ from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
+from .options import check_arguments
 from .prompt_cache import PromptCache
 from .prompts import check_prompt
 

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .config import MOST_LAYERS, MOST_STREAMS, VOCABULARY, Mode, UserError, shown
-from .options.fields import check_options, option
-from .options.kinds import TEXT, choice, integer, number, what
+from .options import TEXT, check_options, choice, integer, number, option, what
 
 FORMAT_VERSION = 2
 """Version of the ``speculative_streaming`` object that this release writes and reads."""

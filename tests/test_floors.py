@@ -10,7 +10,7 @@ from imports import MODULES, imported
 FLOORS = [
     {"config"},
     {"options"},
-    {"arguments", "checked_files", "staging", "stream_config"},
+    {"checked_files", "staging", "stream_config"},
     {"terminal"},
     {"hardware", "models"},
     {"distributed"},

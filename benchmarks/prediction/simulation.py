@@ -28,8 +28,7 @@ from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.borrowed_model import FIRST_HANDED_OVER
 from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import FLAG, PATH, choice, integer
+from specstream_mlx.options import FLAG, PATH, choice, integer, option
 from specstream_mlx.terminal.commands import program
 
 from ..report import OUTPUT, RESULTS, table, write_report

@@ -27,9 +27,7 @@ from mlx_lm.sample_utils import LogitsProcessor
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.config import MAX_TREE_SIZE, is_integer, is_number
 from specstream_mlx.loading import load_draft_model, model_directory, read_config
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.generation import most_tokens
-from specstream_mlx.options.kinds import (
+from specstream_mlx.options import (
     FLAG,
     PART_OF_NAME,
     PATH,
@@ -38,6 +36,8 @@ from specstream_mlx.options.kinds import (
     choice,
     each,
     integer,
+    most_tokens,
+    option,
 )
 
 from ..llama_cpp_reference import llama_ways

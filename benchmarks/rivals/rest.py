@@ -27,8 +27,7 @@ from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guesses import Guesses, Path
 from specstream_mlx.engine.tree import Verified
 from specstream_mlx.loading import model_directory, read_config, read_tokenizer
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, TEXT
+from specstream_mlx.options import PATH, TEXT, option
 from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split

@@ -16,8 +16,7 @@ from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH
+from specstream_mlx.options import PATH, option
 from specstream_mlx.staging import staged_directory
 from specstream_mlx.terminal.commands import program
 

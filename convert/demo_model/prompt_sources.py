@@ -18,8 +18,7 @@ from typing import Any
 
 from specstream_mlx.checked_files import read_json_lines, read_text, reason
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, each
+from specstream_mlx.options import PATH, each, option
 from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 

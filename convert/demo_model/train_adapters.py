@@ -26,8 +26,7 @@ from rich.console import Console
 from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, POSITIVE, TEXTS, integer
+from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 

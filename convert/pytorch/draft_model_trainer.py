@@ -25,8 +25,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from specstream_mlx.checked_files import MODEL_FILES, read_json
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import PATH, POSITIVE, choice, integer
+from specstream_mlx.options import PATH, POSITIVE, choice, integer, option
 from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
 

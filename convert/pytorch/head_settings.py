@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import check_options, option
-from specstream_mlx.options.kinds import FLAG, PATH, POSITIVE, TEXT, choice, integer, number
+from specstream_mlx.options import (
+    FLAG,
+    PATH,
+    POSITIVE,
+    TEXT,
+    check_options,
+    choice,
+    integer,
+    number,
+    option,
+)
 
 from .run_settings import RunSettings
 

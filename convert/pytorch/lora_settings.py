@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import POSITIVE, integer, what
+from specstream_mlx.options import POSITIVE, integer, option, what
 
 from .run_settings import AnsweringSettings
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specstream_mlx.checked_files import decoded
 from specstream_mlx.config import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.generation import most_tokens
-from specstream_mlx.options.kinds import FLAG, PATH, TEXTS, what
+from specstream_mlx.options import FLAG, PATH, TEXTS, most_tokens, option, what
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress

@@ -10,8 +10,7 @@ from rich.filesize import decimal
 
 from .. import bundled
 from ..config import UserError
-from ..options.fields import option
-from ..options.kinds import FLAG, PATH, TEXT
+from ..options import FLAG, PATH, TEXT, option
 from ..terminal.notes import note
 from .options import JSON, base_model
 

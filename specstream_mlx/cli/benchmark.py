@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..checked_files import prompt_lines
 from ..config import UserError
-from ..options.fields import option
-from ..options.generation import most_tokens
-from ..options.kinds import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, one_of
+from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, one_of, option
 from .options import ModelOptions
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..checked_files import decoded, parse_json, read_text
 from ..config import UserError
-from ..options.fields import option
-from ..options.generation import LengthOptions
-from ..options.kinds import FLAG, TEXT
+from ..options import FLAG, TEXT, LengthOptions, option
 from ..staging import staged_file
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note

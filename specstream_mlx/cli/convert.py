@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..config import UserError
-from ..options.fields import option
-from ..options.kinds import FLAG, PATH, TEXT, choice, each, integer, one_of
+from ..options import FLAG, PATH, TEXT, choice, each, integer, one_of, option
 from ..terminal.notes import note
 
 _SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .. import bundled, demonstration
-from ..options.fields import option
-from ..options.kinds import FLAG, PATH, TEXT, TEXTS, integer, what
+from ..options import FLAG, PATH, TEXT, TEXTS, integer, option, what
 from ..terminal.notes import note
 
 _SIZES = what(

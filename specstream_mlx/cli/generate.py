@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from ..config import UserError
 from ..demonstration import MODEL
 from ..hardware import blas
-from ..options.fields import option
-from ..options.generation import DraftOptions, KVCacheOptions, LengthOptions
-from ..options.kinds import PATH, choice
+from ..options import PATH, DraftOptions, KVCacheOptions, LengthOptions, choice, option
 from ..terminal.notes import note
 from . import launched, reporting
 from .continued_prompt import ContinuedPrompt

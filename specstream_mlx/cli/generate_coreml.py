@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
-from ..options.generation import KVCacheOptions, LengthOptions
+from ..options import KVCacheOptions, LengthOptions
 from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, SamplingOptions
 
 if TYPE_CHECKING:

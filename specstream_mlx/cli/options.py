@@ -7,17 +7,14 @@ that the rest of the program takes. MLX is imported only for that.
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from .. import bundled
+from .. import bundled, options
 from ..checked_files import decoded
 from ..config import UserError
-from ..options import generation as options
-from ..options.fields import option
-from ..options.generation import KVCacheOptions, PrefillOptions
-from ..options.kinds import FLAG, PATH, TEXT, choice
+from ..options import FLAG, PATH, TEXT, KVCacheOptions, PrefillOptions, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -220,16 +217,8 @@ class SamplingOptions(options.SamplingOptions):
         special: tuple[int, ...] = ()
         if self.xtc_probability:
             special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
-        sampling = Sampling(
-            temp=self.temp,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            min_tokens_to_keep=self.min_tokens_to_keep,
-            top_k=self.top_k,
-            xtc_probability=self.xtc_probability,
-            xtc_threshold=self.xtc_threshold,
-            xtc_special_tokens=special,
-        )
+        shared = {each.name: getattr(self, each.name) for each in fields(options.SamplerOptions)}
+        sampling = Sampling(**shared, xtc_special_tokens=special)
         if not sampling.temp:
             return None
         return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)

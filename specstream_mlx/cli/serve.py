@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..config import UserError
 from ..demonstration import MODEL
-from ..options.fields import option
-from ..options.kinds import PATH, TEXT, TEXTS, integer
+from ..options import PATH, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched
 from .options import ModelOptions, base_model

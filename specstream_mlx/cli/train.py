@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ..checked_files import read_text, reason
 from ..config import UserError, shown
-from ..options.fields import check_options, kinds_of, option
-from ..options.kinds import FLAG, PATH, TEXT, choice, integer, number
+from ..options import FLAG, PATH, TEXT, check_options, choice, integer, kinds_of, number, option
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings

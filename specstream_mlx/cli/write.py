@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 from ..checked_files import decoded
-from ..options.fields import option
-from ..options.generation import most_tokens
-from ..options.kinds import FLAG, PATH, TEXT
+from ..options import FLAG, PATH, TEXT, most_tokens, option
 from ..terminal.notes import note
 from .options import ModelOptions, base_model, standard_input
 

@@ -6,9 +6,7 @@ import webbrowser
 from typing import TYPE_CHECKING
 
 from ..config import UserError
-from ..options.fields import option
-from ..options.generation import most_tokens
-from ..options.kinds import FLAG, TEXT, TEXTS, integer
+from ..options import FLAG, TEXT, TEXTS, integer, most_tokens, option
 from ..terminal.notes import note
 from .serve import check_extra
 

@@ -11,8 +11,7 @@ from ..config import MAX_TREE_SIZE, UserError
 from ..engine.draft_head import HeadConfig
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
-from ..options.fields import check_options
-from ..options.generation import DraftOptions, ProposerOptions
+from ..options import DraftOptions, ProposerOptions, check_options
 from ..stream_config import StreamConfig
 from .draft_model import DraftModel
 from .ngram import Lookup

@@ -16,14 +16,14 @@ from mlx_lm.sample_utils import (
     greedy_sampler,
 )
 
-from ..arguments import check_arguments
 from ..config import UserError, shown
+from ..options import SamplerOptions, check_arguments
 from .noise import Noise
 from .prune import rows_of_all
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(SamplerOptions):
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
     A sampler of mlx_lm's only draws, but verify rules need scores and probabilities. The arguments
@@ -32,21 +32,12 @@ class Sampling:
     generation of ours it is keyed, see ``keyed_sampler``.
 
     Attributes:
-        temp: temperature; 0 takes the arg-max.
-        top_p, min_p, min_tokens_to_keep, top_k, xtc_probability, xtc_threshold,
-            xtc_special_tokens: see ``make_sampler``; the defaults filter nothing.
+        xtc_special_tokens: see ``make_sampler``, as the others; the defaults filter nothing.
 
     Raises:
         UserError: a value out of range.
     """
 
-    temp: float = 0.0
-    top_p: float = 0.0
-    min_p: float = 0.0
-    min_tokens_to_keep: int = 1
-    top_k: int = 0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
     xtc_special_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

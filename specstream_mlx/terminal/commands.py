@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from ..config import UserError, shown
-from ..options.fields import Spec, options_of
-from ..options.kinds import FLAG, Kind
+from ..options import FLAG, Kind, Spec, options_of
 from .errors import reported
 
 Command = Callable[..., Any]

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config import UserError, check_integer, is_number, shown
-from ..options.fields import option
-from ..options.kinds import FIELDS, FLAG, PATH, TEXT, choice, integer
+from ..options import FIELDS, FLAG, PATH, TEXT, choice, integer, option
 from .stream_settings import StreamSettings
 
 _DATA, _REPORTS = "Model and data", "Reports, validation, checkpoints"

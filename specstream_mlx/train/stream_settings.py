@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config import Mode, UserError, shown
-from ..options.fields import check_options, kinds_of, option
-from ..options.kinds import PATH, POSITIVE, TEXT, choice, number
+from ..options import PATH, POSITIVE, TEXT, check_options, choice, kinds_of, number, option
 from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
 SHAPE = (

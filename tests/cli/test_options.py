@@ -11,6 +11,7 @@ import pytest
 from command_line import refusal, result_of, run
 
 from specstream_mlx import DraftSettings, Sampling, UserError
+from specstream_mlx import options as kinds
 from specstream_mlx.cli.options import (
     ModelOptions,
     OutputOptions,
@@ -19,9 +20,14 @@ from specstream_mlx.cli.options import (
     SamplingOptions,
 )
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, Proposers
-from specstream_mlx.options import kinds
-from specstream_mlx.options.fields import kinds_of, option, options_of
-from specstream_mlx.options.generation import DraftOptions, KVCacheOptions, LengthOptions
+from specstream_mlx.options import (
+    DraftOptions,
+    KVCacheOptions,
+    LengthOptions,
+    kinds_of,
+    option,
+    options_of,
+)
 from specstream_mlx.terminal.commands import reader
 
 KINDS = {

@@ -13,8 +13,7 @@ from command_line import result_of
 from toy_model import TOY
 
 from specstream_mlx import UserError
-from specstream_mlx.options.fields import option
-from specstream_mlx.options.kinds import integer
+from specstream_mlx.options import integer, option
 from specstream_mlx.terminal.errors import reported
 
 

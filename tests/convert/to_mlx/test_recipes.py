@@ -13,7 +13,7 @@ from tiny_models import tiny_llama_directory
 
 from specstream_mlx.cli.convert import ConvertOptions
 from specstream_mlx.inspection import describe_base
-from specstream_mlx.options.fields import kinds_of
+from specstream_mlx.options import kinds_of
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,516 @@
+"""Options: each is one field of a dataclass, with its kind of values, its default and its help.
+
+Command lines, the checks of Python's functions and both trainers are made from these fields. Pure
+Python: neither MLX nor torch nor a library of command lines is imported here.
+"""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+from .config import (
+    MAX_TREE_SIZE,
+    MOST,
+    MOST_STREAMS,
+    UserError,
+    expected_integer,
+    is_integer,
+    is_number,
+    shown,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Kinds of values --------------------------------------------------------------------------------
+
+LONGEST_PART = 100
+"""Bytes of a part of a name; file systems take names of 255."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of values that an option may have.
+
+    Attributes:
+        objection: names what was expected instead of a value; ``None`` for a right one.
+        read: reads a value from a text, before ``objection`` checks it; ``None``: the type does.
+        metavar: name of the value on a help page.
+        choices: the texts to choose from, if the value is one of some.
+    """
+
+    objection: Callable[[Any], str | None]
+    read: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise a ``UserError`` that begins with ``name`` if a value is of another kind."""
+        expected = self.objection(value)
+        if expected is not None:
+            raise UserError(f"{name} is {shown(value)}, expected {expected}")
+
+
+def what(
+    words: str,
+    fits: Callable[[Any], bool],
+    read: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+) -> Kind:
+    """Make the kind of values for which ``fits`` is true, called ``words``."""
+    return Kind(lambda value: None if fits(value) else words, read, metavar)
+
+
+def optional(kind: Kind) -> Kind:
+    """Make a kind that allows ``None`` too."""
+    return replace(kind, objection=lambda value: None if value is None else kind.objection(value))
+
+
+def integer(least: int, most: int = MOST) -> Kind:
+    """Integers, of Python's or numpy's, from ``least`` to ``most``."""
+
+    return Kind(lambda value: expected_integer(value, least, most), int, "N")
+
+
+def number(least: float = -math.inf, most: float = math.inf) -> Kind:
+    """Finite numbers from ``least`` to ``most``."""
+    words = "a number"
+    if least > -math.inf:
+        words = f"a number of at least {least}" if most == math.inf else f"a number from {least}"
+    if most < math.inf:
+        words += f" to {most}"
+    return what(words, lambda value: is_number(value) and least <= value <= most, float, "X")
+
+
+def one_of(*choices: int) -> Kind:
+    """Integers out of a few."""
+    words = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
+    return what(words, lambda value: is_integer(value) and value in choices, int, "N")
+
+
+def choice(*choices: str) -> Kind:
+    """Texts out of a few."""
+    *others, last = map(repr, choices)
+    words = f"{', '.join(others)} or {last}" if others else last
+    return Kind(lambda value: None if value in choices else words, choices=choices)
+
+
+def instance(words: str, *types: type) -> Kind:
+    """Objects of some types."""
+    return what(words, lambda value: isinstance(value, types))
+
+
+def having(words: str, *names: str) -> Kind:
+    """Objects with some attributes."""
+    return what(words, lambda value: all(hasattr(value, name) for name in names))
+
+
+def each(words: str, fits: Callable[[Any], bool]) -> Kind:
+    """Lists and tuples of elements for which ``fits`` is true."""
+    return what(words, lambda value: isinstance(value, list | tuple) and all(map(fits, value)))
+
+
+FLAG = what("True or False", lambda value: isinstance(value, int) and value in (0, 1))
+TEXT = instance("a text", str)
+TEXTS = what(
+    "a string or a list of strings",
+    lambda value: (
+        isinstance(value, str)
+        or (isinstance(value, list | tuple) and all(isinstance(part, str) for part in value))
+    ),
+)
+PATH = what(  # pathlib takes an empty text for the working directory
+    "a path",
+    lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value.strip())),
+    lambda text: Path(text) if text.strip() else text,
+)
+FIELDS = instance("fields by name", dict)
+PART_OF_NAME = what(
+    f"a part of a file's name, without a slash and of at most {LONGEST_PART} bytes",
+    lambda value: (
+        isinstance(value, str)
+        and not set(value) & {"/", "\0"}
+        and len(value.encode(errors="surrogateescape")) <= LONGEST_PART
+    ),
+    str,
+)
+POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
+SHARE = replace(number(0, 1), metavar="P")
+PROBABILITY = what(
+    "a probability of at least 0 and below 1",
+    lambda value: is_number(value) and 0 <= value < 1,
+    float,
+    "P",
+)
+
+
+# Fields -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The description of an option besides its type and default.
+
+    Attributes:
+        kind: the kind of its values; if the default is ``None``, the value may be ``None`` too.
+        help: text of the help page, to which the default is added if it names none.
+        flags: names on the command line; empty: made from the field's name.
+        panel: its heading on a help page; ``None``: its class's ``PANEL``.
+        hidden: whether only Python and configuration files can set it.
+        positional: whether it is given without a name.
+    """
+
+    kind: Kind
+    help: str
+    flags: tuple[str, ...]
+    metavar: str | None
+    panel: str | None
+    hidden: bool
+    positional: bool
+
+
+def option(
+    default: Any,
+    kind: Kind,
+    help: str = "",
+    *flags: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    hidden: bool = False,
+    positional: bool = False,
+) -> Any:
+    """Make a field that is an option, see ``Spec``; with ``...`` as default it must be given.
+
+    It may also stand as the default of a command's parameter, see ``terminal.commands``.
+    """
+    kind = optional(kind) if default is None else kind
+    spec = Spec(kind, help, flags, metavar or kind.metavar, panel, hidden, positional)
+    if callable(default):
+        return field(default_factory=default, metadata={"option": spec})
+    return field(default=MISSING if default is ... else default, metadata={"option": spec})
+
+
+def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
+    """Yield the options of a dataclass or of an instance, inherited ones last."""
+    _, *bases = (group if isinstance(group, type) else type(group)).__mro__
+    inherited = {each.name for base in bases if is_dataclass(base) for each in fields(base)}
+    for each in sorted(fields(group), key=lambda each: each.name in inherited):
+        if "option" in each.metadata:
+            yield each, each.metadata["option"]
+
+
+def kinds_of(*groups: type) -> dict[str, Kind]:
+    """Return the kinds of all options of some dataclasses, by name."""
+    return {each.name: spec.kind for group in groups for each, spec in options_of(group)}
+
+
+def check_options(group: Any) -> None:
+    """Raise a ``UserError`` for the first option of an instance whose value is of another kind."""
+    for each, spec in options_of(group):
+        spec.kind.check(each.name, getattr(group, each.name))
+
+
+# A generation -----------------------------------------------------------------------------------
+
+MOST_NGRAM = 64
+"""The longest n-gram: each token costs as many entries, and longer repeats are hardly chance."""
+
+
+def _biases(text: str) -> dict[int, float]:
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"no object: {text}")
+    return {int(token): value for token, value in values.items()}
+
+
+_TOKEN_BIAS = what(
+    'a JSON object from token ids to numbers, such as {"5": -2}',
+    lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
+    _biases,
+    "JSON",
+)
+
+
+@dataclass(frozen=True)
+class ProposerOptions:
+    """What proposes tokens beside the streams."""
+
+    PANEL: ClassVar[str] = "Drafts"
+
+    lookup: bool | None = option(
+        None,
+        FLAG,
+        "Draft what followed the newest n-gram in the prompt and the text so far too; works "
+        "without streams. Default: on, but in trees whose shape is given off.",
+        "--lookup/--no-lookup",
+    )
+    lookup_size: int = option(
+        10,
+        integer(1, MAX_TREE_SIZE),
+        "With lookup: the most tokens to look up ahead; it may exceed --num-streams.",
+    )
+    lookup_ngram: int = option(
+        4, integer(1, MOST_NGRAM), "With lookup: tokens of the longest n-gram to match."
+    )
+
+    draft_model: Any = option(
+        None,
+        what(
+            "a model, or its directory or repository",
+            lambda value: isinstance(value, str | Path) or hasattr(value, "layers"),
+            str,
+        ),
+        "A smaller model with the same vocabulary, which drafts too: a directory or a Hugging Face "
+        "repository.",
+        metavar="DIR|REPO",
+    )
+    num_draft_tokens: int = option(
+        8,
+        integer(1, MAX_TREE_SIZE),
+        "With --draft-model: the most tokens that it drafts ahead.",
+    )
+
+    proposers: Sequence[Callable[[Any], Any]] = option(
+        tuple, each("functions that make proposers", callable), hidden=True
+    )
+    """Others, in Python alone: functions of ``drafting.proposer.Material``, one for each text."""
+
+
+@dataclass(frozen=True)
+class DraftOptions(ProposerOptions):
+    """The shape of the tree, pruning, and where the streams run."""
+
+    PANEL: ClassVar[str] = "Drafts"
+
+    num_streams: int | None = option(
+        None,
+        integer(0, MOST_STREAMS),
+        "Tokens to draft ahead. Default: all that the adapter was trained for; 0: none.",
+    )
+    tree_width: int = option(
+        4,
+        integer(1, MAX_TREE_SIZE),
+        "Candidates per stream. Without --tree-size: children of every node in a full tree, 1 "
+        "makes a chain.",
+    )
+    tree_size: int | None = option(
+        8,
+        optional(integer(1, MAX_TREE_SIZE)),
+        "Nodes to draft, most probable first. Default: 8, without --tree-width.",
+    )
+    draft_threshold: float | None = option(
+        None,
+        PROBABILITY,
+        "Draft no node whose joint probability, by the streams, is below this. Default: 0.2, none "
+        "with --tree-width or --tree-size.",
+    )
+    max_nodes: int | None = option(
+        None,
+        integer(1, MAX_TREE_SIZE),
+        "Nodes to keep after early-exit pruning, the root included. Default: all.",
+    )
+    prune_threshold: float | None = option(
+        None, PROBABILITY, "Prune transitions less probable than this, and all behind them."
+    )
+    stream_nodes: int | None = option(
+        None,
+        integer(1, MAX_TREE_SIZE),
+        "Lossless: run the streams beside the N nodes alone that are most probably accepted last. "
+        "Default: all.",
+    )
+    speculation: bool = option(True, FLAG, "One token a step.")
+
+
+def most_tokens(
+    default: int | None, help: str = "Tokens of a text at most.", least: int = 1
+) -> Any:
+    """Make the option ``--max-tokens``; what comes behind the first token is timed from 2 on."""
+    return option(default, integer(least), help, "--max-tokens", "-m")
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The end of the generated text."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    max_tokens: int = most_tokens(256, "Maximum number of tokens to generate.")
+    stop: list[str] | None = option(
+        None, TEXTS, "End before this text; may be given several times.", metavar="TEXT"
+    )
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """What a token is drawn from, as in mlx_lm's ``make_sampler``."""
+
+    PANEL: ClassVar[str] = "Sampling"
+
+    temp: float = option(
+        0.0, number(0), "Sampling temperature; 0 takes the likeliest token.", metavar="T"
+    )
+    top_p: float = option(0.0, SHARE, "Sampling top-p; 0 or 1: all.")
+    min_p: float = option(0.0, SHARE, "Sampling min-p; 0: all.")
+    min_tokens_to_keep: int = option(1, integer(1), "Minimum tokens to keep for min-p.")
+    top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")
+    xtc_probability: float = option(
+        0.0, SHARE, "Probability that XTC leaves out the likeliest tokens, tossed for each token."
+    )
+    xtc_threshold: float = option(
+        0.1,
+        number(0, 0.5),
+        "Probability above which XTC leaves out all tokens but the least likely.",
+        metavar="P",
+    )
+
+
+@dataclass(frozen=True)
+class SamplingOptions(SamplerOptions):
+    """The sampler, its seed, and what changes the logits before."""
+
+    PANEL: ClassVar[str] = "Sampling"
+
+    repetition_penalty: float | None = option(
+        None,
+        POSITIVE,
+        "Divides the logits of the last 20 tokens by this; above 1 repeats less.",
+    )
+    logit_bias: dict | None = option(
+        None, _TOKEN_BIAS, 'What to add to tokens\' logits, such as {"5": -2}.'
+    )
+    seed: int | None = option(
+        None,
+        integer(0, 2**64 - 1),
+        "Draws the same text again, with any drafts or none. Default: another one each time, which "
+        "the statistics name.",
+    )
+
+
+@dataclass(frozen=True)
+class KVCacheOptions:
+    """The KV cache's quantization.
+
+    ``stream_generate``, ours and mlx_lm's, takes ``asdict`` of it as keyword arguments.
+    """
+
+    PANEL: ClassVar[str] = "KV cache"
+
+    kv_bits: int | None = option(
+        None, one_of(4, 8), "Quantize the KV cache to 4 or 8 bits. Default: not at all."
+    )
+    kv_group_size: int = option(
+        64,
+        one_of(32, 64, 128),
+        "With --kv-bits: elements that share a scale; 32, 64 or 128.",
+    )
+    quantized_kv_start: int = option(
+        5000,
+        integer(0),
+        "With --kv-bits: tokens from which on the cache is quantized; 0: all of them.",
+    )
+
+
+@dataclass(frozen=True)
+class PrefillOptions:
+    """The reading of a prompt."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    prefill_step_size: int = option(
+        2048, integer(1), "Number of prompt tokens to process at a time."
+    )
+
+
+# Arguments of Python's functions: a name means the same in each ---------------------------------
+
+
+def check_arguments(**values: Any) -> None:
+    """Check arguments by their names.
+
+    Raises:
+        UserError: an argument has a wrong type or is out of range; names the first one.
+    """
+    for name, value in values.items():
+        _KINDS[name].check(name, value)
+
+
+def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a decorator that checks the arguments of a function by their names.
+
+    Unknown names are not checked. ``**overrides`` must be options of drafts, whose values are
+    checked where they are put together.
+
+    Args:
+        *but: names of arguments that the function checks itself.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = signature.bind_partial(*args, **kwargs).arguments  # Python says what is missing
+            for name in given.get("overrides", ()):
+                if name not in _DRAFTS:
+                    raise UserError(
+                        f"{function.__name__} was given {name}, which is none of its arguments"
+                    )
+            known = _KINDS.keys() - but
+            check_arguments(**{name: value for name, value in given.items() if name in known})
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+_FIELDS = optional(instance("a dictionary or None", Mapping))
+_FUNCTION = optional(what("a function or None", callable))
+_LIST = "a list of functions or None"
+
+_DRAFTS = kinds_of(DraftOptions)
+
+_KINDS = {
+    **_DRAFTS,
+    **kinds_of(SamplingOptions, KVCacheOptions, LengthOptions, PrefillOptions),
+    # load
+    "path_or_hf_repo": instance("a directory or a Hugging Face repository", str, Path),
+    "tokenizer_config": _FIELDS,
+    "model_config": _FIELDS,
+    "adapter_path": optional(instance("a directory, a bundled adapter's name or None", str, Path)),
+    "lazy": FLAG,
+    "return_config": FLAG,
+    "revision": optional(instance("a branch, a tag, a commit or None", str)),
+    "trust_remote_code": FLAG,
+    # generation
+    "model": having("what specstream_mlx.load returns", "swap_adapter"),
+    "tokenizer": having("what specstream_mlx.load returns", "encode", "decode"),
+    "max_tokens": what(
+        "an integer of at least 1, or -1 for no limit",
+        lambda value: is_integer(value) and (value >= 1 or value == -1),
+    ),
+    "sampler": _FUNCTION,
+    "logits_processors": optional(each(_LIST, callable)),
+    "xtc_special_tokens": each("a list of token ids", is_integer),
+    "max_kv_size": optional(integer(1)),
+    "prompt_progress_callback": _FUNCTION,
+    "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),
+    "num_draft_tokens": integer(1),
+    "verify": optional(instance("a rule's name, a class or None", str, type)),
+    "profile": having("a Profile", "border"),
+    "verbose": FLAG,
+    # batches
+    "prompts": instance("a list of prompts", list, tuple),
+    "prompt_caches": optional(instance("a list of mlx_lm's prompt caches or None", list, tuple)),
+    "samplers": optional(each(_LIST, lambda value: value is None or callable(value))),
+    "return_prompt_caches": FLAG,
+    "return_token_ids": FLAG,
+    "return_logprobs": FLAG,
+    "completion_batch_size": integer(1),
+    "prefill_batch_size": integer(1),
+}
