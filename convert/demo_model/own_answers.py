@@ -11,6 +11,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from specstream_mlx.checked_files import read_json_lines
 from specstream_mlx.config import UserError
@@ -19,10 +22,14 @@ from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_promp
 from specstream_mlx.train.self_prompts import fault_of
 
 from ..pytorch.generation import Writer
+from ..pytorch.training_data import Pair
 from . import tasks
 
-ANSWER_TOKENS, TASK_ANSWER_TOKENS = 220, 160
-"""Of an answer of the base, and of a task's tuned base; longer ones are cut there."""
+ANSWER_TOKENS, PROMPTED_TOKENS, TASK_ANSWER_TOKENS = 220, 256, 320
+"""Of an answer of the base, to itself and to people, and of a task's tuned base; longer ones are
+cut there."""
+_SAMPLED_OF = 5
+"""Of so many prompts that people wrote one is answered at temperature 1."""
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
 _AT_ONCE = 2048
 """Prompts that are answered before their answers are written."""
@@ -73,6 +80,66 @@ def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) ->
         (scratch / TRAIN).write_bytes(b"".join(whole))
         (scratch / VALID).write_bytes((work / "own" / VALID).read_bytes())
     shutil.rmtree(work)
+
+
+def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: int) -> None:
+    """Let the base answer prompts that people wrote, one part of the file after the other.
+
+    Every fifth prompt is answered at temperature 1, the others by the likeliest tokens. In a
+    conversation each answer stands before the user's next turn, and each is a line of its own.
+
+    Args:
+        writer: the base.
+        prompts: JSONL of ``prompt``, or ``turns`` of the user's, with the ``source``.
+        target: JSONL for the answers, as training reads it.
+        seed: of the draws.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
+    wanted = [value for _, value in read_json_lines(prompts)]
+    parts = target.with_name(f"{target.stem}-parts")
+    parts.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(wanted), _AT_ONCE):
+        part = parts / f"{start:06}.jsonl"
+        if not part.exists():
+            lines = []
+            for sampled in (False, True):
+                torch.manual_seed(seed + start)
+                chosen = wanted[start : start + _AT_ONCE]
+                chosen = [v for i, v in enumerate(chosen) if (i % _SAMPLED_OF == 0) == sampled]
+                lines += _conversations(writer, chosen, sampled)
+            with staged_file(part) as scratch:
+                scratch.write_text("".join(lines))
+    with staged_file(target) as scratch:
+        scratch.write_text("".join(part.read_text() for part in sorted(parts.iterdir())))
+
+
+def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bool) -> list[str]:
+    """A line of JSON for each answer that is not empty, turn by turn of all conversations."""
+    turns = [value.get("turns") or [value["prompt"]] for value in wanted]
+    said: list[list[str]] = [[] for _ in turns]
+    lines = []
+    for number in range(max(map(len, turns), default=0)):
+        places = [i for i, own in enumerate(turns) if number < len(own) and len(said[i]) % 2 == 0]
+        pairs = [Pair(turns[i][number], "", earlier=tuple(said[i])) for i in places]
+        answers = writer.replies(
+            [pair.messages() for pair in pairs], PROMPTED_TOKENS, sampled=sampled
+        )
+        for i, pair, answer in zip(places, pairs, answers, strict=True):
+            said[i].append(pair.prompt)
+            if not answer.text:
+                continue
+            said[i].append(answer.text)
+            line = {
+                "prompt": pair.prompt,
+                "earlier": list(pair.earlier),
+                "completion": answer.text,
+                "finish_reason": "stop" if answer.ended else "length",
+                "source": wanted[i]["source"],
+            }
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return lines
 
 
 def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:

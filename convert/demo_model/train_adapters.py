@@ -38,15 +38,16 @@ from ..pytorch.training_data import read_pairs
 from ..pytorch.training_settings import TrainSettings
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
-from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers
+from .longer import longer
+from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers, write_prompted_answers
 
 STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"
 PARTS = BASE, OWN_ANSWERS, STREAMS, *tasks.TASKS
 STREAM_SHAPE: dict[str, Any] = {
-    "num_msa_layers": 8,
+    "num_msa_layers": 12,
     "stream_init_rank": 128,
     "stream_head_rank": 224,
-    "stream_adapter_rank": 16,
+    "stream_adapter_rank": 10,
 }
 """Of the lossless streams, which may take 1.5 MB."""
 TASK_SHAPE: dict[str, Any] = {
@@ -59,8 +60,10 @@ TASK_SHAPE: dict[str, Any] = {
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
-MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 512, 384
+MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 1536, 1024
 """Of an item; longer ones are left out."""
+_LONGER = 0.5
+"""Share of the texts that a tuned base answers which are letters, lists and the like."""
 _LORA_RANK = 4
 _EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 _SAVE_STEPS = 50
@@ -93,6 +96,12 @@ class MakingOptions:
     own_prompts: int = option(6000, integer(2), "Prompts that the base draws, for part answers.")
     batch_size: int | None = option(
         None, integer(1), "Items of an update. Default: 16 for LoRA, 8 for streams."
+    )
+    prompts: Path | None = option(
+        None,
+        PATH,
+        "Directory with train.jsonl and valid.jsonl of prompts that people wrote, which part "
+        "answers adds to the base's own.",
     )
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
@@ -138,7 +147,8 @@ def unseen(task: str, options: MakingOptions) -> list[str]:
     for _ in range(10 * options.task_answers):
         if len(found) == options.task_answers:
             break
-        content = mixture.draw(rng, task).content
+        long = rng.random() < _LONGER
+        content = longer(rng, task) if long else mixture.draw(rng, task).content
         if content not in known:
             found[content] = None
     return list(found)
@@ -229,6 +239,24 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     return lora
 
 
+def write_answers(options: MakingOptions) -> None:
+    """Write the base's answers to its own prompts, and to those that people wrote."""
+    answers = options.work / OWN_ANSWERS
+    writer = Writer(options.work / "expanded")
+    if options.prompts is None:
+        write_own_answers(writer, answers, options.own_prompts, options.seed)
+        return
+    own, prompted = options.work / "own-answers", options.work / "prompted-answers"
+    if not own.exists():
+        write_own_answers(writer, own, options.own_prompts, options.seed)
+    for name in (TRAIN, VALID):
+        if not (prompted / name).exists():
+            write_prompted_answers(writer, options.prompts / name, prompted / name, options.seed)
+    with staged_directory(answers) as scratch:
+        for name in (TRAIN, VALID):
+            (scratch / name).write_text((own / name).read_text() + (prompted / name).read_text())
+
+
 def main(
     *,
     parts: list[str] = option(
@@ -253,7 +281,7 @@ def main(
             raise UserError(f"{expanded} does not exist, expected part base before {part}")
         elif part == OWN_ANSWERS:
             if not (work / part).exists():
-                write_own_answers(Writer(expanded), work / part, options.own_prompts, options.seed)
+                write_answers(options)
         elif not (work / part / "adapter").exists():
             start = _start_of_streams(options) if part == STREAMS else _tuned(part, options)
             train(stream_settings(part, options, start))

@@ -4,18 +4,22 @@ Streams must foresee the model's own text, so this is what they learn from. ``sp
 --prompts self`` does the same in MLX.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, GenerationConfig
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from specstream_mlx.checked_files import read_json
 from specstream_mlx.loading import read_tokenizer
 from specstream_mlx.models.architectures import key_size
-from specstream_mlx.prompts import around_user, chat_prompt
+from specstream_mlx.prompts import around_user, chat_prompt, encode_prompt
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.self_prompts import MOST_TOKENS, beginning, fault_of, turn_of
 
@@ -28,7 +32,74 @@ _SHARE = 8
 """A GPU's KV caches may take one part in so many of its free memory, and logits another: other
 processes may run beside this one, and products and copies need theirs."""
 
+_ROOM = 256
+"""Tokens that a layer's keys and values get room for."""
+
 _TOP_P = 0.95
+_MOST_TOKENS = 2048
+"""Of a conversation with its answer."""
+
+
+_GROUPED = "specstream_grouped"
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention, for one new row (B, Hq, 1, d) without a copy of keys for each head.
+
+    ``sdpa`` repeats keys and values (B, Hkv, T, d) of grouped heads under a mask: most of what many
+    texts at once read.
+    """
+    heads, length, size = query.shape[1:]
+    if length > 1 or softcap is not None:
+        others |= {"scaling": scaling, "softcap": softcap}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+    scores = query.reshape(len(query), key.shape[1], -1, size) @ key.transpose(2, 3)
+    scores = scores.float() * (scaling or size**-0.5)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask[:, :, 0, None], -torch.inf)
+    return (scores.softmax(-1).to(value.dtype) @ value).reshape(len(query), 1, heads, size), None
+
+
+AttentionInterface.register(_GROUPED, grouped_attention)
+AttentionMaskInterface.register(_GROUPED, sdpa_mask)
+
+
+class RoomyLayer(DynamicLayer):
+    """A layer's keys and values with room for further ones: a new row is no copy of all others."""
+
+    room: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values (B, Hkv, n, d), and return all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        before, new = self.get_seq_length(), key_states.shape[2]
+        held = []
+        for number, states in enumerate((key_states, value_states)):
+            kept = None if self.room is None else self.room[number]
+            if kept is None or kept.shape[2] < before + new:
+                rows, heads, _, size = states.shape
+                grown = states.new_empty(rows, heads, before + new + _ROOM, size)
+                if kept is not None:
+                    grown[:, :, :before] = kept[:, :, :before]
+                kept = grown
+            kept[:, :, before : before + new] = states
+            held.append(kept)
+        keys, values = held
+        self.room = keys, values
+        self.keys, self.values = keys[:, :, : before + new], values[:, :, : before + new]
+        return self.keys, self.values
 
 
 @dataclass(frozen=True)
@@ -56,7 +127,9 @@ class Writer:
         model: Any = load_base(model_dir, "bfloat16" if self._in_bf16 else "float32")
         if lora is not None:
             model = mount_lora(model, lora)
-        self._model = model.to(self._device).eval()
+        dtype = torch.bfloat16 if self._in_bf16 else torch.float32
+        self._model = model.to(self._device, dtype).eval()
+        self._model.set_attn_implementation(_GROUPED)
         self.tokenizer = read_tokenizer(model_dir, read_json(model_dir / "config.json"))
         self._tokens_at_once, self._rows_at_once = self._room()
 
@@ -73,9 +146,42 @@ class Writer:
         Raises:
             UserError: the chat template refuses a prompt.
         """
-        encoded = [chat_prompt(self.tokenizer, prompt, template) for prompt in prompts]
+        return self._answered(
+            [chat_prompt(self.tokenizer, prompt, template) for prompt in prompts], most_tokens
+        )
+
+    def replies(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, str]]],
+        most_tokens: int,
+        *,
+        sampled: bool = False,
+    ) -> list[Written]:
+        """Answer the last turn of each conversation.
+
+        Args:
+            conversations: messages, the user's last.
+            most_tokens: of an answer; a conversation that leaves no room for it in 2,048 tokens
+                gets an empty answer.
+            sampled: whether tokens are drawn at temperature 1, from torch's generator; else they
+                are the likeliest.
+
+        Raises:
+            UserError: the chat template refuses a conversation.
+        """
+        encoded = [encode_prompt(self.tokenizer, messages) for messages in conversations]
+        short = [i for i, tokens in enumerate(encoded) if len(tokens) + most_tokens <= _MOST_TOKENS]
+        found = [Written("", True)] * len(encoded)
+        written = self._answered([encoded[i] for i in short], most_tokens, sampled=sampled)
+        for i, answer in zip(short, written, strict=True):
+            found[i] = answer
+        return found
+
+    def _answered(
+        self, encoded: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
+    ) -> list[Written]:
         ends = self.tokenizer.eos_token_ids
-        found = self._generated(encoded, ends, most_tokens, sampled=False)
+        found = self._generated(encoded, ends, most_tokens, sampled=sampled, top_p=1.0)
         # An answer that was cut may end within a character.
         texts = [self.tokenizer.decode(tokens).rstrip("\ufffd") for tokens, _ in found]
         return [Written(text, ended) for text, (_, ended) in zip(texts, found, strict=True)]
@@ -149,9 +255,10 @@ class Writer:
         most_tokens: int,
         *,
         sampled: bool,
+        top_p: float = _TOP_P,
     ) -> list[tuple[list[int], bool]]:
         """The tokens behind each prompt, and whether they ended; similar lengths go together."""
-        drawing = {"do_sample": True, "temperature": 1.0, "top_p": _TOP_P, "top_k": 0}
+        drawing = {"do_sample": True, "temperature": 1.0, "top_p": top_p, "top_k": 0}
         padding = min(ends)
         generation = GenerationConfig(
             max_new_tokens=most_tokens,
@@ -168,12 +275,12 @@ class Writer:
                 length = len(prompts[place])
                 tokens[row, width - length :] = torch.tensor(prompts[place])
                 mask[row, width - length :] = 1
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16):
-                output = self._model.generate(
-                    tokens.to(self._device),
-                    attention_mask=mask.to(self._device),
-                    generation_config=generation,
-                )[:, width:].tolist()
+            output = self._model.generate(
+                tokens.to(self._device),
+                attention_mask=mask.to(self._device),
+                generation_config=generation,
+                past_key_values=Cache(layer_class_to_replicate=RoomyLayer),
+            )[:, width:].tolist()
             for place, row in zip(places, output, strict=True):
                 until = next((i for i, token in enumerate(row) if token in ends), None)
                 found[place] = row[:until], until is not None

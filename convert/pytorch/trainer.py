@@ -120,6 +120,14 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     if held_out:
         with autocast(settings, device):
             accuracy = evaluate(model, held_out, settings.batch_size)
+            by_source: dict[str, list[Item]] = {}
+            for item in held_out:
+                by_source.setdefault(item.source.partition(":")[0], []).append(item)
+            if len(by_source) > 1:
+                accuracy["by_source"] = {
+                    source: evaluate(model, own, settings.batch_size)
+                    for source, own in by_source.items()
+                }
         log_held_out(settings, step, accuracy)
         note(_describe(accuracy))
     write_adapter(model, adapter)

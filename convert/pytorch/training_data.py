@@ -21,17 +21,37 @@ from .run_settings import RunSettings
 
 
 class Pair(NamedTuple):
-    """A prompt and its completion; ``cut`` says that the completion stopped before its end."""
+    """A prompt and its completion.
+
+    Attributes:
+        prompt: what the user says.
+        completion: what follows.
+        cut: whether the completion stopped before its end.
+        earlier: the turns of the conversation before the prompt, the user's and the model's in
+            turn.
+        source: where the prompt comes from, in whatever words.
+    """
 
     prompt: str
     completion: str
     cut: bool = False
+    earlier: tuple[str, ...] = ()
+    source: str = ""
+
+    def messages(self, template: str | None = None) -> list[dict[str, str]]:
+        """The conversation up to the prompt, for a chat template."""
+        prompt = template.replace("{text}", self.prompt) if template else self.prompt
+        roles = ("user", "assistant")
+        turns = (*self.earlier, prompt)
+        return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
 
 
 def read_pairs(path: Path) -> list[Pair]:
     """Read prompts and completions from a JSONL file of ``{"prompt": ..., "completion": ...}``.
 
-    A completion with a ``finish_reason`` of ``length`` was cut, as answers of a base may be.
+    A completion with a ``finish_reason`` of ``length`` was cut, as answers of a base may be. A list
+    of texts under ``earlier`` holds the turns before the prompt, ``source`` says where that is
+    from.
 
     Raises:
         UserError: the file is missing or empty, or a line is not such an object.
@@ -40,7 +60,9 @@ def read_pairs(path: Path) -> list[Pair]:
     for number, value in read_json_lines(path):
         try:
             prompt, completion = value["prompt"], value["completion"]
-            usable = isinstance(prompt, str) and isinstance(completion, str) and completion
+            turns = [prompt, *value.get("earlier", [])]
+            usable = all(isinstance(turn, str) for turn in turns) and len(turns) % 2 == 1
+            usable = usable and isinstance(completion, str) and completion
             f"{prompt}{completion}".encode()  # JSON can spell half a character, which is no text
         except (KeyError, TypeError, UnicodeEncodeError):
             usable = False
@@ -48,7 +70,8 @@ def read_pairs(path: Path) -> list[Pair]:
             raise UserError(
                 f'{path}, line {number}: expected {{"prompt": text, "completion": non-empty text}}'
             )
-        pairs.append(Pair(prompt, completion, value.get("finish_reason") == "length"))
+        cut, earlier = value.get("finish_reason") == "length", value.get("earlier", [])
+        pairs.append(Pair(prompt, completion, cut, tuple(earlier), value.get("source", "")))
     if not pairs:
         raise UserError(f"data file {path} is empty")
     return pairs
@@ -59,8 +82,8 @@ def tokenize(
 ) -> list[Item]:
     """Format and tokenize pairs as the runtime will see them.
 
-    The prompt is one user turn of the tokenizer's chat template, or stands alone if the tokenizer
-    has none; the completion's tokens follow and, unless it was cut, the end token.
+    The prompt is a user turn of the tokenizer's chat template, or stands alone if the tokenizer has
+    none; the completion's tokens follow and, unless it was cut, the end token.
 
     Args:
         pairs: prompts and completions.
@@ -71,24 +94,23 @@ def tokenize(
     Raises:
         UserError: the chat template refuses a prompt, or no item is short enough.
     """
-    prompts = [template.replace("{text}", prompt) if template else prompt for prompt, *_ in pairs]
+    conversations = [pair.messages(template) for pair in pairs]
+    prompts = [messages[-1]["content"] for messages in conversations]
     has_chat = bool(tokenizer.chat_template)
     if has_chat:
         try:
             prompts = [
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": prompt}],
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
-                for prompt in prompts
+                tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                for messages in conversations
             ]
         except Exception as error:  # a template may raise anything
             raise template_error(error) from None
     heads = tokenizer(prompts, add_special_tokens=not has_chat)["input_ids"]
-    tails = tokenizer([tail for _, tail, _ in pairs], add_special_tokens=False)["input_ids"]
+    tails = tokenizer([pair.completion for pair in pairs], add_special_tokens=False)["input_ids"]
     items = [
-        Item([*head, *tail, *([] if pair.cut else [tokenizer.eos_token_id])], len(head))
+        Item(
+            [*head, *tail, *([] if pair.cut else [tokenizer.eos_token_id])], len(head), pair.source
+        )
         for head, tail, pair in zip(heads, tails, pairs, strict=True)
         if head and tail and len(head) + len(tail) < max_length
     ]

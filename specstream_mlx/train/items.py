@@ -20,10 +20,12 @@ class Item:
     Attributes:
         tokens: ids of the prompt, the completion and the end token.
         stream_from: index of the completion's first token, at least 1.
+        source: where the prompt comes from, in whatever words.
     """
 
     tokens: Sequence[int]
     stream_from: int
+    source: str = ""
 
     @property
     def completion_tokens(self) -> int:

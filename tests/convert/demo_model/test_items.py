@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import errors, mixture, tasks
+from specstream_mlx.convert.demo_model.longer import longer
 
 WRITTEN = [task for task in tasks.TASKS if task != "proofread"]
 
@@ -149,3 +150,16 @@ def test_errors_that_people_make_are_among_them(text, kind, wrong):
     rng = random.Random(0)
     edits = [edit for _ in range(50) for edit in errors.edits_of(kind, text, rng)]
     assert wrong in {text[:begin] + put + text[end:] for begin, end, put in edits}
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_longer_inputs_are_letters_lists_and_conversations(task, typed_runs):
+    rng = random.Random(5)
+    texts = [longer(rng, task) for _ in range(40)]
+    assert len(set(texts)) == 40
+    assert all(typed_runs.isdisjoint(tasks.word_runs(text)) for text in texts)
+    short = [mixture.draw(rng, task).content for _ in range(40)]
+    grows = task not in ("sql", "describe")
+    assert (sum(map(len, texts)) > 1.5 * sum(map(len, short))) == grows
+    if grows and task != "summarize":
+        assert all("\n" in text for text in texts)

@@ -3,18 +3,21 @@
 import json
 import random
 import shutil
+from itertools import pairwise
 
 import pytest
+import torch
 from asking_base import WORDS, asking_base
 from specstream_mlx.convert.demo_model import own_answers, tasks
 from specstream_mlx.convert.pytorch import generation
 from specstream_mlx.convert.pytorch.generation import Writer
 from specstream_mlx.convert.pytorch.lora_settings import LoraSettings
 from specstream_mlx.convert.pytorch.lora_trainer import train_lora
-from specstream_mlx.convert.pytorch.training_data import read_pairs
+from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specstream_mlx import UserError, generate, load
-from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.prompts import chat_prompt, encode_prompt
 from specstream_mlx.train.self_prompts import beginning
 
 
@@ -172,3 +175,58 @@ def test_a_tasks_answers_have_its_instruction(base, tmp_path):
     for name in ("train.jsonl", "valid.jsonl"):
         found |= {p.prompt: p.completion for p in read_pairs(tmp_path / "answers" / name)}
     assert found == {prompt: answer.text for prompt, answer in zip(said, expected, strict=True)}
+
+
+def test_a_reply_is_what_the_runtime_says_after_the_earlier_turns(base, monkeypatch):
+    turns = [(said(1)[0], "mumu dede", said(2)[1]), (said(3)[2],)]
+    conversations = [Pair(turn[-1], "", earlier=turn[:-1]).messages() for turn in turns]
+    found = Writer(base).replies(conversations, 12)
+    model, tokenizer = load(base)
+    for conversation, answer in zip(conversations, found, strict=True):
+        tokens = encode_prompt(tokenizer, conversation)
+        assert answer.text == generate(model, tokenizer, tokens, max_tokens=12)
+    read = []
+    writer = Writer(base)
+    monkeypatch.setattr(writer, "_generated", lambda prompts, *_, **__: read.extend(prompts) or [])
+    with pytest.raises(ValueError):  # as no answer comes
+        writer.replies(conversations, 12)
+    assert read == [encode_prompt(tokenizer, conversation) for conversation in conversations]
+
+
+def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_answers, "_AT_ONCE", 4)
+    wanted = [{"prompt": prompt, "source": "single"} for prompt in said(7)]
+    wanted.append({"turns": ["baba", "lolo ki", "mumu"], "source": "talk"})
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in wanted))
+    writer = Writer(base)
+    own_answers.write_prompted_answers(writer, prompts, tmp_path / "answers.jsonl", 0)
+    pairs = read_pairs(tmp_path / "answers.jsonl")
+    talk = [pair for pair in pairs if pair.source == "talk"]
+    assert [pair.prompt for pair in talk] == ["baba", "lolo ki", "mumu"]
+    for before, after in pairwise(talk):
+        assert after.earlier == (*before.earlier, before.prompt, before.completion)
+    greedy = [pair for pair in pairs if pair.source == "single" and pair.prompt in said(7)[1:4]]
+    assert len(greedy) == 3
+    for pair in greedy:
+        (answer,) = writer.replies([pair.messages()], own_answers.PROMPTED_TOKENS)
+        assert answer.text == pair.completion
+    before = (tmp_path / "answers.jsonl").read_bytes()
+    monkeypatch.setattr(writer, "replies", None)  # parts that are there are not made again
+    own_answers.write_prompted_answers(writer, prompts, tmp_path / "answers.jsonl", 0)
+    assert (tmp_path / "answers.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_grouped_attention_is_that_of_transformers(length):
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, length, 8)
+    key, value = torch.randn(2, 2, 2, 7, 8)
+    mask = torch.ones(2, 1, length, 7, dtype=torch.bool)
+    mask[0, ..., :3] = False
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    arguments = module, query, key, value, mask
+    found, _ = generation.grouped_attention(*arguments, scaling=0.3)
+    expected, _ = sdpa_attention_forward(*arguments, scaling=0.3)
+    assert torch.allclose(found, expected, atol=1e-6)

@@ -212,6 +212,16 @@ def test_items_are_tokenized_as_the_runtime_sees_them():
     assert tokenizer.decode(item.tokens[item.stream_from :]) == "the team<|end|>"
     (cut,) = tokenize([Pair("noon", "the team", cut=True)], tokenizer, "At: {text}", 100)
     assert list(cut.tokens) == list(item.tokens)[:-1]
+    talk = Pair("noon", "the team", earlier=("when", "at five"), source="talks")
+    (later,) = tokenize([talk], tokenizer, "At: {text}", 100)
+    assert tokenizer.decode(later.tokens) == (
+        "<|user|>when<|end|><|assistant|>at five<|end|><|user|>At: noon<|end|>"
+        "<|assistant|>the team<|end|>"
+    )
+    assert (tokenizer.decode(later.tokens[later.stream_from :]), later.source) == (
+        "the team<|end|>",
+        "talks",
+    )
     pairs = [Pair("noon", "the team"), Pair("noon " * 99, "no")]
     assert len(tokenize(pairs, tokenizer, None, 60)) == 1
     with pytest.raises(UserError, match="at most 5 tokens"):
