@@ -1,6 +1,6 @@
 """Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143.
 
-The words for wrong values of options stand in ``options.kinds``.
+The words for wrong values of options stand in ``options``.
 """
 
 import errno
