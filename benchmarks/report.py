@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specstream_mlx import UserError
-from specstream_mlx.checked_files import read_json_lines
+from specstream_mlx.files import append, read_json_lines, staged_file
 from specstream_mlx.options import PATH, option
-from specstream_mlx.staging import append, staged_file
 
 RESULTS = Path("benchmarks/results")
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from specstream_mlx import DraftSettings, UserError
-from specstream_mlx.checked_files import read_json_lines
 from specstream_mlx.config import is_integer, shown
+from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
 
 from .report import Kept, machine_suffix, measured_on, table, write_report, write_text

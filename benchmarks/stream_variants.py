@@ -25,9 +25,9 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from transformers import AutoTokenizer
 
 from specstream_mlx import UserError
+from specstream_mlx.files import staged_file
 from specstream_mlx.hardware import device
 from specstream_mlx.options import PATH, TEXTS, each, integer, option
-from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -21,9 +21,9 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
 )
 from specstream_mlx.config import UserError
+from specstream_mlx.files import staged_directory
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import architecture_of
-from specstream_mlx.staging import staged_directory
 
 from .to_mlx.peft import PREFIX
 

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .checked_files import check_tokens, template_error
 from .config import UserError, is_integer, shown
+from .files import check_tokens, template_error
 from .models.architectures import context_length
 
 Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]

@@ -10,7 +10,7 @@ from imports import MODULES, imported
 FLOORS = [
     {"config"},
     {"options"},
-    {"checked_files", "staging", "stream_config"},
+    {"files", "stream_config"},
     {"terminal"},
     {"hardware", "models"},
     {"distributed"},

@@ -16,8 +16,8 @@ from pathlib import Path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
-from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, is_number, shown
+from specstream_mlx.files import read_json
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -22,13 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from specstream_mlx import UserError, demonstration
-from specstream_mlx.checked_files import reason
 from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guesses import Guesses, Path
 from specstream_mlx.engine.tree import Verified
+from specstream_mlx.files import reason, staged_file
 from specstream_mlx.loading import model_directory, read_config, read_tokenizer
 from specstream_mlx.options import PATH, TEXT, option
-from specstream_mlx.staging import staged_file
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split
 

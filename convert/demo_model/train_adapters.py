@@ -26,8 +26,8 @@ from rich.console import Console
 from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.config import UserError
+from specstream_mlx.files import staged_directory, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
-from specstream_mlx.staging import staged_directory, staged_file
 from specstream_mlx.terminal.commands import program
 
 from ..pytorch.generation import Writer

@@ -23,9 +23,8 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
     tensor_file,
 )
-from specstream_mlx.checked_files import check_shapes, tensor_headers
 from specstream_mlx.config import VOCABULARY, UserError
-from specstream_mlx.staging import check_holds_only, staged_directory
+from specstream_mlx.files import check_holds_only, check_shapes, staged_directory, tensor_headers
 
 from .reference import SpeculativeStreamingModel
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import UserError, check_integer, is_number, shown
-from specstream_mlx.staging import staged_file
+from specstream_mlx.files import check_shapes, staged_file
 from specstream_mlx.train.stream_settings import check_identity
 
 from .run_settings import RunSettings

@@ -23,10 +23,9 @@ if __name__ == "__main__":
 import torch
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from specstream_mlx.checked_files import MODEL_FILES, read_json
 from specstream_mlx.config import UserError
+from specstream_mlx.files import MODEL_FILES, check_holds_only, read_json, staged_directory
 from specstream_mlx.options import PATH, POSITIVE, choice, integer, option
-from specstream_mlx.staging import check_holds_only, staged_directory
 from specstream_mlx.terminal.commands import program
 
 from .answering_model import train_to_answer

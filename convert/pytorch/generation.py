@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from specstream_mlx.checked_files import read_json
+from specstream_mlx.files import read_json
 from specstream_mlx.loading import read_tokenizer
 from specstream_mlx.models.architectures import key_size
 from specstream_mlx.prompts import around_user, chat_prompt, encode_prompt

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specstream_mlx.staging import check_holds_only, staged_directory
+from specstream_mlx.files import check_holds_only, staged_directory
 
 from .draft_heads import Eagle, Eagle3, Hydra, Medusa
 

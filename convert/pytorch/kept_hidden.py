@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specstream_mlx.staging import staged_file
+from specstream_mlx.files import staged_file
 from specstream_mlx.train.items import Item
 
 from .losses import Batch

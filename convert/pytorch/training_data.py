@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer
 
-from specstream_mlx.checked_files import (
+from specstream_mlx.config import UserError
+from specstream_mlx.files import (
     check_tokens,
     read_json_lines,
     template_error,
     tokenizer_files,
 )
-from specstream_mlx.config import UserError
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from specstream_mlx.config import UserError
-from specstream_mlx.staging import append
+from specstream_mlx.files import append
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.stream_settings import warm_up_updates

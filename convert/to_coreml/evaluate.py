@@ -21,8 +21,8 @@ from coremltools import proto
 from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
 from coremltools.converters.mil.mil import Function, Operation, types
 
-from specstream_mlx.checked_files import reason
 from specstream_mlx.config import UserError
+from specstream_mlx.files import reason
 
 from .saved import model_file, read_spec
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol, get_args
 import coremltools as ct
 import numpy as np
 
-from specstream_mlx.checked_files import reason
 from specstream_mlx.config import UserError
+from specstream_mlx.files import reason
 
 from .evaluate import Package
 from .saved import read_spec

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specstream_mlx.checked_files import read_json, reason, short
 from specstream_mlx.config import UserError
+from specstream_mlx.files import read_json, reason, short
 
 
 def require_coremltools(command: str) -> None:

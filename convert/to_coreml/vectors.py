@@ -28,12 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from specstream_mlx.checked_files import read_json
 from specstream_mlx.config import UserError, shown
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.files import read_json, staged_file
 from specstream_mlx.loop import Request
-from specstream_mlx.staging import staged_file
 
 from .contents import Contents
 from .decoder import PackageDecoder

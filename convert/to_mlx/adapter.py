@@ -24,10 +24,9 @@ from specstream_mlx.adapters.description import (
 from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.adapters.torch_files import tensor_file
-from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import VOCABULARY, UserError
+from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.loading import read_config, read_model
-from specstream_mlx.staging import staged_directory
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable

@@ -16,10 +16,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
-from specstream_mlx.checked_files import check_finite
 from specstream_mlx.config import UserError
+from specstream_mlx.files import check_finite, staged_directory
 from specstream_mlx.loading import read_model, read_tokenizer, weight_files
-from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
 from .recipes import Quantization, quant_predicate

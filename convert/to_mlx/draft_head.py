@@ -7,8 +7,8 @@ import mlx.core as mx
 
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.eagle3 import Eagle3, head_config, head_of
+from specstream_mlx.files import staged_directory
 from specstream_mlx.loading import read_config, read_model
-from specstream_mlx.staging import staged_directory
 
 from .overwrite import check_replaceable
 from .source_tensors import arrays_of_files

@@ -16,10 +16,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import save_config
 
-from specstream_mlx.checked_files import check_shapes
 from specstream_mlx.config import UserError
+from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.models.architectures import check_config
-from specstream_mlx.staging import staged_directory
 
 from .base import Progress, counted
 from .gguf_architectures import ROPE_FACTORS, Target, layout

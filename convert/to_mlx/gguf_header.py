@@ -22,8 +22,8 @@ from gguf.constants import (
     GGUFValueType,
 )
 
-from specstream_mlx.checked_files import short
 from specstream_mlx.config import UserError, is_number, shown
+from specstream_mlx.files import short
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -17,8 +17,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from specstream_mlx.checked_files import reason
 from specstream_mlx.config import shown
+from specstream_mlx.files import reason
 
 from .gguf_header import Header
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, ADAPTER_FILES
-from specstream_mlx.checked_files import MODEL_FILES
 from specstream_mlx.config import UserError
-from specstream_mlx.staging import other_file
+from specstream_mlx.files import MODEL_FILES, other_file
 
 
 def check_new(target: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from specstream_mlx.adapters.torch_files import tensor_file
-from specstream_mlx.checked_files import read_arrays as read_safetensors
 from specstream_mlx.config import VOCABULARY, UserError
+from specstream_mlx.files import read_arrays as read_safetensors
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:

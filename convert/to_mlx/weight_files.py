@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import make_shards
 
-from specstream_mlx.checked_files import not_finite
 from specstream_mlx.config import UserError
+from specstream_mlx.files import not_finite
 
 _DTYPES = {
     mx.float32: "F32",

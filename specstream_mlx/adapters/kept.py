@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from ..config import UserError, shown
+from ..files import staged_directory
 from ..hardware import user_cache
-from ..staging import staged_directory
 from .description import ADAPTER_CONFIG, ADAPTER_FILES
 from .files import Adapter
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checked_files import read_json
 from ..config import UserError, shown
+from ..files import read_json
 from ..models.fingerprint import fingerprint
 
 ROOT = Path(__file__).parent

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ..checked_files import prompt_lines
 from ..config import UserError
+from ..files import prompt_lines
 from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, one_of, option
 from .options import ModelOptions
 

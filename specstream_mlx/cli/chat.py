@@ -8,10 +8,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..checked_files import decoded, parse_json, read_text
 from ..config import UserError
+from ..files import decoded, parse_json, read_text, staged_file
 from ..options import FLAG, TEXT, LengthOptions, option
-from ..staging import staged_file
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched

@@ -276,7 +276,7 @@ def _sample_tokens(model: Path) -> list[int]:
         raise UserError(
             f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
         ) from None
-    from ..checked_files import check_tokens
+    from ..files import check_tokens
     from ..loading import read_config, read_tokenizer
 
     config = read_config(model)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from .. import bundled, options
-from ..checked_files import decoded
 from ..config import UserError
+from ..files import decoded
 from ..options import FLAG, PATH, TEXT, KVCacheOptions, PrefillOptions, choice, option
 from ..terminal.notes import note
 from . import launched

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from ..checked_files import read_text, reason
 from ..config import UserError, shown
+from ..files import read_text, reason
 from ..options import FLAG, PATH, TEXT, check_options, choice, integer, kinds_of, number, option
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from ..checked_files import decoded
+from ..files import decoded
 from ..options import FLAG, PATH, TEXT, most_tokens, option
 from ..terminal.notes import note
 from .options import ModelOptions, base_model, standard_input

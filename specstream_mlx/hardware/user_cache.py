@@ -7,9 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..checked_files import read_json
 from ..config import UserError
-from ..staging import staged_file
+from ..files import read_json, staged_file
 
 Value = TypeVar("Value")
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from ..checked_files import short
 from ..config import UserError
+from ..files import short
 from .stray_warnings import without_stray_warnings
 
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -54,7 +54,7 @@ def reported() -> Iterator[None]:
 def file_error(error: OSError) -> str:
     """Say in a sentence what went wrong with a file that the user named, or with the output.
 
-    Some errors come from writing only. ``staging`` names the files that it writes, so an error
+    Some errors come from writing only. ``files`` names the files that it writes, so an error
     without a name is about standard output.
 
     Raises:

@@ -11,9 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checked_files import check_shapes, not_finite, parse_json, reason, tensor_headers
 from ..config import UserError, shown
-from ..staging import staged_file
+from ..files import check_shapes, not_finite, parse_json, reason, staged_file, tensor_headers
 from .parameters import Parameters
 from .stream_settings import check_identity
 

@@ -11,13 +11,12 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
-from ..checked_files import prompt_lines, read_json, read_json_lines
 from ..config import UserError, shown
 from ..engine.sampling import keyed_sampler
+from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import chat_prompt
-from ..staging import append, staged_file
 
 SHIPPED = Path(__file__).parent / "prompts.txt"
 """A few hundred prompts for general use, one a line."""

@@ -20,9 +20,8 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import LoraPart, write_adapter
-from ..checked_files import reason
 from ..config import VOCABULARY, UserError, check_integer, is_number, shown
-from ..staging import append, other_file, staged_directory
+from ..files import append, other_file, reason, staged_directory
 from .checkpoint import Checkpoint
 from .data import Split
 from .forward import StreamForward

@@ -19,13 +19,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
-from ..checked_files import read_json_lines
 from ..config import UserError, shown
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
+from ..files import append, read_json_lines
 from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt
-from ..staging import append
 from .distil import claim, cut_to_lines
 
 MOST_TOKENS = 90

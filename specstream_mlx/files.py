@@ -1,18 +1,23 @@
-"""Reading of all files that a user gives, checked as they are read.
+"""Files: what a user gives is checked as it is read; what is written appears whole or not at all.
 
-Any fault becomes a ``UserError`` whose one sentence names the file. MLX is imported only where
+Any fault of a file becomes a ``UserError`` whose one sentence names it. MLX is imported only where
 tensors are read: training checks its files without it.
 """
 
+import errno
 import json
 import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from .config import UserError, is_number, shown
@@ -61,16 +66,7 @@ def template_error(error: Exception) -> UserError:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Check that a model has the tokens that it is to read; MLX would read any memory.
-
-    Args:
-        where: source of the tokens, for the error.
-        tokens: token ids.
-        vocab_size: the model's number of tokens.
-
-    Raises:
-        UserError: the model does not have one of them.
-    """
+    """Check that a model has the tokens that it is to read; MLX would read any memory."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise UserError(
@@ -82,11 +78,7 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file; its line ends stay.
-
-    Raises:
-        UserError: the file is missing, cannot be read or is not UTF-8.
-    """
+    """Read a UTF-8 file; its line ends stay."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -100,15 +92,7 @@ def read_text(path: Path) -> str:
 
 
 def decoded(text: bytes, origin: str) -> str:
-    """Decode a text to be read by a model, without newlines at its end.
-
-    Args:
-        text: its bytes.
-        origin: where they come from, for the error.
-
-    Raises:
-        UserError: the text is empty or is not UTF-8.
-    """
+    """Decode a text to be read by a model, without newlines at its end."""
     try:
         characters = text.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -121,11 +105,7 @@ def decoded(text: bytes, origin: str) -> str:
 
 
 def prompt_lines(path: Path) -> list[str]:
-    """Read the prompts in a file, one a line.
-
-    Raises:
-        UserError: the file cannot be read, or is empty.
-    """
+    """Read the prompts in a file, one a line."""
     lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
     prompts = [line for line in lines if line.strip()]
     if not prompts:
@@ -134,15 +114,7 @@ def prompt_lines(path: Path) -> list[str]:
 
 
 def parse_json(text: str, where: str | Path) -> Any:
-    """Parse a JSON value whose numbers are finite.
-
-    Args:
-        text: the value's text.
-        where: the file, or the place in a file, for the error.
-
-    Raises:
-        UserError: it is not JSON, nested too deeply, or has a number that no field can hold.
-    """
+    """Parse a JSON value whose numbers are finite."""
 
     def integer(digits: str) -> int:
         if len(digits) > _MOST_DIGITS:
@@ -166,11 +138,7 @@ def parse_json(text: str, where: str | Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        UserError: the file is missing or is not a JSON object.
-    """
+    """Read a JSON object."""
     values = parse_json(read_text(path), path)
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, expected a JSON object")
@@ -192,11 +160,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def tokenizer_files(directory: Path) -> Iterator[None]:
-    """Turn any error of a library that reads a tokenizer in the context into one sentence.
-
-    Raises:
-        UserError: a file is damaged, or the library cannot read them.
-    """
+    """Turn any error of a library that reads a tokenizer in the context into one sentence."""
     for name in _TOKENIZER_FILES:
         if os.path.lexists(path := directory / name):
             length = read_json(path).get("model_max_length", 0)
@@ -215,11 +179,7 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
 
 
 def tensor_headers(path: Path) -> Headers:
-    """Read shape and dtype of every tensor of a safetensors file, but not the tensors.
-
-    Raises:
-        UserError: the file is missing, truncated or of another format.
-    """
+    """Read shape and dtype of every tensor of a safetensors file, but not the tensors."""
     if not os.path.isfile(path):
         found = "is not a file" if os.path.lexists(path) else "is missing"
         raise UserError(f"{path} {found}")
@@ -235,11 +195,7 @@ def tensor_headers(path: Path) -> Headers:
 
 
 def model_headers(files: Sequence[Path]) -> Headers:
-    """Read shape and dtype of every tensor of a model's weight files; empty without files.
-
-    Raises:
-        UserError: a file is damaged, or there is no tensor in any of them.
-    """
+    """Read shape and dtype of every tensor of a model's weight files; empty without files."""
     headers: dict[str, tuple[tuple[int, ...], str]] = {}
     for file in files:
         headers |= tensor_headers(file)
@@ -249,26 +205,14 @@ def model_headers(files: Sequence[Path]) -> Headers:
 
 
 def read_arrays(path: Path) -> "dict[str, mx.array]":
-    """Read a safetensors file as MLX arrays by name, and check that floats are finite.
-
-    Raises:
-        UserError: the file is missing or damaged, or a tensor is not finite.
-    """
+    """Read a safetensors file as MLX arrays by name, and check that floats are finite."""
     arrays = _lazy_arrays(path)
     _refuse(path, not_finite(arrays))
     return arrays
 
 
 def check_finite(path: Path, count: Callable[[int], None] = lambda _: None) -> None:
-    """Check a safetensors file tensor by tensor, with no more than one in memory.
-
-    Args:
-        path: the file.
-        count: called with the bytes of the header and of each tensor checked.
-
-    Raises:
-        UserError: the file is missing or damaged, or a tensor is not finite.
-    """
+    """Check a safetensors file tensor by tensor; ``count`` gets the bytes of each step."""
     arrays = _lazy_arrays(path)
     count(path.stat().st_size - sum(tensor.nbytes for tensor in arrays.values()))
     for name in list(arrays):
@@ -315,17 +259,7 @@ def check_tensors(
     expected: Mapping[str, tuple[int, ...]],
     integers: Collection[str] = (),
 ) -> None:
-    """Compare a file's tensors with the expected ones.
-
-    Args:
-        path: the file, for the error.
-        found: the file's, see ``tensor_headers``.
-        expected: shapes by name.
-        integers: names of int32 tensors; all others are floating-point.
-
-    Raises:
-        UserError: a tensor is missing, unknown, or of another shape or dtype.
-    """
+    """Compare a file's tensors with the expected ones; all but ``integers`` are of floats."""
     check_shapes(path, {name: shape for name, (shape, _) in found.items()}, expected)
     for name, (_, dtype) in found.items():
         allowed = _INTEGER_DTYPES if name in integers else _FLOAT_DTYPES
@@ -336,11 +270,7 @@ def check_tensors(
 def check_shapes(
     path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare the shapes of a file's tensors, by name, with the expected ones.
-
-    Raises:
-        UserError: a tensor is missing, unknown, or of another shape.
-    """
+    """Compare the shapes of a file's tensors, by name, with the expected ones."""
     for name, shape in expected.items():
         if name not in found:
             raise UserError(f"{path} has no tensor {name}, expected one of shape {shape}")
@@ -349,3 +279,166 @@ def check_shapes(
     unknown = sorted(set(found) - set(expected))
     if unknown:
         raise UserError(f"{path} has an unexpected tensor {unknown[0]}")
+
+
+# Writing -------------------------------------------------------------------------------------
+
+_FULL = 2**20
+"""Bytes free on a disk that is taken for full."""
+_PATIENCE = 60.0
+"""Seconds to wait for another process that writes the same."""
+
+
+@contextmanager
+def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield an empty directory beside ``target`` that takes its place when the block ends.
+
+    If ``target`` is a link, its destination is meant. If the block raises or is interrupted,
+    nothing is left and ``target`` stays as it was. What a killed process leaves is hidden, and
+    removed by the next call for the same ``target``.
+
+    Args:
+        target: place of the directory; its parents are made.
+        replace: whether a directory that is at ``target`` when the block ends is replaced.
+
+    Raises:
+        UserError: the file system refused something, within the block too, another process writes
+            ``target``, or there is something at ``target`` that is not to be replaced.
+    """
+    with _scratch(target) as (scratch, place):
+        yield scratch
+        if place.exists() and (not replace or not place.is_dir()):
+            raise _taken(target)
+        replaced = _beside(place, "replaced")
+        try:
+            if place.exists():
+                place.rename(replaced)
+            scratch.rename(place)
+        finally:
+            _settle(replaced, place)
+
+
+@contextmanager
+def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield a path; the file written there takes the place of ``target`` when the block ends.
+
+    The path ends in ``target``'s name. See ``staged_directory``; a device is never replaced.
+    """
+    with _scratch(target) as (scratch, place):
+        if place.exists() and not place.is_file():
+            raise UserError(f"{target} is a directory or a device, expected a file to replace")
+        yield scratch / place.name
+        if place.exists() and not replace:
+            raise _taken(target)
+        os.replace(scratch / place.name, place)
+
+
+def append(path: Path, text: str) -> None:
+    """Append text to a file, all of it or nothing."""
+    data = text.encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(data) < len(data):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
+    """Find a file or link in ``directory`` that is not ``expected``: it would be lost with it."""
+    for parent, directories, files in os.walk(directory):
+        directories.sort()
+        links = [name for name in directories if (Path(parent) / name).is_symlink()]
+        for name in sorted(files + links):
+            path = (Path(parent) / name).relative_to(directory)
+            # macOS leaves .DS_Store wherever somebody looked
+            if name != ".DS_Store" and not expected.fullmatch(path.as_posix()):
+                return path
+    return None
+
+
+def check_holds_only(directory: Path, expected: re.Pattern[str], whose: str) -> None:
+    """Check that ``directory`` is not there, or holds only files that may be replaced."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file, expected {whose} directory to replace")
+    if directory.exists() and (other := other_file(directory, expected)) is not None:
+        raise UserError(f"{directory} holds {other}, expected only {whose} files to replace")
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a hidden empty directory, gone when the block ends, and what ``target`` points to."""
+    place = Path(os.path.realpath(target))
+    scratch = _beside(place, "partial")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target, place):
+            try:
+                shutil.rmtree(scratch, ignore_errors=True)  # what a killed process has left
+                _settle(_beside(place, "replaced"), place)
+                scratch.mkdir()
+                yield scratch, place
+            except (OSError, UserError):
+                raise
+            except Exception as error:
+                if (refused := _refused_write(error, scratch)) is not None:
+                    raise refused from None
+                raise
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def _locked(target: Path, place: Path) -> Iterator[None]:
+    """Keep other processes of this user from writing the same place."""
+    locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    lock = FileLock(locks / sha256(os.fsencode(place)).hexdigest()[:24], timeout=_PATIENCE)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"{target} is being written by another process") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _beside(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{what}")
+
+
+def _settle(replaced: Path, target: Path) -> None:
+    """Remove the directory that ``target`` replaced, or put it back if ``target`` never came."""
+    if not replaced.exists():
+        return
+    if target.exists():
+        shutil.rmtree(replaced)
+    else:
+        replaced.rename(target)
+
+
+def _refused_write(error: Exception, directory: Path) -> OSError | None:
+    """Find out whether a library failed because it could not write, which MLX's errors do not say.
+
+    Where the disk has room, a quota or a limit on the size of files may be in the way, so more is
+    written to the largest file, which is about to be removed.
+    """
+    if "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=directory / "more")
+    try:
+        with largest.open("ab") as file:
+            file.write(bytes(_FULL))
+    except OSError as refused:
+        return refused
+    return None
+
+
+def _taken(target: Path) -> UserError:
+    return UserError(f"{target} exists already, expected a name that nothing else is written to")

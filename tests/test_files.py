@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
-from specstream_mlx import staging
+from specstream_mlx import files
 from specstream_mlx.config import UserError
-from specstream_mlx.staging import staged_directory, staged_file
+from specstream_mlx.files import staged_directory, staged_file
 
 _STOPS_HALFWAY = """
 import sys
 import time
 from pathlib import Path
 from specstream_mlx.terminal.errors import reported
-from specstream_mlx.staging import staged_directory
+from specstream_mlx.files import staged_directory
 
 with reported(), staged_directory(Path(sys.argv[1])) as scratch:
     (scratch / "half").touch()
@@ -132,7 +132,7 @@ def test_a_limit_on_the_size_of_files_is_one_sentence(tmp_path):
 
 def test_two_do_not_write_one_target(tmp_path, monkeypatch):
     """The second is refused after a while, and changes nothing of the first."""
-    monkeypatch.setattr(staging, "_PATIENCE", 0.1)
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
     for staged, name in ((staged_directory, "model"), (staged_file, "file")):
         with staged(tmp_path / name) as scratch:
             (scratch / "new" if staged is staged_directory else scratch).touch()
