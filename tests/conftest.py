@@ -1,6 +1,7 @@
 """Imported before every test module."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx
 
 # isort: split
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from toy_model import TOY
+from toy_model import toy_in
 
 from specstream_mlx import bundled, demonstration
 
@@ -27,13 +28,20 @@ def new_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def toy_directory(tmp_path_factory) -> Path:
+    """``base``, ``streams`` and ``adapters/sql`` of the toy; all processes of a run share it."""
+    place = tmp_path_factory.getbasetemp()
+    return toy_in((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "toy")
+
+
 @pytest.fixture
-def toy(monkeypatch):
+def toy(toy_directory, monkeypatch) -> Path:
     """The directory of the toy, which stands in for the demonstration model."""
-    monkeypatch.setattr(bundled, "ROOT", TOY)
-    monkeypatch.setattr(demonstration, "base_path", lambda *_: TOY / "base")
-    monkeypatch.setattr(demonstration, "directory", lambda: TOY / "base")
-    return TOY
+    monkeypatch.setattr(bundled, "ROOT", toy_directory)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: toy_directory / "base")
+    monkeypatch.setattr(demonstration, "directory", lambda: toy_directory / "base")
+    return toy_directory
 
 
 @pytest.fixture(scope="module")

@@ -5,23 +5,22 @@ import json
 import pytest
 from command_line import run
 from tiny_models import tiny_llama_directory
-from toy_model import TOY
 
 from specstream_mlx import Chat, UserError, generate, load
 
 
 @pytest.fixture(scope="module")
-def toy():
-    return load(TOY / "base", adapter_path=TOY / "streams")
+def pair(toy_directory):
+    return load(toy_directory / "base", adapter_path=toy_directory / "streams")
 
 
 def said(chat, text, **options):
     return "".join(response.text for response in chat.reply(text, max_tokens=12, **options))
 
 
-def test_replies_are_those_to_all_messages_and_only_new_tokens_are_read(toy):
+def test_replies_are_those_to_all_messages_and_only_new_tokens_are_read(pair):
     """The cache may hold more than was said: drafts of the last step, right but over the limit."""
-    model, tokenizer = toy
+    model, tokenizer = pair
     chat, known = Chat(model, tokenizer, system="Be brief."), 0
     for number, text in enumerate(["table t(name): list it", "and t(city)?", "thanks"]):
         messages = [*chat.messages, {"role": "user", "content": text}]
@@ -35,8 +34,8 @@ def test_replies_are_those_to_all_messages_and_only_new_tokens_are_read(toy):
         assert len(chat.cache) >= known
 
 
-def test_a_reply_counts_as_far_as_it_was_read(toy):
-    chat = Chat(*toy)
+def test_a_reply_counts_as_far_as_it_was_read(pair):
+    chat = Chat(*pair)
     reply = chat.reply("table t(name): list it", max_tokens=12)
     parts = [next(reply).text for _ in range(3)]
     reply.close()
@@ -47,8 +46,8 @@ def test_a_reply_counts_as_far_as_it_was_read(toy):
     assert chat.messages == []
 
 
-def test_an_adapters_turns_stand_alone(toy):
-    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
+def test_an_adapters_turns_stand_alone(toy_directory):
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters" / "sql")
     chat = Chat(model, tokenizer)
     first = said(chat, "table t(name): list it")
     said(chat, "table u(city): list it")
@@ -62,7 +61,7 @@ def test_without_a_chat_template_there_is_no_chat(tmp_path):
         Chat(model, tokenizer)
 
 
-def test_the_command_answers_lines_and_takes_commands(tmp_path):
+def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     saved, notes = tmp_path / "chat.json", tmp_path / "notes.txt"
     notes.write_text("years of work")
     lines = [
@@ -80,7 +79,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path):
             "x",
         ),
     ]
-    arguments = ["--model", TOY / "base", "--adapter-path", TOY / "streams", "--max-tokens", 3]
+    arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
+    arguments += ["--max-tokens", 3]
     found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))
     assert found.exit_code == 0
     messages = json.loads(saved.read_text())

@@ -30,7 +30,6 @@ from tiny_models import (
 )
 from tiny_peft import peft_directory
 from torch_tiny import tiny_model
-from toy_model import TOY
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx import bundled, demonstration, load
@@ -430,22 +429,22 @@ def is_of_the_demonstration_model(line: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def on_the_toy(tmp_path_factory):
+def on_the_toy(tmp_path_factory, toy_directory):
     """A folder with a ``specstream-mlx`` to which the toy is the demonstration model.
 
     Its one adapter has the names of all.
     """
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "streams").symlink_to(TOY / "streams")
+    (folder / "streams").symlink_to(toy_directory / "streams")
     for name in bundled.adapter_names():
-        shutil.copytree(TOY / "adapters/sql", folder / "adapters" / name)
+        shutil.copytree(toy_directory / "adapters/sql", folder / "adapters" / name)
     program = folder / "specstream-mlx"
     program.write_text(
         f"#!{sys.executable}\n"
         "from pathlib import Path\n"
         "from specstream_mlx import bundled, demonstration\n"
         f"bundled.ROOT = Path({str(folder)!r})\n"
-        f"demonstration.base_path = lambda *_: Path({str(TOY / 'base')!r})\n"
+        f"demonstration.base_path = lambda *_: Path({str(toy_directory / 'base')!r})\n"
         "demonstration.directory = demonstration.base_path\n"
         "from specstream_mlx.cli import main\n"
         "main()\n"
@@ -486,21 +485,25 @@ SERVER = "http://127.0.0.1:8080"
 
 
 @pytest.fixture
-def server():
+def server(toy_directory):
     """The address of a server that stands in for the one at ``SERVER``."""
-    toy = Resident(TOY / "base", TOY / "streams", proofread=TOY / "adapters" / "sql")
+    toy = Resident(
+        toy_directory / "base",
+        toy_directory / "streams",
+        proofread=toy_directory / "adapters" / "sql",
+    )
     with running(toy.service()) as address:
         yield address
 
 
 @pytest.mark.parametrize("block", cases(PYTHON))
-def test_snippets_run_as_they_stand(block, capsys, request):
+def test_snippets_run_as_they_stand(block, toy_directory, capsys, request):
     text = block.text
     if SERVER in text:
         text = text.replace(SERVER, request.getfixturevalue("server"))
     if "demonstration." in block.text:
         need_the_demonstration_model()
-    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters" / "sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
     exec(  # the snippets of one page go on from its first one
         compile(text, block.place, "exec"),

@@ -38,18 +38,20 @@ CORPUS = [
 LOGIT_STD = 2.0
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most ``VOCAB_SIZE`` tokens with a chat template."""
+def tiny_tokenizer(
+    corpus: list[str] = CORPUS, vocab_size: int = VOCAB_SIZE
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most ``vocab_size`` tokens with a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,

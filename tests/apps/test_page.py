@@ -13,13 +13,12 @@ import urllib.request
 import pytest
 from browser import CHROMIUM, DRIVER, browser
 from specstream_mlx.apps.writing_tools.local_page import PAGE
-from toy_model import TOY
 
 from specstream_mlx import UserError, bundled, generate, load
 from specstream_mlx.cli.writing_tools import writing_tools
 from specstream_mlx.prompts import chat_prompt
 
-TEXT = "How many singers are there? singer(id, name, age)"
+TEXT = "table singers(name, age, city): for singers with city Lima, what is the age?"
 
 PROGRAM = """
 from pathlib import Path
@@ -52,12 +51,12 @@ window.fetch = (path, request) => {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def address(tmp_path_factory, toy_directory):
     """Where ``specstream-mlx writing-tools`` has its page, started in a terminal."""
     root = tmp_path_factory.mktemp("toy")
     for name in bundled.adapter_names():
-        shutil.copytree(TOY / "adapters/sql", root / "adapters" / name)
-    program = PROGRAM.format(root=str(root), base=str(TOY / "base"))
+        shutil.copytree(toy_directory / "adapters/sql", root / "adapters" / name)
+    program = PROGRAM.format(root=str(root), base=str(toy_directory / "base"))
     ours, terminal = pty.openpty()
     command = [sys.executable, "-c", program, "writing-tools", "--no-browser"]
     with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, text=True) as server:
@@ -102,8 +101,8 @@ def changes(page):
     return page.run(f"return {script}(name) => one.querySelector(name)?.textContent ?? ''))")
 
 
-def test_a_tool_streams_the_text_that_the_model_writes_alone(page):
-    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters/sql")
+def test_a_tool_streams_the_text_that_the_model_writes_alone(page, toy_directory):
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters/sql")
     expected = generate(
         model, tokenizer, chat_prompt(tokenizer, TEXT, model.prompt_template)
     ).strip()

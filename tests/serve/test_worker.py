@@ -9,9 +9,8 @@ import pytest
 from mlx.utils import tree_flatten
 from random_models import plain_tokens, random_prompt, speculative_model
 from serving import until
-from toy_model import TOY
 
-from specstream_mlx import load
+from specstream_mlx import load, stream_generate
 from specstream_mlx.config import VOCABULARY, UserError
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import draft_settings
@@ -72,10 +71,12 @@ def test_texts_beside_others_are_those_of_solo_runs(tiny, inbox):
 @pytest.mark.parametrize(
     ("who", "settings"), [("streams", {"tree_width": 1}), ("lookup", {"num_streams": 0})]
 )
-def test_who_drafted_what_was_accepted(who, settings):
-    model, tokenizer = load(TOY / "base", adapter_path=TOY / "adapters" / "sql")
+def test_who_drafted_what_was_accepted(who, settings, toy_directory):
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters" / "sql")
     text = "table t(name, city): for t with city Paris, what is the name?"
-    prompt = chat_prompt(tokenizer, text, model.prompt_template) * 2  # lookup knows the way
+    asked = chat_prompt(tokenizer, text, model.prompt_template)
+    answer = [one.token for one in stream_generate(model, tokenizer, asked, 16)]
+    prompt = [*asked, *answer, *asked]  # lookup knows the way
     chosen = draft_settings(lookup=who == "lookup", **settings)
     fixed = fixed_drafting(chosen, model, prompt)
     drafters = deque()

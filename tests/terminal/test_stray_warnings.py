@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 from torch_tiny import tiny_completions
-from toy_model import TOY
 
 
 def stderr_of(*args, stdin=None):
@@ -18,8 +17,8 @@ def stderr_of(*args, stdin=None):
     return process.returncode, process.stderr
 
 
-def test_a_prompt_that_is_longer_than_the_tokenizer_would_have_it():
-    model = ("--model", TOY / "base")
+def test_a_prompt_that_is_longer_than_the_tokenizer_would_have_it(toy_directory):
+    model = ("--model", toy_directory / "base")
     text = "the report is late " * 900
     code, stderr = stderr_of("specstream_mlx", "generate", "-q", *model, stdin=text)
     assert code == 2
