@@ -497,6 +497,8 @@ PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
     "operations": (operations, True),
     "server": (server, True),
     "real quick": (partial(real, length=10, texts=slice(7, 9)), True),
+    "real alone": (real, False),
+    "real together": (real_together, False),
     "help": (partial(commands, "help"), True),
 }
 for one in "generate", "chat", "write", "convert", "train", "serve", "adapters", "others":
