@@ -1,20 +1,16 @@
 """Speculative Streaming on quantized weights, in the shape of Table 4 of arXiv 2402.11131.
 
-It is ``specstream-mlx benchmark quantization``; ``python -m benchmarks.quantization`` is the same
-in a clone.
-
 The base is expanded to 16 bits and quantized anew: of a base that is quantized already, the row "16
 bit" has the same values. Streams and adapters were trained on the base's own values and are used as
 they are with every variant. Rows are compared with ``mlx_lm`` on the same weights in the same form
 (and the same LoRA), item by item in turn; ``CR`` = tokens per target call; ``of 16 bit`` = CR over
 that of the 16-bit row. ``MB stored`` counts the base's weights, ``MB in use`` is MLX's peak while
 the items are decoded. Which form the weights are held in is the machine's choice (see
-``hardware.weights``), or ``--weights``.
+``hardware.weights``).
 """
 
 import gc
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,17 +22,19 @@ from mlx_lm.utils import dequantize_model, save
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_mlx.recipes import MSA_RECIPES, RECIPES, Quantization
 
-from specstream_mlx import UserError
+from specstream_mlx import UserError, bundled, demonstration
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.drafting.settings import LIKELY_DRAFTS
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import read_model, read_tokenizer
+from specstream_mlx.loading import model_directory, read_config, read_model, read_tokenizer
+from specstream_mlx.options import PATH, TEXT, integer, most_tokens, option
+from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import machine_suffix, measured_on, table, write_report
+from .report import OUTPUT, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, Base, interleaved
 from .speedup import Subject
-from .texts import WRITERS, Texts, adapter_of, names_in, score, writer_of
+from .texts import WRITERS, Texts, adapter_of, chosen_tasks, names_in, score, writer_of
 
 WHOLE = "16 bit"
 VARIANTS = (WHOLE, "int8", "int4", "int4, groups of 32", "msa_4_8")
@@ -231,8 +229,33 @@ def compare(
     return write_report(output, file, {"facts": facts, "rows": rows}, markdown(rows, facts))
 
 
-if __name__ == "__main__":
-    from specstream_mlx.cli import main
+def main(
+    *,
+    model: str | None = option(None, TEXT, "The base. Default: smollm2, with what is bundled."),
+    adapter_path: Path | None = option(None, PATH, "An adapter of --model."),
+    variants: str = option(
+        "",
+        TEXT,
+        "Any of '16 bit', int8, int4, 'int4, groups of 32', and convert's recipes, with semicolons "
+        "between them. Default: '16 bit;int8;int4;int4, groups of 32;msa_4_8'.",
+    ),
+    tasks: str = option("sql,describe,summarize", TEXT, "Whose texts are decoded."),
+    items: int = option(16, integer(1), "Texts of each task."),
+    max_tokens: int = most_tokens(160, least=2),
+    output: Path = OUTPUT,
+) -> None:
+    """Measure speed, call reduction, quality and memory by the bits of the base's weights."""
+    path = model_directory(demonstration.model_path(model))
+    subject = Subject(
+        path,
+        demonstration.NAME if demonstration.is_meant(model) else str(path),
+        adapter_path or bundled.streams_for(read_config(path)),
+        each_bundled=model is None and adapter_path is None,
+    )
+    chosen = check_variants(variants, subject)
+    texts = Texts("test", items)
+    print(compare(subject, texts, chosen_tasks(tasks), chosen, max_tokens, output))
 
-    sys.argv[1:1] = ["benchmark", "quantization"]
-    main()
+
+if __name__ == "__main__":
+    program(main)()

@@ -72,8 +72,6 @@ NOT_RUN = {
     "tiny model",
     "specstream-mlx benchmark speedup": "measures for minutes; tests/benchmarks/test_speedup.py "
     "runs its parts on a tiny model",
-    "specstream-mlx benchmark quantization": "measures for minutes; "
-    "tests/benchmarks/test_quantization.py runs its parts on a tiny model",
 }
 """Commands that begin like this are counted, not run, and why."""
 

@@ -36,7 +36,6 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "writing-tools": "writing_tools.writing_tools",
     "benchmark": {
         "speedup": "benchmark.speedup",
-        "quantization": "benchmark.quantization",
         "spec-bench": "benchmark.spec_bench",
     },
     "doctor": "doctor.doctor",
@@ -46,7 +45,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
 _ABOUT = {
     "": "Speculative Streaming for MLX: a language model that drafts for itself.",
     "adapters": "Adapters by name: list them, add or remove your own.",
-    "benchmark": "Measure on this machine what drafting brings, and what fewer bits cost.",
+    "benchmark": "Measure on this machine what drafting brings.",
 }
 
 

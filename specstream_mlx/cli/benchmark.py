@@ -1,4 +1,4 @@
-"""``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
+"""``specstream-mlx benchmark``: the gain of drafts."""
 
 import os
 from dataclasses import dataclass
@@ -41,13 +41,12 @@ class TextOptions:
             other = "--texts" if self.tasks == "" else "--tasks"
             raise UserError(f"--prompts and {other} were both given, expected at most one")
 
-    def chosen(self, items: int, adapter: str | None, usual: str = "") -> "tuple[Texts, list[str]]":
+    def chosen(self, items: int, adapter: str | None) -> "tuple[Texts, list[str]]":
         """The texts, and the tasks that they are of.
 
         Args:
             items: texts of a task where ``--items`` says nothing.
             adapter: a bundled one, which stands for its task.
-            usual: tasks where ``--tasks`` says nothing; empty: all.
 
         Raises:
             UserError: there is no such task, or the file cannot be read.
@@ -57,7 +56,7 @@ class TextOptions:
         if self.prompts is not None:
             own = tuple(prompt_lines(self.prompts))
             return Texts(self.prompts.name, self.items or len(own), own), [self.prompts.stem]
-        names = chosen_tasks(self.tasks or adapter or usual)
+        names = chosen_tasks(self.tasks or adapter or "")
         return Texts(self.texts or "test", self.items or items), names
 
 
@@ -152,44 +151,9 @@ def speedup(
     benchmark.check_texts(rows)
 
 
-def quantization(
-    *,
-    model: ModelOptions,
-    texts: TextOptions,
-    variants: str = option(
-        "",
-        TEXT,
-        "Any of '16 bit', int8, int4, 'int4, groups of 32', and convert's recipes. Default: "
-        "'16 bit;int8;int4;int4, groups of 32;msa_4_8', msa_4_8 with streams alone.",
-        metavar="NAME;NAME",
-    ),
-    max_tokens: int = most_tokens(160, least=2),
-    report: ReportOptions,
-) -> None:
-    """Measure speed, call reduction, quality and memory by the bits of the base's weights.
-
-    The base is expanded to 16 bits and quantized anew; streams and adapters stay as they are.
-    Without options: the demonstration model on texts of sql, describe and summarize. The table is
-    printed, and kept in a Markdown file and a JSON file.
-
-    [bold]Examples[/bold]
-
-    [cyan]  specstream-mlx benchmark quantization --variants "16 bit;int4" --tasks sql --items 1[/cyan]
-
-    [cyan]  specstream-mlx benchmark quantization --model my-model --adapter-path streams
-    --prompts prompts.txt --max-tokens 64[/cyan]
-    """  # noqa: E501
-    from specstream_mlx.benchmarks import quantization as benchmark
-
-    decoded, names = texts.chosen(16, model.adapter, usual="sql,describe,summarize")
-    subject = _subject(model, texts)
-    chosen = benchmark.check_variants(variants, subject)
-    print(benchmark.compare(subject, decoded, names, chosen, max_tokens, report.output))
-
-
 @dataclass(frozen=True)
-class AnswerOptions:
-    """What is kept of the answers.
+class SpecBenchOptions:
+    """Spec-Bench's questions, what is measured, and what is kept of the answers.
 
     Raises:
         UserError: a file is where answers are to go.
@@ -197,6 +161,18 @@ class AnswerOptions:
 
     PANEL: ClassVar[str] = "Options"
 
+    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
+    per_category: int | None = option(
+        None, integer(1), "Questions of each of the six tasks. Default: all."
+    )
+    max_tokens: int = most_tokens(
+        256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
+    )
+    acceptance: bool = option(
+        False,
+        FLAG,
+        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
+    )
     answers: Path | None = option(
         None, PATH, "Keep the answers here in Spec-Bench's format, by method.", metavar="DIR"
     )
@@ -210,32 +186,6 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         _check_directory("--answers", self.answers)
-
-
-@dataclass(frozen=True)
-class QuestionOptions:
-    """Spec-Bench's questions."""
-
-    PANEL: ClassVar[str] = "Options"
-
-    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
-    per_category: int | None = option(
-        None, integer(1), "Questions of each of the six tasks. Default: all."
-    )
-    max_tokens: int = most_tokens(
-        256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
-    )
-
-
-@dataclass(frozen=True)
-class SpecBenchOptions(AnswerOptions, QuestionOptions):
-    """What is measured besides."""
-
-    acceptance: bool = option(
-        False,
-        FLAG,
-        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
-    )
 
 
 def spec_bench(

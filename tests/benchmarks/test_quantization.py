@@ -1,9 +1,9 @@
 """The benchmark of quantized bases: its variants, its table, and a short run."""
 
 import pytest
-from specstream_mlx.benchmarks.quantization import VARIANTS, check_variants
-from specstream_mlx.benchmarks.speedup import Subject
 
+from benchmarks.quantization import VARIANTS, check_variants
+from benchmarks.speedup import Subject
 from specstream_mlx import UserError
 
 
