@@ -31,11 +31,10 @@ from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 
 from ..pytorch.generation import Writer
-from ..pytorch.lora_settings import LoraSettings
 from ..pytorch.lora_trainer import train_lora
 from ..pytorch.trainer import train
 from ..pytorch.training_data import read_pairs
-from ..pytorch.training_settings import TrainSettings
+from ..pytorch.training_settings import LoraSettings, TrainSettings
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
 from .longer import longer

@@ -9,7 +9,7 @@ from specstream_mlx.config import UserError, check_integer, is_number, shown
 from specstream_mlx.files import check_shapes, staged_file
 from specstream_mlx.train.stream_settings import check_identity
 
-from .run_settings import RunSettings
+from .training_settings import RunSettings
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from specstream_mlx.files import MODEL_FILES, check_holds_only, read_json, stage
 from specstream_mlx.options import PATH, POSITIVE, choice, integer, option
 from specstream_mlx.terminal.commands import program
 
-from .answering_model import train_to_answer
 from .load import is_quantized, load_base
-from .run_settings import AnsweringSettings
+from .lora_trainer import train_to_answer
 from .training_run import OnStep, begin, training_device
+from .training_settings import AnsweringSettings
 
 _GENERATION = "generation_config.json"
 

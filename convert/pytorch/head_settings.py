@@ -17,7 +17,7 @@ from specstream_mlx.options import (
     option,
 )
 
-from .run_settings import RunSettings
+from .training_settings import RunSettings
 
 MEDUSA, HYDRA, EAGLE, EAGLE3 = KINDS = "medusa", "hydra", "eagle", "eagle3"
 

@@ -34,8 +34,8 @@ from specstream_mlx.models.fingerprint import fingerprint
 
 from .adapter_files import read_streams, read_tensors
 from .backbone import linear_layers, use_long_factors
-from .lora_settings import LoraShape
 from .reference import SpeculativeStreamingModel
+from .training_settings import LoraShape
 
 _SCALING = "scales", "biases"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}

@@ -17,7 +17,7 @@ from specstream_mlx.terminal.notes import note
 from specstream_mlx.train.items import Item
 
 from .losses import Batch
-from .run_settings import RunSettings
+from .training_settings import RunSettings
 
 
 class Pair(NamedTuple):

@@ -19,8 +19,8 @@ from specstream_mlx.train.stream_settings import warm_up_updates
 
 from .checkpoint import Checkpoint
 from .losses import Batch
-from .run_settings import RunSettings
 from .training_data import collate
+from .training_settings import RunSettings
 
 OnStep = Callable[[int, dict[str, Any]], None]
 """Function that is called after every step with the number of steps done and a line of the log."""

@@ -38,7 +38,7 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     lora = work / "concise-lora" / "adapter"
     lora.mkdir(parents=True)
     (lora / "adapter_config.json").write_text("{}")
-    train_adapters.main(["concise"], options=options)
+    train_adapters.main(parts=["concise"], options=options)
     (writer, directory, task, texts), found = asked
     assert (writer, task) == ((work / "expanded", lora), "concise")
     assert len(texts) == len(set(texts)) == 200
@@ -53,7 +53,7 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
 @pytest.mark.parametrize("part", ["answers", "streams", "concise"])
 def test_the_base_comes_first(part, making):
     with pytest.raises(UserError, match=f"expected part base before {part}"):
-        train_adapters.main([part], options=making)
+        train_adapters.main(parts=[part], options=making)
     assert not any(making.work.iterdir())
 
 

@@ -11,9 +11,9 @@ from asking_base import WORDS, asking_base
 from specstream_mlx.convert.demo_model import own_answers, tasks
 from specstream_mlx.convert.pytorch import generation
 from specstream_mlx.convert.pytorch.generation import Writer
-from specstream_mlx.convert.pytorch.lora_settings import LoraSettings
 from specstream_mlx.convert.pytorch.lora_trainer import train_lora
 from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs
+from specstream_mlx.convert.pytorch.training_settings import LoraSettings
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specstream_mlx import UserError, generate, load

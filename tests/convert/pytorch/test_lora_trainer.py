@@ -8,10 +8,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import lora_trainer, trainer
-from specstream_mlx.convert.pytorch.answering_model import AnsweringModel
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
-from specstream_mlx.convert.pytorch.lora_settings import LoraSettings
-from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from specstream_mlx.convert.pytorch.training_settings import LoraSettings, TrainSettings
 from torch_tiny import tiny_batch
 
 from specstream_mlx.config import UserError
@@ -30,7 +28,7 @@ def test_it_learns_what_peft_reads(settings, tied, data, tmp_path):
     assert lines[39]["loss"] < 0.5 * lines[0]["loss"]
     assert lines[-1]["held_out"]["main"] > 0.5
     tuned = PeftModel.from_pretrained(load_base(tied), path)
-    again = AnsweringModel(tuned.get_base_model())
+    again = lora_trainer.AnsweringModel(tuned.get_base_model())
     batch = tiny_batch(vocab=tuned.config.vocab_size)
     labels = batch.tokens.clone()
     for row, start, length in zip(labels, batch.stream_from, batch.lengths, strict=True):
