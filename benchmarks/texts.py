@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import SpeculativeModel, UserError, bundled
-from specstream_mlx.adapters.description import describe
 from specstream_mlx.options import TEXT, choice, integer, option
 from specstream_mlx.prompts import chat_prompt, check_prompt
 
@@ -154,16 +153,6 @@ def adapter_of(task: str, writer: str) -> Path:
     if writer == BASE:
         return bundled.streams_path()
     return bundled.adapter_path(PROSE_ADAPTER if task == PROSE else task)
-
-
-def shared_adapters() -> list[str]:
-    """The names of the bundled adapters whose streams are shared."""
-    named = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
-    return [
-        name
-        for name, path in named.items()
-        if (streams := describe(path).stream_config) and streams.mode == "shared"
-    ]
 
 
 Answers = Sequence[str]

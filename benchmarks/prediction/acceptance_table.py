@@ -1,40 +1,31 @@
-"""Acceptance of the demonstration model's drafts, as tables for the prediction.
+"""Acceptance of the demonstration model's drafts, as a table for the prediction.
 
     python -m benchmarks.prediction.acceptance_table          # typed texts of all eight tasks
     python -m benchmarks.prediction.acceptance_table --items 2 --tasks sql,proofread
 
-Writes ``acceptance-lossless.json`` (the base's streams on every task) and
-``acceptance-shared.json`` (every task with its own adapter), which ``simulation`` reads, and
-``acceptance.md``, to ``benchmarks/results``. They are rates on the project's own demonstration
-model and text: how often a model of yours accepts must be measured on it.
+Writes ``acceptance-lossless.json``, which ``simulation`` reads, and the table: rates on the
+project's own demonstration model and text. How often a model of yours accepts must be measured.
 """
 
-import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+import numpy as np
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.config import UserError, is_number, shown
+from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.files import read_json
+from specstream_mlx.loop import Request, decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from ..report import OUTPUT, table, write_text
-from ..texts import (
-    ADAPTERS,
-    BASE,
-    ORIGIN,
-    TASKS,
-    Texts,
-    TextSet,
-    adapter_of,
-    chosen_tasks,
-    shared_adapters,
-    texts_a_task,
-)
-from .acceptance import AcceptanceCounts, measure_acceptance
+from ..report import OUTPUT, table, write_report
+from ..texts import ORIGIN, TASKS, Texts, TextSet, chosen_tasks, texts_a_task
+
+ACCEPTANCE = "acceptance-lossless"
+"""Name of the result files."""
 
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
@@ -61,10 +52,6 @@ class AcceptanceTable:
             if not all(is_number(p) and 0 <= p <= 1 for p in row) or sum(row) > 1 + 1e-6:
                 raise UserError(f"acceptance has {shown(list(row))}, expected probabilities")
 
-    def save(self, path: Path) -> None:
-        """Write the file."""
-        write_text(path, json.dumps({"acceptance": self.acceptance}) + "\n")
-
     @classmethod
     def load(cls, path: Path) -> "AcceptanceTable":
         """Read the file.
@@ -81,47 +68,71 @@ class AcceptanceTable:
             raise UserError(f"{path}: {error}") from None
 
 
-def table_file(directory: Path, mode: str) -> Path:
-    """Return the file of the table for ``lossless`` or ``shared`` streams."""
-    return directory / f"acceptance-{mode}.json"
+class AcceptanceCounts:
+    """Counts of right candidates.
+
+    A depth counts only if every token before it was among its own depth's candidates: only then are
+    deeper nodes reached.
+
+    Attributes:
+        hits: (depth, rank) times that the candidate was right.
+        reached: (depth,) times that the depth was reached.
+    """
+
+    def __init__(self, depth: int, width: int):
+        self.hits = np.zeros((depth, width), np.int64)
+        self.reached = np.zeros(depth, np.int64)
+
+    def add(self, guesses: StreamGuesses, following: Sequence[int]) -> None:
+        """Count one step: its guesses, and what the target wrote after them."""
+        for depth, token in enumerate(following[: guesses.depth]):
+            candidates = [guess for guess, _ in guesses.behind(tuple(following[:depth]))]
+            if not candidates:  # no stream guessed behind this path
+                return
+            self.reached[depth] += 1
+            self.hits[depth] += np.array(candidates) == token
+            if token not in candidates:
+                return
+
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """Conditional acceptance by depth and rank; 0 at depths that were never reached."""
+        rates = self.hits / np.maximum(self.reached, 1)[:, None]
+        return tuple(map(tuple, rates.tolist()))
 
 
-def measure(
+def measure_acceptance(
     model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    chosen: list[str],
-    texts: Texts,
-    mode: str,
+    prompts: Sequence[Sequence[int]],
+    settings: DraftSettings,
+    max_tokens: int = 128,
+    end_tokens: Collection[int] = (),
 ) -> AcceptanceCounts:
-    """Right candidates on texts of the tasks, counted together."""
-    total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
-    for task in track(chosen, mode):
-        model.swap_adapter(adapter_of(task, BASE if mode == "lossless" else ADAPTERS))
-        prompts = [text.prompt for text in texts.of_task(model, tokenizer, task)]
-        settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
-        ends = tokenizer.eos_token_ids
-        counts = measure_acceptance(model, prompts, settings, MAX_TOKENS, ends)
-        total.hits += counts.hits
-        total.reached += counts.reached
-    return total
+    """Generate from every prompt and count the streams' right candidates where steps begin.
 
-
-def markdown(tables: dict[str, AcceptanceCounts], command: str, texts: Texts) -> list[str]:
-    """The lines of the report: both tables, by depth and rank."""
-    columns = {"streams": "{mode}", "depth": "{depth}", "reached": "{reached}"}
-    columns |= {f"rank {rank}": f"{{rates[{rank}]:.3f}}" for rank in range(TREE_WIDTH)}
-    rows = [
-        {"mode": mode, "depth": depth, "reached": counts.reached[depth - 1], "rates": rates}
-        for mode, counts in tables.items()
-        for depth, rates in enumerate(counts.rates(), start=1)
-    ]
-    return [
-        f"Measured with `{command}` on the demonstration model; {texts.facts()['texts']}. "
-        "Of the steps that reached a depth, the share in which the candidate of each rank was "
-        "right, given that the tokens before it were among the candidates.",
-        "",
-        *table(columns, rows),
-    ]
+    Raises:
+        UserError: no streams draft.
+    """
+    if model.streams is None or not settings.speculates:
+        raise UserError("acceptance was to be measured without streams, expected some that draft")
+    config = model.streams.config
+    settings.check(model.config["vocab_size"], config)
+    depth = settings.streams_run(config)
+    counts = AcceptanceCounts(depth, settings.tree_width)
+    for prompt in prompts:
+        text: list[int] = []
+        drafts: list[tuple[int, StreamGuesses]] = []
+        for step in decode(model, Request(prompt, settings)):
+            text += step.tokens
+            ended = next((i for i, token in enumerate(text) if token in end_tokens), None)
+            if ended is not None:
+                text = text[: ended + 1]
+                break
+            drafts.append((len(text), step.result.guesses()))
+            if len(text) >= max_tokens:
+                break
+        for start, guesses in drafts:
+            counts.add(guesses, text[start : start + depth])
+    return counts
 
 
 def main(
@@ -131,21 +142,29 @@ def main(
     output: Path = OUTPUT,
 ) -> None:
     """Measure acceptance by depth and rank on the demonstration model."""
-    chosen, texts = chosen_tasks(only), Texts(origin, items)
     model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
-    output.mkdir(parents=True, exist_ok=True)
-    tables, shared = {}, shared_adapters()
-    for mode in ("lossless", "shared"):
-        names = [task for task in chosen if mode == "lossless" or task in shared]
-        if not names:
-            continue
-        tables[mode] = measure(model, tokenizer, names, texts, mode)
-        AcceptanceTable(tables[mode].rates()).save(table_file(output, mode))
-    command = f"python -m benchmarks.prediction.acceptance_table --texts {origin} --items {items}"
-    command += f" --tasks {only}" if only else ""
-    text = "\n".join(markdown(tables, command, texts)) + "\n"
-    write_text(output / "acceptance.md", text)
-    print(text)
+    total = AcceptanceCounts(NUM_STREAMS, TREE_WIDTH)
+    settings = DraftSettings(tree_width=TREE_WIDTH, tree_size=TREE_SIZE)
+    texts = Texts(origin, items)
+    for task in track(chosen_tasks(only), "tasks"):
+        prompts = [text.prompt for text in texts.of_task(model, tokenizer, task)]
+        ends = tokenizer.eos_token_ids
+        counts = measure_acceptance(model, prompts, settings, MAX_TOKENS, ends)
+        total.hits += counts.hits
+        total.reached += counts.reached
+    columns = {"depth": "{depth}", "reached": "{reached}"}
+    columns |= {f"rank {rank}": f"{{rates[{rank}]:.3f}}" for rank in range(TREE_WIDTH)}
+    rows = [
+        {"depth": depth, "reached": reached, "rates": rates}
+        for depth, (reached, rates) in enumerate(zip(total.reached, total.rates(), strict=True), 1)
+    ]
+    about = (
+        f"The demonstration model's lossless streams, {texts.facts()['texts']}, {items} a task. Of "
+        "the steps that reached a depth, the share in which the candidate of each rank was right, "
+        "given that the tokens before it were among the candidates."
+    )
+    values = {"acceptance": total.rates()}
+    print(write_report(output, ACCEPTANCE, values, [about, "", *table(columns, rows)]))
 
 
 if __name__ == "__main__":

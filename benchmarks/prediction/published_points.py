@@ -3,8 +3,7 @@
 ``fitted`` points set constants of ``metal_cost``; the others only check it.
 """
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from .apple_machines import chip
 from .metal_cost import Bits, Shape, forward_ms, product_ms
@@ -37,11 +36,6 @@ class Point:
     def ratio(self) -> float:
         """Predicted over published."""
         return self.predicted / self.published
-
-    def values(self) -> dict[str, Any]:
-        """The line of the JSON file."""
-        rounded = {"predicted": round(self.predicted, 3), "ratio": round(self.ratio, 3)}
-        return asdict(self) | rounded
 
 
 MISTRAL = Shape("Mistral 7B", 32, 4096, 14336, 32, 8, 128, 32768)

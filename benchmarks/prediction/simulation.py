@@ -1,20 +1,15 @@
 """A prediction, not a measurement: what Speculative Streaming brings on Apple chips.
 
-    python -m benchmarks.prediction.simulation --tree FILE  # with yours
     python -m benchmarks.prediction.simulation              # with what acceptance_table measured
-    python -m benchmarks.prediction.simulation --context 4000 --json
+    python -m benchmarks.prediction.simulation --tree FILE --context 4000   # with yours
 
 For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
 ``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
 Where no tree beats plain decoding it says plain. Without ``--tree`` the acceptance is that of the
-demonstration model, once ``benchmarks.prediction.acceptance_table`` has measured it; another model
-need not reach it. On a Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a
-measurement. The tables and the JSON file go to ``benchmarks/results``, under a name that tells a
-prediction of your own (``--tree``, ``--context``, ``--msa-layers``, ``--stream-head``) from the one
-there.
+demonstration model, which ``acceptance_table`` has measured; another model need not reach it. On a
+Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a measurement.
 """
 
-import json
 import math
 import statistics
 from dataclasses import asdict, dataclass
@@ -24,31 +19,21 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from specstream_mlx.config import Mode, UserError
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.borrowed_model import FIRST_HANDED_OVER
 from specstream_mlx.engine.tree import DraftTree
-from specstream_mlx.options import FLAG, PATH, choice, integer, option
+from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program
 
 from ..report import OUTPUT, RESULTS, table, write_report
 from . import metal_cost
-from .acceptance_table import AcceptanceTable, table_file
+from .acceptance_table import ACCEPTANCE, AcceptanceTable
 from .apple_machines import CHIPS, Chip
 from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
 from .published_points import Point, points
 
-Head = Literal["plain", "shortlists", "whole"]
-"""Of the streams: as in the papers, or one that knows the token before, which scores shortlists
-behind one pass of the LM head for all streams, or all tokens in a pass for each."""
-
 LABEL = "Prediction, not a measurement"
 COMMAND = "specstream-mlx benchmark speedup"
-REPLACE = (
-    f"On a Mac, `{COMMAND}` measures the demonstration model, and with `--model DIR --adapter-path "
-    "DIR` a model of yours; that measurement replaces this prediction."
-)
-
 MODELS = (
     Shape("Llama 3.2 1B", 16, 2048, 8192, 32, 8, 64, 128256),
     Shape("Llama 3.2 3B", 28, 3072, 8192, 24, 8, 128, 128256),
@@ -57,8 +42,6 @@ MODELS = (
 """The figures of their ``config.json`` on Hugging Face (meta-llama)."""
 
 CONTEXT, MSA_LAYERS = 512, 4
-HEAD: Head = "shortlists"
-"""That of the bundled streams, whose acceptance is taken, and of both trainers by default."""
 MOST_NODES = 24
 MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
@@ -73,7 +56,7 @@ Host = Literal["free", "waited for", "overlapping"]
 before; or, as it does, when the first layers are, and then computes while the host builds."""
 
 HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
-"""Paths that a stream is asked about, rank of the conditioned head, tokens of a shortlist."""
+"""Of the trainers' heads: paths that a stream guesses for, their rank, tokens of a shortlist."""
 
 ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
@@ -94,7 +77,7 @@ class Prediction:
     """One chip, model and number of bits.
 
     Attributes:
-        chip, model, bits, mode: what is predicted.
+        chip, model, bits: what is predicted.
         placement: ``beside`` every node; ``plain`` where no tree pays; ``does not fit``.
         draft: ``chain``, ``tree`` or ``none``.
         rows: of the tree that a step verifies, the root included.
@@ -106,7 +89,6 @@ class Prediction:
     chip: str
     model: str
     bits: int
-    mode: Mode
     placement: str
     draft: str
     rows: int
@@ -158,21 +140,11 @@ def expected_length(tree: AcceptanceTable, shape: DraftTree) -> float:
     return float(paths.sum())
 
 
-def stream_heads_ms(chip: Chip, model: Shape, bits: Bits, streams: int, head: Head) -> float:
-    """Milliseconds in which the streams of the accepted node guess.
-
-    Args:
-        chip, model, bits: what runs where.
-        streams: of the node.
-        head: of the streams.
-    """
-    if head == "plain":
-        return head_ms(chip, model, bits, streams)
+def stream_heads_ms(chip: Chip, model: Shape, bits: Bits, streams: int) -> float:
+    """Milliseconds in which the accepted node's streams guess, by one pass of the head."""
     h = model.hidden
     each = product_ms(chip, 16, HEAD_WIDTH, 2 * h, HEAD_RANK)
     each += product_ms(chip, 16, HEAD_WIDTH, HEAD_RANK, h) + metal_cost.LAYER_MS
-    if head == "whole":
-        return streams * (each + head_ms(chip, model, bits, HEAD_WIDTH))
     each += product_ms(chip, bits, HEAD_WIDTH, h, HEAD_SHORTLIST)
     return streams * each + head_ms(chip, model, bits, streams)
 
@@ -183,7 +155,6 @@ class Setting:
 
     context: int = option(CONTEXT, integer(0), "Tokens in the cache.")
     msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run.")
-    head: Head = option(HEAD, choice(*get_args(Head)), "Of the streams.", "--stream-head")
 
     def step_ms(
         self,
@@ -194,20 +165,13 @@ class Setting:
         streams: int,
         host: Host = "overlapping",
     ) -> float:
-        """Milliseconds of a step: the tree through the model, the streams, both through the head.
-
-        Args:
-            chip, model, bits: what runs where.
-            rows: nodes that are verified, the root included.
-            streams: of a node.
-            host: what its time is taken to be.
-        """
+        """Milliseconds of a step: tree and streams through the model and through the head."""
 
         def layers(rows: int, count: int) -> float:
             return layers_ms(chip, model, bits, rows, count, self.context)
 
         heads = head_ms(chip, model, bits, rows)
-        heads += stream_heads_ms(chip, model, bits, streams, self.head)
+        heads += stream_heads_ms(chip, model, bits, streams)
         device = layers(rows, model.layers - self.msa_layers)
         device += layers(rows * (1 + streams), self.msa_layers) + heads
         if host == "free":
@@ -226,7 +190,6 @@ def predict(
     chip: Chip,
     model: Shape,
     bits: Bits,
-    mode: Mode,
     tree: AcceptanceTable,
     setting: Setting = USUAL,
     host: Host = "overlapping",
@@ -236,7 +199,7 @@ def predict(
     All trained streams run, as many as ``tree`` is deep, beside every node.
     """
     plain = forward_ms(chip, model, bits, 1, setting.context)
-    named = (chip.name, model.name, bits, mode)
+    named = (chip.name, model.name, bits)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
         return Prediction(*named, "does not fit", "none", 1, plain, plain, 1.0)
     best = Prediction(*named, "plain", "none", 1, plain, plain, 1.0)
@@ -253,30 +216,19 @@ def predict(
     return best
 
 
-def predict_all(tables: dict[Mode, AcceptanceTable], setting: Setting) -> list[Prediction]:
-    """Every chip, model and number of bits."""
-    return [
-        predict(chip, model, bits, mode, tree, setting)
-        for mode, tree in tables.items()
-        for chip in CHIPS
-        for model in MODELS
-        for bits in get_args(Bits)
-    ]
-
-
-def by_host(tables: dict[Mode, AcceptanceTable], setting: Setting) -> list[dict[str, Any]]:
-    """The medians of all chips' speedups with each ``Host``, by mode, model and bits."""
+def by_host(tree: AcceptanceTable, setting: Setting) -> list[dict[str, Any]]:
+    """The medians of all chips' speedups with each ``Host``, by model and bits."""
     rows = []
-    for (mode, tree), model, bits in product(tables.items(), MODELS, get_args(Bits)):
-        row = {"mode": mode, "model": model.name, "bits": bits}
+    for model, bits in product(MODELS, get_args(Bits)):
+        row = {"model": model.name, "bits": bits}
         for host in get_args(Host):
-            speedups = [predict(c, model, bits, mode, tree, setting, host).speedup for c in CHIPS]
+            speedups = [predict(c, model, bits, tree, setting, host).speedup for c in CHIPS]
             row[host] = round(statistics.median(speedups), 3)
         rows.append(row)
     return rows
 
 
-HOST_COLUMNS = {"mode": "{mode}", "model": "{model}", "bits": "{bits}"}
+HOST_COLUMNS = {"model": "{model}", "bits": "{bits}"}
 HOST_COLUMNS |= {f"host {host}": f"{{row[{host}]:.2f}}x" for host in get_args(Host)}
 
 POINT_COLUMNS = {
@@ -306,42 +258,38 @@ CHIP_COLUMNS = {
 def markdown(
     found: list[Prediction],
     hosts: list[dict[str, Any]],
-    tables: dict[Mode, AcceptanceTable],
+    tree: AcceptanceTable,
     checked: list[Point],
-    setting: str,
+    setting: Setting,
 ) -> list[str]:
     """The lines of the report."""
-    lines = [
-        f"# {LABEL}: Speculative Streaming on Apple chips",
-        "",
-        f"{REPLACE} {setting}",
-        "",
-        "A cell of the prediction: speedup over plain decoding, milliseconds of a step, rows of "
-        "the tree that it verifies (root included), `c` chain or `t` tree; `plain`: no tree is "
-        "predicted to pay. Assumptions: " + "; ".join(ASSUMPTIONS) + ".",
-    ]
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
-    heads = {"prediction": "{chip}"}
     cells = {
         f"{name.split()[-1]}, {bits} bits": f"{{cells[{number}]}}"
         for number, (name, bits) in enumerate(columns)
     }
-    for mode, tree in tables.items():
-        by_column = {(p.chip, p.model, p.bits): p.cell() for p in found if p.mode == mode}
-        predictions = [
-            {"chip": chip.name, "cells": [by_column[chip.name, *column] for column in columns]}
-            for chip in CHIPS
-        ]
-        rates = "; ".join(" ".join(f"{rate:.2f}" for rate in row) for row in tree.acceptance)
-        lines += [
-            "",
-            f"## Prediction, {mode} streams",
-            "",
-            f"Acceptance by rank, depth after depth: {rates}.",
-            "",
-            *table(heads | cells, predictions),
-        ]
-    lines += [
+    by_column = {(p.chip, p.model, p.bits): p.cell() for p in found}
+    predictions = [
+        {"chip": chip.name, "cells": [by_column[chip.name, *column] for column in columns]}
+        for chip in CHIPS
+    ]
+    rates = "; ".join(" ".join(f"{rate:.2f}" for rate in row) for row in tree.acceptance)
+    return [
+        f"# {LABEL}: Speculative Streaming on Apple chips",
+        "",
+        f"On a Mac, `{COMMAND}` measures the demonstration model, and with `--model DIR "
+        "--adapter-path DIR` a model of yours; that measurement replaces this prediction. "
+        f"{setting.context} tokens in the cache, {setting.msa_layers} MSA layers.",
+        "",
+        "A cell of the prediction: speedup over plain decoding, milliseconds of a step, rows of "
+        "the tree that it verifies (root included), `c` chain or `t` tree; `plain`: no tree is "
+        "predicted to pay. Assumptions: " + "; ".join(ASSUMPTIONS) + ".",
+        "",
+        "## Prediction, lossless streams",
+        "",
+        f"Acceptance by rank, depth after depth: {rates}.",
+        "",
+        *table({"prediction": "{chip}"} | cells, predictions),
         "",
         "## Prediction by what the host's time is taken to be",
         "",
@@ -362,77 +310,34 @@ def markdown(
         "",
         *table(CHIP_COLUMNS, ({"c": c, "matrix": c.matrix_tflops} for c in CHIPS)),
     ]
-    return lines
-
-
-def acceptance_tables(file: Path | None, mode: Mode) -> dict[Mode, AcceptanceTable]:
-    """The table of ``--tree``, or those that were measured on the demonstration model.
-
-    Raises:
-        UserError: a file cannot be read, or none was measured.
-    """
-    if file is not None:
-        return {mode: AcceptanceTable.load(file)}
-    files = {name: table_file(RESULTS, name) for name in get_args(Mode)}
-    found = {name: AcceptanceTable.load(path) for name, path in files.items() if path.exists()}
-    if not found:
-        raise UserError(
-            f"{RESULTS} has no acceptance-*.json: benchmarks.prediction.acceptance_table measures "
-            "the demonstration model's, --tree takes yours"
-        )
-    return found
-
-
-def file_name(tree: Path | None, mode: Mode, setting: Setting) -> str:
-    """Of the result files, without a suffix: ``simulation`` with what is not the default."""
-    parts = ["simulation"]
-    if tree is not None:
-        parts += [tree.stem, mode]
-    if setting.context != CONTEXT:
-        parts.append(f"context-{setting.context}")
-    if setting.msa_layers != MSA_LAYERS:
-        parts.append(f"msa-{setting.msa_layers}")
-    if setting.head != HEAD:
-        parts.append(f"head-{setting.head}")
-    return "-".join(parts)
 
 
 def main(
     *,
     tree: Path | None = option(None, PATH, "Acceptance table; the demonstration model's."),
-    mode: Mode = option(
-        "lossless", choice("lossless", "shared"), "What streams --tree was measured on."
-    ),
     setting: Setting,
-    as_json: bool = option(False, FLAG, "Print JSON, not tables.", "--json"),
     output: Path = OUTPUT,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
-    tables = acceptance_tables(tree, mode)
-    found, checked = predict_all(tables, setting), points()
-    hosts = by_host(tables, setting)
-    about = (
-        f"{setting.context} tokens in the cache, {setting.msa_layers} MSA layers; stream heads: "
-        f"{setting.head}."
-    )
+    acceptance = AcceptanceTable.load(tree or RESULTS / f"{ACCEPTANCE}.json")
+    found = [
+        predict(chip, model, bits, acceptance, setting)
+        for chip, model, bits in product(CHIPS, MODELS, get_args(Bits))
+    ]
+    hosts, checked = by_host(acceptance, setting), points()
     values = {
         "label": LABEL,
-        "kind": "prediction",
         "replaced_by": COMMAND,
-        "context": setting.context,
-        "msa_layers": setting.msa_layers,
-        "stream_head": setting.head,
+        **asdict(setting),
         "assumptions": list(ASSUMPTIONS),
-        "acceptance": {name: table.acceptance for name, table in tables.items()},
-        "chips": [asdict(c) | {"tflops": round(c.tflops, 2)} for c in CHIPS],
-        "published_points": [p.values() for p in checked],
+        "acceptance": acceptance.acceptance,
         "predictions": [p.values() for p in found],
         "by_host": hosts,
     }
-    name = file_name(tree, mode, setting)
-    output.mkdir(parents=True, exist_ok=True)
-    text = write_report(output, name, values, markdown(found, hosts, tables, checked, about))
-    print(json.dumps(values) if as_json else text)
+    name = f"simulation-{tree.stem}" if tree else "simulation"
+    if setting != USUAL:
+        name += f"-context-{setting.context}-msa-{setting.msa_layers}"
+    print(write_report(output, name, values, markdown(found, hosts, acceptance, checked, setting)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model
 
-from benchmarks.prediction.acceptance import AcceptanceCounts, measure_acceptance
+from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acceptance
 from specstream_mlx.config import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
