@@ -192,8 +192,7 @@ class _Reader:
     def __init__(self, draft: Any, vocab_size: int | None):
         model, config = _parts(draft)
         self._caches = make_caches(model, config)
-        windowed = any(hasattr(cache, "window") for cache in self._caches)
-        self._model = BorrowedModel(model, None, windowed)
+        self._model = BorrowedModel(model)
         self._known, self._vocab_size = config["vocab_size"], vocab_size
         self._limit = text_limit(config)
         self._rows: list[Path] = []  # drafted paths behind the committed rows

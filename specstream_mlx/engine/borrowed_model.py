@@ -1,20 +1,22 @@
-"""An mlx-lm model run in pieces; the only code that touches a model.
+"""An mlx-lm model run in stages: embedding, layers i to j, head; the only code that touches one.
 
 mlx-lm's models run from tokens to logits in one go. A step has to stop below the MSA layers, to
-prune the tree and to add the streams, and then goes on layer by layer. So ``BorrowedModel`` copies
-the few modules that hold others (the model, the owner of its layers, each layer and its attention)
-and shares all modules that hold weights. Its copies have lists of layers of their own and ropes
-that take a position for every row. The model itself is never changed, so any number of generations
-may run on it at a time; a LoRA that is mounted later is not seen.
+prune the tree and to add the streams, and then goes on. So ``BorrowedModel`` copies the few modules
+that hold others (the model, the owner of its layers, each layer and its attention) and shares all
+modules that hold weights. In its copy one stand-in has the place of all layers and runs those that
+are asked for: the embedding goes into it, and what it returns goes through norm and head, in
+whatever way the model has these. The layers run one by one, with ropes that take a position for
+every row. The model itself is never changed, so any number of generations may run on it at a time;
+a LoRA that is mounted later is not seen.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from ..config import UserError
@@ -22,46 +24,34 @@ from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.head_rows import rows_of
 from ..models.streams import Streams
-from .kv import AskedCache, LayerCache
+from .kv import LayerCache
 from .profile import NO_PROFILE, Profile
-from .stand_ins import (
-    AskingRope,
-    Given,
-    Kept,
-    KeptNorm,
-    Observed,
-    Observer,
-    PositionedRope,
-    StreamMLP,
-    WithOwnMask,
-    rope_at,
-)
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
-"""Layers whose output the device computes while the host builds those behind them: unlike plain
-steps, trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
-
+"""Layers whose output the device computes while the host builds the next ones: unlike plain steps,
+trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
 
 FINAL = -1
-"""The boundary behind the final norm."""
+"""The boundary after the final norm."""
+
+Observer = Callable[[int, mx.array, mx.array], None]
+"""Function of a layer's number, its input and its output."""
 
 
 class UnsupportedModelError(UserError):
-    """The model's structure is not one that can be run in pieces."""
+    """The model's structure is not one that can be run in stages."""
 
 
 class BorrowedModel:
-    """A model that can be run in pieces: lower layers, single layers, head, early exit.
+    """A model that can be run in stages: embedding, layers i to j, head, early exit.
 
     Hidden states are (sequences, rows, h) throughout.
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: streams of the mounted adapter, or ``None``.
-        own_masks: whether each layer makes its own mask, as sliding windows need: mlx-lm makes one
-            mask for several layers, and does not give all of them their window.
         profile: measures the MHA rows.
-        observe: called with number, input and output of every layer of a pass with streams.
+        observe: called with number, input and output of every layer.
         traced: whether passes are compiled or differentiated; then none keeps tables for the next,
             nor is any of it computed before it is complete.
         boundaries: hidden states to keep of a pass without streams, see ``take_features``; empty
@@ -76,58 +66,37 @@ class BorrowedModel:
         self,
         model: nn.Module,
         streams: Streams | None = None,
-        own_masks: bool = False,
         profile: Profile = NO_PROFILE,
         observe: Observer | None = None,
         traced: bool = False,
         boundaries: Sequence[int] = (),
     ):
-        self._traced, self.boundaries = traced, boundaries
-        self._mounted, self._architecture = streams, architecture_of(model_type_of(model))
-        self._bare_top: nn.Module | None = None
-        self._count = len(model.layers)
+        self._mounted, self._profile, self._observe = streams, profile, observe
+        self.boundaries, self._features = boundaries, dict[int, mx.array]()
+        self._architecture = architecture_of(model_type_of(model))
+        self._handed_over = range(
+            FIRST_HANDED_OVER, 0 if traced else len(model.layers), HANDED_OVER_EVERY
+        )
         self._rotations: set[Rotations] = set()  # told of every pass
-        owner = _owner_of_layers(model)
-        layers: list[Any] = self._with_positions(model.layers)
-        lower = [WithOwnMask(layer, self._mask) for layer in layers] if own_masks else layers
-        self._features: dict[int, mx.array] = {}
+        self._layers = self._with_positions(model.layers, traced)
+        self._root, self._owner = _copies(model)
+        self._middle = Middle(model.layers[0])
+        self._owner["layers"] = [self._middle]
+        self._holder, self._head_name = self._owner, "embed_tokens"  # where heads are tied
+        if "lm_head" in self._root:
+            self._holder, self._head_name = self._root, "lm_head"
+        if boundaries or (streams is not None and streams.head is not None):
+            self._embedding = _part_beside_layers(self._owner, "embed_tokens")
         if boundaries:
-            self._owner, self._given = owner, Given(layers[0])
-            self._embedding = _embedding_of(model, owner)
-            norm = self._architecture.norm
-            self._bare_top = _with_layers(model, owner, [self._given], without=norm)
-            lower = [self._kept_around(number, layer) for number, layer in enumerate(lower)]
-            if FINAL in boundaries:
-                model = _with_norm(model, owner, norm, partial(self._keep, FINAL))
-        self._filling = _with_layers(model, owner, lower)
-        whole = lower
-        if profile is not NO_PROFILE:
-            last = Observed(len(lower) - 1, lower[-1], partial(_border, profile))
-            whole = [*lower[:-1], last]
-        self._whole = _with_layers(model, owner, whole)
-        early = range(0) if traced else range(FIRST_HANDED_OVER, self._count, HANDED_OVER_EVERY)
-        self._early = _with_layers(model, owner, _handed_over(whole, early))
-        if streams is None:
-            return
-        first = streams.config.first_msa_layer
+            self._norm = _part_beside_layers(self._owner, self._architecture.norm)
         self._stream_mlps: dict[int, StreamMLP] = {}
         self._asking: dict[int, AskingRope] = {}
-        parts = [*lower[:first], *self._asking_layers(self._with_stream_mlps(layers))[first:]]
-        if observe is not None:
-            parts = [Observed(number, layer, observe) for number, layer in enumerate(parts)]
-        self._parts = parts = _handed_over(parts, early)
-        # The models below share all weights and differ in their layers: `_entry` has none, `_lower`
-        # the MHA layers, and both keep what comes out; `_top`, `_stream_top` and `_bare_top` have
-        # one that gives what it is told, so that norm and head alone are left.
-        if streams.head is not None:
-            self._embedding = _embedding_of(model, owner)
-        self._given, self._kept = Given(layers[0]), Kept(layers[0])
-        self._entry = _with_layers(model, owner, [self._kept])
-        self._lower = _with_layers(model, owner, [*parts[:first], self._kept])
-        self._top = _with_layers(model, owner, [self._given])
-        self._stream_top, self._holder, self._head_name = _with_head_to_replace(self._top, owner)
-        self._lm_head = self._holder[self._head_name]
         self._drafted: nn.Module | None = None
+        self._lm_head = self._holder.get(self._head_name)
+        if streams is None:
+            return
+        for number in range(streams.config.first_msa_layer, len(self._layers)):
+            self._prepare_for_streams(number, streams)
         if traced:
             mx.eval(self._stream_head.parameters())  # a compiled step captures values, not graphs
 
@@ -137,84 +106,139 @@ class BorrowedModel:
         assert self._mounted is not None
         return self._mounted
 
-    def _with_positions(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    def _with_positions(self, layers: Sequence[nn.Module], traced: bool) -> list[nn.Module]:
         """Copy layers, with ropes that take a position for every row."""
         copies = [copy(layer) for layer in layers]
         if self._architecture.positions == "rope":
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
             ropes = [layer[name]["rope"] for layer, name in zip(layers, names, strict=True)]
-            tables = [None] * len(ropes) if self._traced else shared_rotations(ropes, rope_at)
+            tables = [None] * len(ropes) if traced else shared_rotations(ropes, rope_at)
             self._rotations = {table for table in tables if table is not None}
             for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
                 layer[name] = copy(layer[name])
                 layer[name]["rope"] = PositionedRope(rope, table)
         return copies
 
-    def _with_stream_mlps(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """Add the streams' adapters to copies of the layers; only passes with streams use them."""
-        config = self._streams.config
-        if config.stream_mlp == "base":
-            return list(layers)
-        copies = [copy(layer) for layer in layers]
-        for number, layer in enumerate(copies):
+    def _prepare_for_streams(self, number: int, streams: Streams) -> None:
+        """Give the copy of an MSA layer the streams' adapter, and a rope that tells queries."""
+        layer, config = self._layers[number], streams.config
+        if config.stream_mlp != "base":
             if "mlp" not in layer:
                 raise UnsupportedModelError(
                     f"layer {number} has no mlp, which a stream_mlp of {config.stream_mlp!r} takes "
                     "the place of"
                 )
-            if number >= config.first_msa_layer:
-                mlp = StreamMLP(layer["mlp"], self._streams, number)
-                layer["mlp"] = self._stream_mlps[number] = mlp
-        return copies
-
-    def _asking_layers(self, layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """Copy the layers; where streams select keys, MSA layers tell their rows the queries."""
-        config = self._streams.config
-        if not config.stream_keys:
-            return list(layers)
-        copies = [copy(layer) for layer in layers]
-        for number in range(config.first_msa_layer, len(layers)):
-            name = _attention_with_rope(number, layers[number])
-            attention = copies[number][name] = copy(layers[number][name])
+            layer["mlp"] = self._stream_mlps[number] = StreamMLP(layer["mlp"], streams, number)
+        if config.stream_keys:
+            name = _attention_with_rope(number, layer)
+            attention = layer[name] = copy(layer[name])
             attention["rope"] = self._asking[number] = AskingRope(attention)
-        return copies
 
-    def logits(
-        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool = False
-    ) -> mx.array:
-        """Run all layers without streams; returns logits (sequences, rows, vocab).
+    # The stages ---------------------------------------------------------------------------------
+
+    def lower(self, tokens: mx.array, caches: Sequence[LayerCache], last: int) -> mx.array:
+        """Run the embedding and the first ``last`` layers; returns the input of the next one.
 
         Args:
             tokens: (sequences, rows) int32.
             caches: each layer's KV cache or its stand-in.
-            early: whether the device begins with the first layers while the last ones are built.
+            last: number of layers.
         """
-        self._begin()
-        return (self._early if early else self._whole)(tokens, cache=caches)
+        found = []
 
-    def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
-        """Run a pass only to fill the KV caches; no logits are computed.
+        def run(hidden: mx.array) -> mx.array:
+            found.append(self.layers(hidden, caches, last=last))
+            return found[0]
+
+        self._run(tokens, caches, run)  # norm and head are never computed
+        return found[0]
+
+    def layers(
+        self,
+        hidden: mx.array,
+        caches: Sequence[LayerCache],
+        first: int = 0,
+        last: int | None = None,
+        main_rows: int | None = None,
+        early: bool = True,
+    ) -> mx.array:
+        """Run layers ``first`` to ``last`` - 1 over rows that have the same positions in all.
 
         Args:
-            tokens, caches: see ``logits``.
+            hidden: (sequences, rows, h) the first one's input.
+            caches: each layer's KV cache or its stand-in, of all layers of the model.
+            first, last: numbers of layers; ``None``: to the end.
+            main_rows: number of main rows, before the streams; ``None``: all are.
+            early: whether the device begins with some layers while the next ones are built.
         """
-        self._begin()
-        self._filling(tokens, cache=caches)  # its head is never computed
+        for rotations in self._rotations:
+            rotations.begin()
+        for number in range(first, len(self._layers) if last is None else last):
+            if number in self.boundaries:
+                self._features[number] = hidden
+            hidden = self.layer(number, hidden, caches[number], main_rows)
+            if early and number in self._handed_over:
+                mx.async_eval(hidden)
+        return hidden
 
-    def _kept_around(self, number: int, layer: Any) -> Any:
-        """Return a layer that keeps its input, or the last one's output, if that was asked for."""
-        behind = number + 1 == self._count and self._count in self.boundaries
-        if number not in self.boundaries and not behind:
-            return layer
+    def layer(
+        self, number: int, hidden: mx.array, cache: LayerCache, main_rows: int | None = None
+    ) -> mx.array:
+        """Run one layer over main rows and, in MSA layers, stream rows after them.
 
-        def keep(number: int, hidden: mx.array, output: mx.array) -> None:
-            self._keep(number, hidden)
-            self._keep(number + 1, output)
+        Args:
+            number: the layer's number.
+            hidden: (sequences, rows, h) the layer's input.
+            cache: the layer's KV cache or its stand-in, which also makes the mask. Where streams
+                select keys, it is told the queries.
+            main_rows: number of main rows; ``None``: all are.
+        """
+        if number in self._asking:
+            self._asking[number].ask = getattr(cache, "ask", None)
+        if number in self._stream_mlps:
+            rows = hidden.shape[1] if main_rows is None else main_rows
+            self._stream_mlps[number].main_rows = rows
+        arrays = self._architecture.array_masks
+        mask = create_attention_mask(hidden, cache, return_array=arrays)
+        output = self._layers[number](hidden, mask, cache=cache)
+        if self._observe is not None:
+            self._observe(number, hidden, output)
+        return output
 
-        return Observed(number, layer, keep)
+    def head(self, hidden: mx.array) -> mx.array:
+        """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
+        return self._through(hidden)
 
-    def _keep(self, boundary: int, hidden: mx.array) -> None:
-        self._features[boundary] = hidden
+    def logits(
+        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool = False
+    ) -> mx.array:
+        """Run all stages without streams; returns logits (sequences, rows, vocab).
+
+        Args:
+            tokens, caches: see ``lower``.
+            early: see ``layers``.
+        """
+        return self._whole(tokens, caches, early, self._profile)
+
+    def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
+        """Run embedding and layers to fill the KV caches; see ``lower``."""
+        self._whole(tokens, caches, False, NO_PROFILE)  # logits are never computed
+
+    def _whole(
+        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool, profile: Profile
+    ) -> mx.array:
+        """Run all stages, and keep what lies at the last boundaries."""
+
+        def run(hidden: mx.array) -> mx.array:
+            hidden = self.layers(hidden, caches, early=early)
+            profile.border("MHA rows", hidden)
+            if not self.boundaries:
+                return hidden
+            normed = self._norm(hidden)
+            self._features |= {len(self._layers): hidden, FINAL: normed}
+            return normed
+
+        return self._run(tokens, caches, run, _NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
         """Return what the last pass without streams kept, and let go of it.
@@ -228,55 +252,43 @@ class BorrowedModel:
         self._features.clear()
         return features
 
-    def lower(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        """Run embedding and MHA layers; returns the main stream, the input of the first MSA layer.
+    def _through(
+        self, hidden: mx.array, norm: nn.Module | None = None, head: nn.Module | None = None
+    ) -> mx.array:
+        """Run norm and head on ``hidden``, or others in their place."""
+        tokens = mx.zeros(hidden.shape[:2], mx.int32)  # whose embedding is never computed
+        return self._run(tokens, [None] * len(self._layers), lambda _: hidden, norm, head)
 
-        Args:
-            tokens, caches: see ``logits``.
-        """
-        self._begin()
-        self._lower(tokens, cache=caches)  # its head is never computed
-        return self._kept.take()
+    def _run(
+        self,
+        tokens: mx.array,
+        caches: Sequence[LayerCache | None],
+        layers: Callable[[mx.array], mx.array],
+        norm: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> mx.array:
+        """Run the copy of the model, with a function in the place of its layers."""
+        self._middle.run = layers
+        if self.boundaries:
+            self._owner[self._architecture.norm] = self._norm if norm is None else norm
+        if self._lm_head is not None:
+            self._holder[self._head_name] = self._lm_head if head is None else head
+        return self._root(tokens, cache=caches)
 
-    def entry(self, tokens: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        """Run the embedding alone; returns the input of the first layer.
-
-        Args:
-            tokens, caches: see ``logits``.
-        """
-        self._entry(tokens, cache=caches)  # its head is never computed
-        return self._kept.take()
-
-    def layer(self, number: int, hidden: mx.array, cache: LayerCache, main_rows: int) -> mx.array:
-        """Run one layer over main rows and, in MSA layers, stream rows behind them.
-
-        Args:
-            number: the layer's number.
-            hidden: (sequences, rows, h) the layer's input.
-            cache: the layer's KV cache or its stand-in, which also makes the mask. Where streams
-                select keys, it is told the queries.
-            main_rows: number of main rows.
-        """
-        if number == self._streams.config.first_msa_layer:
-            self._begin()
-        if number in self._asking:
-            self._asking[number].rows = cast(AskedCache, cache)
-        if number in self._stream_mlps:
-            self._stream_mlps[number].main_rows = main_rows
-        return self._parts[number](hidden, self._mask(hidden, cache), cache=cache)
-
-    def _begin(self) -> None:
-        """Begin a pass through some layers, whose rows have the same positions in all of them."""
-        for rotations in self._rotations:
-            rotations.begin()
+    # Embedding and heads ------------------------------------------------------------------------
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the stored rows (.., h) of the embedding for tokens (..)."""
         return self._embedding(tokens)
 
-    def head(self, hidden: mx.array) -> mx.array:
-        """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
-        return self._through(self._top, hidden)
+    def bare_head(self, hidden: mx.array) -> mx.array:
+        """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
+        return self._through(hidden, _NO_NORM)
+
+    def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
+        """Return a function like ``bare_head`` that scores tokens (n,) alone; ``None``: all."""
+        head = None if tokens is None else rows_of(self._lm_head, tokens)
+        return lambda hidden: self._through(hidden, _NO_NORM, head)
 
     @property
     def _stream_head(self) -> nn.Module:
@@ -292,22 +304,7 @@ class BorrowedModel:
 
     def release_vocabulary(self) -> None:
         """Let go of the head's rows until the streams guess again."""
-        if self._mounted is not None:
-            self._drafted, self._holder[self._head_name] = None, self._lm_head
-
-    def bare_head(self, hidden: mx.array) -> mx.array:
-        """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
-        assert self._bare_top is not None
-        return self._through(self._bare_top, hidden)
-
-    def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-        """Return a function like ``bare_head`` that scores tokens (n,) alone; ``None``: all."""
-        if tokens is None:
-            return self.bare_head
-        assert self._bare_top is not None
-        top, holder, name = _with_head_to_replace(self._bare_top, self._owner)
-        holder[name] = rows_of(holder[name], tokens)
-        return partial(self._through, top)
+        self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
@@ -318,8 +315,7 @@ class BorrowedModel:
             hidden: (sequences, rows, h).
             head: the head of a few tokens, from ``stream_head_rows``; ``None``: of all n.
         """
-        self._holder[self._head_name] = self._stream_head if head is None else head
-        return self._through(self._stream_top, hidden)
+        return self._through(hidden, head=self._stream_head if head is None else head)
 
     def stream_head_rows(self, places: mx.array) -> nn.Module:
         """Return the streams' head with the rows at ``places`` (m,) of its n alone."""
@@ -337,31 +333,8 @@ class BorrowedModel:
         """Map main rows to the inputs (sequences, rows, h) of the early exit's norm and head."""
         return hidden + self._streams.pruner(hidden)
 
-    def _through(self, top: nn.Module, hidden: mx.array) -> mx.array:
-        """Run a model whose only layer returns ``hidden``; its embedding is never computed."""
-        self._given.hidden = hidden
-        tokens = mx.zeros(hidden.shape[:2], mx.int32)
-        return top(tokens, cache=[None] * self._count)
 
-    def _mask(self, hidden: mx.array, cache: LayerCache) -> mx.array | str | None:
-        return cache.make_mask(hidden.shape[1], self._architecture.array_masks)
-
-
-def _handed_over(layers: Sequence[Any], numbers: Container[int]) -> list[Any]:
-    """The layers, of which some hand their output to the device at once."""
-    return [
-        Observed(number, layer, _begin_computing) if number in numbers else layer
-        for number, layer in enumerate(layers)
-    ]
-
-
-def _begin_computing(number: int, hidden: mx.array, output: mx.array) -> None:
-    mx.async_eval(output)
-
-
-def _border(profile: Profile, number: int, hidden: mx.array, output: mx.array) -> None:
-    """Tell ``profile`` that the last layer has run."""
-    profile.border("MHA rows", output)
+_NO_NORM = nn.Identity()
 
 
 def model_type_of(model: nn.Module) -> str | None:
@@ -369,104 +342,39 @@ def model_type_of(model: nn.Module) -> str | None:
     return getattr(model, "model_type", None)
 
 
-# Copies of the modules that hold others ------------------------------------------------------
+def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Copy a model down to the module that holds its ``layers``; all other modules are shared.
 
-
-def _owner_of_layers(model: nn.Module) -> list[str]:
-    """Find the path of names from the model to the module that holds its ``layers``.
+    Returns:
+        The copies of the model and of that module.
 
     Raises:
         UnsupportedModelError: no module holds them.
     """
+    layers = model.layers  # which may be a copy of the list
     for name, module in model.named_modules():
-        if _same_layers(module.get("layers"), model.layers):
-            return name.split(".") if name else []
+        held = module.get("layers")
+        if isinstance(held, list) and list(map(id, held)) == list(map(id, layers)):
+            root = owner = copy(model)
+            for part in name.split(".") if name else []:
+                owner[part] = copy(owner[part])
+                owner = owner[part]
+            return root, owner
     raise UnsupportedModelError("the model does not hold its layers in one list")
 
 
-def _with_head_to_replace(
-    model: nn.Module, owner: Sequence[str]
-) -> tuple[nn.Module, nn.Module, str]:
-    """Copy a model so far that its LM head can be replaced; other modules are shared.
-
-    Args:
-        model: a model from ``_with_layers``.
-        owner: path of names to the module that holds the layers, and the embedding.
-
-    Returns:
-        The copy, its module that holds the head, and the head's name there.
-    """
-    root = module = copy(model)
-    if "lm_head" in root:
-        return root, root, "lm_head"
-    for part in owner:  # the head is the embedding
-        module[part] = copy(module[part])
-        module = module[part]
-    return root, module, "embed_tokens"
-
-
-def _embedding_of(model: nn.Module, owner: Sequence[str]) -> nn.Module:
-    """Return the embedding of tokens, which lies beside the layers.
+def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
+    """Return a module that heads or streams need.
 
     Raises:
         UnsupportedModelError: there is none.
     """
-    module = model
-    for name in owner:
-        module = module[name]
-    if "embed_tokens" not in module:
+    if name not in owner:
         raise UnsupportedModelError(
-            "the model has no embed_tokens beside its layers, which a stream_head of 'conditioned' "
-            "reads"
+            f"the model has no {name} beside its layers, which a draft head or a stream_head of "
+            "'conditioned' reads"
         )
-    return module["embed_tokens"]
-
-
-def _same_layers(value: Any, layers: Sequence[nn.Module]) -> bool:
-    """Check if ``value`` is the list of these layers; ``model.layers`` may be a copy of it."""
-    if not isinstance(value, list) or len(value) != len(layers):
-        return False
-    return all(one is other for one, other in zip(value, layers, strict=True))
-
-
-def _with_layers(
-    model: nn.Module, owner: Sequence[str], layers: list[Any], without: str | None = None
-) -> nn.Module:
-    """Copy a model with another list of layers; all other modules are shared.
-
-    Args:
-        model: an mlx-lm model; it is not changed.
-        owner: path of names to the module that holds the layers.
-        layers: the new list.
-        without: name of a norm beside the layers to leave out.
-
-    Raises:
-        UnsupportedModelError: there is no such norm.
-    """
-    root = module = copy(model)
-    for name in owner:
-        module[name] = copy(module[name])
-        module = module[name]
-    if without is not None:
-        if without not in module:
-            raise UnsupportedModelError(
-                f"the model has no {without} beside its layers, which a draft head passes by"
-            )
-        module[without] = nn.Identity()
-    module["layers"] = layers
-    return root
-
-
-def _with_norm(
-    model: nn.Module, owner: Sequence[str], name: str, keep: Callable[[mx.array], None]
-) -> nn.Module:
-    """Copy a model; ``keep`` is called with the output of its final norm, ``name``."""
-    root = module = copy(model)
-    for part in owner:
-        module[part] = copy(module[part])
-        module = module[part]
-    module[name] = KeptNorm(module[name], keep)
-    return root
+    return owner[name]
 
 
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
@@ -485,3 +393,121 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
             "expected a rope that depends on positions alone"
         )
     return name
+
+
+# Stand-ins -----------------------------------------------------------------------------------
+
+
+class Middle:
+    """Stands for all layers of a model: applies the function ``run``.
+
+    It has a layer's attributes, some of which models read.
+    """
+
+    run: Callable[[mx.array], mx.array]
+
+    def __init__(self, layer: nn.Module):
+        self._layer: Any = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        """Leave mask and cache to those who know the rows."""
+        run = self.run
+        del self.run  # and what it refers to
+        return run(hidden)
+
+
+class PositionedRope:
+    """A layer's rotary embedding that also takes one absolute position per row.
+
+    Args:
+        rope: the layer's rope.
+        rotations: tables shared with other layers, if any.
+    """
+
+    def __init__(self, rope: nn.Module, rotations: Rotations | None):
+        self._rope, self._rotations = rope, rotations
+
+    def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
+        one_sequence = isinstance(offset, int) or offset.ndim == 1
+        whole = x.dtype == mx.float32 and x.shape[-1] == getattr(self._rope, "dims", None)
+        if self._rotations and one_sequence and whole:
+            return self._rotations.rotate(x, offset)
+        return rope_at(self._rope, x, offset)
+
+
+def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
+    """Rotate rows by ``rope``, at consecutive positions or at one for each row.
+
+    Args:
+        rope: a layer's rope.
+        x: (sequences, heads, rows, d).
+        offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
+    """
+    if isinstance(offset, int):
+        return rope(x, offset=offset)
+    # mlx takes one offset per batch row: make every row a batch of its own.
+    if offset.ndim == 2:
+        sequences, heads, rows, size = x.shape
+        single = x.swapaxes(1, 2).reshape(sequences * rows, heads, 1, size)
+        rotated = rope(single, offset=offset.reshape(-1))
+        return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
+    return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
+
+
+class AskingRope:
+    """An MSA layer's rotary embedding that tells the layer's KV rows its queries.
+
+    Layers rotate their queries first, then their keys.
+
+    Args:
+        attention: the layer's attention.
+
+    Attributes:
+        ask: function that is told the queries of the next call, see ``AskedCache``; or ``None``.
+    """
+
+    def __init__(self, attention: nn.Module):
+        self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
+        self._softcap = getattr(attention, "attn_logit_softcapping", None)
+        self.ask: Callable[[mx.array, float | None], None] | None = None
+
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        rotated = self._rope(x, *args, **kwargs)
+        ask, self.ask = self.ask, None
+        if ask is not None:
+            scale = x.shape[-1] ** -0.5 if self._scale is None else self._scale
+            ask(rotated * scale, self._softcap)
+        return rotated
+
+
+class StreamMLP:
+    """An MSA layer's MLP; stream rows pass through their adapter instead, or through both.
+
+    Args:
+        mlp: the layer's MLP.
+        streams: the streams, which have the adapters.
+        number: the layer's number.
+
+    Attributes:
+        main_rows: number of main rows in the next call; they come first.
+    """
+
+    def __init__(self, mlp: nn.Module, streams: Streams, number: int):
+        self._mlp, self._streams, self._number = mlp, streams, number
+        self._beside = streams.config.stream_mlp == "base+adapter"
+        self.main_rows = 0
+
+    def __call__(self, x: mx.array) -> mx.array:
+        count = self.main_rows
+        if x.shape[1] == count:
+            return self._mlp(x)
+        streams = self._streams.stream_adapter(self._number, x[:, count:])
+        if self._beside:  # one product over all rows: its weights are read once
+            through = self._mlp(x)
+            main, streams = through[:, :count], through[:, count:] + streams
+        elif count:
+            main = self._mlp(x[:, :count])
+        return mx.concatenate([main, streams], axis=1) if count else streams

@@ -18,7 +18,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
-from .borrowed_model import BorrowedModel, UnsupportedModelError
+from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
 from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
 from .guesses import NO_GUESSES, StreamGuesses
@@ -29,7 +29,6 @@ from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
-from .stand_ins import Observer
 from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule
 
@@ -162,11 +161,8 @@ class Decoder:
                     f"layer {number} has a {type(cache).__name__}, "
                     "expected a KVCache or a QuantizedKVCache"
                 )
-        windowed = any(hasattr(cache, "window") for cache in caches)
         boundaries = () if head is None else head.boundaries
-        self.model = BorrowedModel(
-            model, streams, windowed, profile, observe, boundaries=boundaries
-        )
+        self.model = BorrowedModel(model, streams, profile, observe, boundaries=boundaries)
         # Of each sequence, none where no head is mounted.
         self._heads: list[DraftHead] = [] if head is None else [head.begin(self.model)]
         self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
@@ -308,7 +304,8 @@ class Decoder:
             return [one.result(guessed) for one, guessed in zip(judged, found, strict=True)]
 
         # 2. MHA layers, over the nodes alone.
-        main = self.model.lower(tokens, self._new_rows(rows))
+        first = self._streams.config.first_msa_layer
+        main = self.model.lower(tokens, self._new_rows(rows), first)
         profile.border("MHA rows", main)
 
         # 3. Prune by the early exit's scores.
@@ -452,8 +449,8 @@ class Decoder:
                 new = UncommittedRows(self.caches[number], rows, rotate)
             else:
                 new = SelectingRows(self.caches[number], rows, rotate, selection)
-            hidden = self.model.layer(number, hidden, new, main_rows)
             self._uncommitted[number] = new
+        hidden = self.model.layers(hidden, self._uncommitted, first, main_rows=main_rows)
         self.profile.border("MSA rows", hidden)
         return hidden
 

@@ -79,8 +79,7 @@ class StreamForward:
         self.streams, self._layers, self._checkpoint = streams, model.layers, checkpoint
         self.vocab_size = config["vocab_size"]
         self._windows = layer_windows(config, model)
-        own_masks = any(window is not None for window in self._windows)
-        self.model = BorrowedModel(model, streams, own_masks, traced=True)
+        self.model = BorrowedModel(model, streams, traced=True)
         architecture = architecture_of(model_type_of(model))
         grouped = config.get("num_key_value_heads") != config.get("num_attention_heads")
         self._group_axis = architecture.grouped_scores and grouped
@@ -90,7 +89,7 @@ class StreamForward:
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
         beside = sequences.positions.reshape(len(sequences.tokens), -1)
-        main = self.model.entry(sequences.tokens, [MainRows(window) for window in self._windows])
+        main = self.model.lower(sequences.tokens, [MainRows(window) for window in self._windows], 0)
         for number in range(first):
             main, _ = self._main_rows(number, main)
 

@@ -42,7 +42,7 @@ def step_of(model, settings, **options):
     )  # fmt: skip
     decoder.prefill(mx.array(PROMPT[:-1]))
     result = step_by(decoder, TREE, settings)
-    count = model.streams.config.num_streams
+    count = settings.streams_run(model.streams.config)
     rows = seen[model.streams.config.num_hidden_layers - 1]
     if settings.placement(model.streams.config) == "beside":
         nodes = len(TREE) if result.kept is None else result.kept.size

@@ -100,7 +100,8 @@ def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypat
     assert oracle.gathered >= 3
     assert_rows_of(oracle.decoders[0].caches, caches)
     for ours, plain_cache in zip(oracle.decoders[0].caches, caches, strict=True):
-        assert ours.keys[0].shape[2] <= plain_cache.keys[0].shape[2] + QuantizedKVCache.step
+        spare = 2 * QuantizedKVCache.step  # for a tree's rows, with streams beside every node
+        assert ours.keys[0].shape[2] <= plain_cache.keys[0].shape[2] + spare
     if start:
         ends = np.cumsum([len(prompt) - 1, *map(len, oracle.paths)])
         assert start in ends, "a step ended where the rows were quantized"

@@ -202,7 +202,7 @@ VARIANTS = {
     "in every layer": {"num_msa_layers": 4, **ROTATION},
     "value rotation": ROTATION,
     "few keys": {"stream_keys": 3},
-    "base + adapter": {"stream_mlp": "base+adapter"},
+    "two streams": {"num_streams": 2},
 }
 
 

@@ -5,7 +5,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.rope_utils import Llama3RoPE, YarnRoPE
 
-from specstream_mlx.engine.stand_ins import rope_at
+from specstream_mlx.engine.borrowed_model import rope_at
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu.rotations import shared_rotations
 
