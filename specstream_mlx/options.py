@@ -322,6 +322,7 @@ class DraftOptions(ProposerOptions):
         integer(1, MAX_TREE_SIZE),
         "Lossless: run the streams beside the N nodes alone that are most probably accepted last. "
         "Default: all.",
+        hidden=True,
     )
     speculation: bool = option(True, FLAG, "One token a step.")
 

@@ -8,11 +8,7 @@ from .loading import SpeculativeModel
 
 
 def refuse_others(stream: Any, input_embeddings: Any = None) -> None:
-    """Refuse arguments that only mlx_lm's own functions take.
-
-    Raises:
-        UserError: such an argument was given.
-    """
+    """Refuse arguments that only mlx_lm's own functions take."""
     if stream is not None and stream is not device.generation_stream:
         raise UserError(
             f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
@@ -27,11 +23,7 @@ def refuse_others(stream: Any, input_embeddings: Any = None) -> None:
 def check_kv_size(
     model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
 ) -> None:
-    """Check that a text fits into ``max_kv_size`` rows, so that none is overwritten.
-
-    Raises:
-        UserError: it may not fit.
-    """
+    """Check that a text fits into ``max_kv_size`` rows, so that none is overwritten."""
     if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
         return
     if max_tokens < 0 or prompt_tokens + max_tokens > max_kv_size:

@@ -691,7 +691,7 @@ FLAGS = [
     *((flag, value) for flag in FILES for value in (LONG, "")),
     *each("--model", "..", "/", "a/b/c", "~x/y", "a//b", "é/ü"),
     *each("--adapter", LONG, "", "../base", "/", "none"),
-    *((flag, value) for flag in ("--mode", "--verify", "--weights") for value in ("", "x")),
+    *((flag, value) for flag in ("--verify", "--weights") for value in ("", "x")),
     *each("--weights", "packed"),
     *each("--none-such", "1"),
 ]

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The texts that are decoded.
-
-    Raises:
-        UserError: texts were chosen in two ways.
-    """
+    """The texts that are decoded."""
 
     PANEL: ClassVar[str] = "Texts"
 
@@ -42,15 +38,7 @@ class TextOptions:
             raise UserError(f"--prompts and {other} were both given, expected at most one")
 
     def chosen(self, items: int, adapter: str | None) -> "tuple[Texts, list[str]]":
-        """The texts, and the tasks that they are of.
-
-        Args:
-            items: texts of a task where ``--items`` says nothing.
-            adapter: a bundled one, which stands for its task.
-
-        Raises:
-            UserError: there is no such task, or the file cannot be read.
-        """
+        """The texts, and the tasks that they are of."""
         from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
 
         if self.prompts is not None:
@@ -62,11 +50,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The directory of the results.
-
-    Raises:
-        UserError: it is a file, which would be found out when all is measured.
-    """
+    """The directory of the results."""
 
     PANEL: ClassVar[str] = "Results"
 
@@ -153,11 +137,7 @@ def speedup(
 
 @dataclass(frozen=True)
 class SpecBenchOptions:
-    """Spec-Bench's questions, what is measured, and what is kept of the answers.
-
-    Raises:
-        UserError: a file is where answers are to go.
-    """
+    """Spec-Bench's questions, what is measured, and what is kept of the answers."""
 
     PANEL: ClassVar[str] = "Options"
 
@@ -222,11 +202,7 @@ def _subject(
     bits: int | None = None,
     random_streams: bool = False,
 ) -> "Subject":
-    """The model to measure; the bundled adapters of all tasks where nothing else was named.
-
-    Raises:
-        UserError: there is no such model or adapter, or a draft head was given.
-    """
+    """The model to measure; the bundled adapters of all tasks where nothing else was named."""
     if model.draft_head is not None:
         raise UserError("--draft-head was given, which benchmarks do not measure, expected streams")
 

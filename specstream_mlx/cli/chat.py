@@ -92,14 +92,6 @@ class _Session:
 
     Attributes:
         over: whether the user has left.
-
-    Args:
-        model: the model that is talked to.
-        chat: the conversation.
-        source: model and adapter as loaded; ``/adapter none`` restores them.
-        options: arguments of every reply.
-        sampler: makes what draws a reply.
-        show_drafts: mark what was drafted.
     """
 
     def __init__(

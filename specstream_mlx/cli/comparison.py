@@ -81,12 +81,7 @@ class Comparison:
 
 
 def compare(run: Run, tokens: list[int]) -> Comparison:
-    """Run both sides in turn.
-
-    Args:
-        run: the run.
-        tokens: our output; producing it has warmed our side up.
-    """
+    """Run both sides in turn."""
     shared = run.model.mode == "shared" and run.is_plain_text
     with progress("Comparing") as show:
         # The main stream of a shared adapter sees its streams: mlx_lm computes another function.

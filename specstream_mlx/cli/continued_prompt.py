@@ -19,9 +19,6 @@ class ContinuedPrompt:
     Attributes:
         cache: its rows, once ``open`` has read them.
         tokenizer_config: the tokenizer's further arguments.
-
-    Raises:
-        UserError: the file is missing, damaged or no prompt cache.
     """
 
     def __init__(self, path: Path | None):
@@ -44,19 +41,7 @@ class ContinuedPrompt:
     def open(
         self, model: "SpeculativeModel", model_name: str, kv_cache: KVCacheOptions
     ) -> KVCacheOptions:
-        """Read the rows.
-
-        Args:
-            model: is to go on from them.
-            model_name: the user's name of the model.
-            kv_cache: as the user asked for.
-
-        Returns:
-            ``kv_cache``, or the file's own where its rows are quantized.
-
-        Raises:
-            UserError: the rows do not fit the model, its LoRA or ``kv_cache``.
-        """
+        """Read the rows."""
         if self._path is None:
             return kv_cache
         from ..prompt_cache import PromptCache
@@ -77,14 +62,7 @@ class ContinuedPrompt:
     def prompt(
         self, tokenizer: "TokenizerWrapper", text: str, model: "SpeculativeModel", raw: bool
     ) -> list[int]:
-        """Token ids of the whole prompt, as far as those of the file are known.
-
-        Args:
-            tokenizer: the model's.
-            text: the user's text; it follows the file's text, if there is a file.
-            model: has the adapter whose template is used.
-            raw: use no template.
-        """
+        """Token ids of the whole prompt, as far as those of the file are known."""
         from ..prompts import chat_prompt, chat_suffix, encode_prompt
 
         if self.cache is None:

@@ -27,11 +27,7 @@ _NOT_TO_PYTORCH = "bits", "quant_predicate", "dtype", "verify", "overwrite"
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """The source and the form of a conversion.
-
-    Raises:
-        UserError: two options exclude each other, or one is missing that another needs.
-    """
+    """The source and the form of a conversion."""
 
     PANEL: ClassVar[str] = "Options"
 
@@ -264,12 +260,7 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
 
 
 def _sample_tokens(model: Path) -> list[int]:
-    """Return the token ids that ``--verify`` runs; done before anything is written.
-
-    Raises:
-        UserError: torch is missing, or the model has no tokenizer that can be read, or one with
-            tokens that the model does not have.
-    """
+    """Return the token ids that ``--verify`` runs; done before anything is written."""
     try:
         from specstream_mlx.convert import parity  # noqa: F401
     except ModuleNotFoundError as error:

@@ -33,23 +33,7 @@ def _version(package: str) -> str | None:
 
 
 def examine(model: str | None = None) -> dict[str, Any]:
-    """Facts about device, packages and models, and ``missing``: what to do about the rest.
-
-    Args:
-        model: whose weights are held to see what that takes; ``None``: the demonstration model.
-
-    Returns:
-        ``device``, ``packages`` (name to version or ``None``), ``demonstration_model``,
-        ``bundled_adapters``, ``weights`` (``weight_policy.HeldWeights`` as an object, or ``None``),
-        ``step_costs`` (when the costs of steps were measured there, and how quiet the machine was;
-        ``None`` without a model), ``step_seconds`` (pairs of nodes and seconds, by where the
-        streams run; ``None``: not measured yet), ``measured`` (the cost curves that are kept for
-        this machine, the newest first), ``measured_elsewhere`` (how many are kept for another
-        machine, MLX or BLAS) and ``missing``, a list of sentences.
-
-    Raises:
-        UserError: ``model`` cannot be used.
-    """
+    """Facts about device, packages and models, and ``missing``: what to do about the rest."""
     from .. import bundled, demonstration
     from ..drafting.kept_costs import kept_costs
     from ..drafting.pace import pace_of

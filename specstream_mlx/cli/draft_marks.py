@@ -29,12 +29,7 @@ class DraftMarks:
         )
 
     def mark(self, text: str, from_draft: bool) -> str:
-        """The text that came with a token, marked.
-
-        Args:
-            text: the newly readable text, which may lag behind its token.
-            from_draft: whether the token was an accepted draft.
-        """
+        """The text that came with a token, marked."""
         style = _STYLES[self._step % len(_STYLES)]
         if not from_draft:
             self._step += 1

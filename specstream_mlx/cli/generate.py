@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from ..config import UserError
 from ..demonstration import MODEL
 from ..hardware import blas
-from ..options import PATH, DraftOptions, KVCacheOptions, LengthOptions, choice, option
+from ..options import PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
 from . import launched, reporting
 from .continued_prompt import ContinuedPrompt
@@ -40,12 +40,6 @@ Names = tuple[str, str | None]
 def generate(
     *,
     model: ModelOptions,
-    mode: str | None = option(
-        None,
-        choice("lossless", "shared"),
-        "Insist on this mode; it comes from the adapter, without one it is lossless.",
-        panel=ModelOptions.PANEL,
-    ),
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: SamplingOptions,
@@ -106,9 +100,8 @@ def generate(
     )
     if coreml is not None:
         refuse_beside_coreml(drafts, model, prompt, kv_cache, output)
-        for flag, given in (("--mode", mode), ("--prompt-cache-file", prompt_cache_file)):
-            if given is not None:
-                raise UserError(f"--coreml and {flag} were both given, expected at most one")
+        if prompt_cache_file is not None:
+            raise UserError("--coreml and --prompt-cache-file were both given, expected one")
         package = package_run(coreml, model.adapter, prompt, length, sampling, drafts, rule)
         if not (package.on_device or output.quiet):
             note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
@@ -137,9 +130,6 @@ def generate(
     loaded, tokenizer = source.load(cached.tokenizer_config)
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
-    if mode is not None and mode != loaded.mode:
-        owner = f"the adapter {source.adapter_name}" if loaded.adapter else "a bare model"
-        raise UserError(f"--mode is {mode}, expected {loaded.mode}, the mode of {owner}")
     kv_cache = cached.open(loaded, str(source.model), kv_cache)
     sampler = sampling.sampler(tokenizer)
     run = Run(
@@ -245,13 +235,7 @@ class _Written:
 
 
 def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) -> None:
-    """Run a generation to its end and print its text as it comes, unless JSON is printed later.
-
-    Args:
-        run: the run.
-        output: options of what is printed.
-        written: gets every token at once, so that it is complete after an interrupt.
-    """
+    """Run a generation to its end and print its text as it comes, unless JSON is printed later."""
     from ..terminal.progress import progress
 
     marks = DraftMarks() if output.show_drafts else None

@@ -29,20 +29,12 @@ _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
 }
 """Options that are about MLX's own model, by group."""
 
-_DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "stream_nodes", "draft_model"
+_DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "draft_model"
 """The same of ``DraftOptions``."""
 
 
 def refuse_beside_coreml(drafts: dict[str, Any], *groups: Any) -> None:
-    """Check that no option was given that a package cannot follow.
-
-    Args:
-        drafts: those of ``DraftOptions`` that were given.
-        *groups: further options.
-
-    Raises:
-        UserError: names the first one.
-    """
+    """Check that no option was given that a package cannot follow."""
     given = [
         field.name
         for group in groups
@@ -124,16 +116,7 @@ def package_run(
     drafts: dict[str, Any],
     rule: RuleOptions,
 ) -> PackageRun:
-    """Open a package and say what is to be generated.
-
-    Args:
-        path: the package.
-        adapter: its name there; ``None``: the only one.
-        prompt, length, sampling, drafts, rule: as given.
-
-    Raises:
-        UserError: the package cannot be read, or cannot do what is asked.
-    """
+    """Open a package and say what is to be generated."""
     from specstream_mlx.convert.to_coreml.saved import model_file, require_coremltools
 
     require_coremltools("generate --coreml")

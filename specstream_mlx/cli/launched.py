@@ -41,11 +41,7 @@ def group() -> "Group | None":
 
 
 def ranks() -> "Ranks | None":
-    """Return the ranks of ``group``.
-
-    Raises:
-        UserError: they cannot be connected.
-    """
+    """Return the ranks of ``group``."""
     found = group()
     if found is None:
         return None
@@ -83,11 +79,7 @@ def together() -> Iterator[None]:
 
 
 def check_command(name: str) -> None:
-    """Check that a command runs in several processes, if there are several.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a command runs in several processes, if there are several."""
     if group() is not None and name not in _COMMANDS:
         raise UserError(
             f"{name} was started in several processes, expected one process, or one of "
@@ -124,14 +116,7 @@ def lines_of_first(lines: Iterator[str]) -> Iterator[str]:
 
 
 def refuse(**options: bool) -> None:
-    """Check that no option was given that needs the whole model in one process.
-
-    Args:
-        **options: whether an option was given, by its name.
-
-    Raises:
-        UserError: one was.
-    """
+    """Check that no option was given that needs the whole model in one process."""
     if group() is None:
         return
     for name, given in options.items():
@@ -143,10 +128,6 @@ def refuse(**options: bool) -> None:
 
 
 def refuse_standard_input() -> None:
-    """Check that no text has to be read to the end of standard input.
-
-    Raises:
-        UserError: ``mlx.launch`` passes on what comes in, and not that it ends.
-    """
+    """Check that no text has to be read to the end of standard input."""
     if group() is not None:
         raise UserError("the prompt comes from standard input, expected --prompt under mlx.launch")

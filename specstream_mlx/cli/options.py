@@ -78,11 +78,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model, an adapter, and the form of the weights in memory.
-
-    Raises:
-        UserError: two adapters were given.
-    """
+    """A model, an adapter, and the form of the weights in memory."""
 
     PANEL: ClassVar[str] = "Model"
     HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path", "draft_head")
@@ -129,14 +125,7 @@ class ModelOptions:
                 )
 
     def source(self, quiet: bool = False) -> Source:
-        """Locate both; a base that the bundled streams fit gets them if no adapter is named.
-
-        Args:
-            quiet: do not say what takes a while.
-
-        Raises:
-            UserError: there is no such adapter or model, or the demonstration model cannot be made.
-        """
+        """Locate both; a base that the bundled streams fit gets them if no adapter is named."""
         return launched.in_turn(lambda: self._located(quiet))
 
     def _located(self, quiet: bool) -> Source:
@@ -174,11 +163,7 @@ class PromptOptions(PrefillOptions):
     )
 
     def text(self) -> str:
-        """The user's text, read from standard input for ``-``, without newlines at its end.
-
-        Raises:
-            UserError: the text is empty or is not UTF-8.
-        """
+        """The user's text, read from standard input for ``-``, without newlines at its end."""
         if self.prompt == "-":
             launched.refuse_standard_input()
             return standard_input()
@@ -186,11 +171,7 @@ class PromptOptions(PrefillOptions):
 
 
 def standard_input() -> str:
-    """The text on standard input.
-
-    Raises:
-        UserError: the text is empty or is not UTF-8.
-    """
+    """The text on standard input."""
     if sys.stdin.isatty():
         note("Reading the prompt from the terminal; Ctrl-D on a new line ends it")
     return decoded(sys.stdin.buffer.read(), "standard input")
@@ -204,14 +185,7 @@ class SamplingOptions(options.SamplingOptions):
     """The sampler's options, under mlx_lm's names."""
 
     def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":
-        """Make the sampler; ``None`` without a temperature.
-
-        Args:
-            tokenizer: XTC spares its newline and end tokens, as in mlx_lm's command line.
-
-        Raises:
-            UserError: a value out of range.
-        """
+        """Make the sampler; ``None`` without a temperature."""
         from ..engine.sampling import KeyedSampler, Sampling
 
         special: tuple[int, ...] = ()
@@ -224,12 +198,7 @@ class SamplingOptions(options.SamplingOptions):
         return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)
 
     def logits_processors(self, vocab_size: int) -> "Sequence[LogitsProcessor]":
-        """Make the functions that change the logits before a token is drawn.
-
-        Raises:
-            UserError: ``--logit-bias`` has a token that does not exist; mlx would write outside of
-                the logits.
-        """
+        """Make the functions that change the logits before a token is drawn."""
         from mlx_lm.sample_utils import make_logits_processors
 
         for token in self.logit_bias or ():
@@ -270,14 +239,7 @@ class RuleOptions:
     )
 
     def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
-        """Make the settings of drafts, see ``chosen_drafts``.
-
-        Args:
-            drafts: those of ``DraftOptions`` that were given.
-
-        Raises:
-            UserError: two options contradict each other.
-        """
+        """Make the settings of drafts, see ``chosen_drafts``."""
         from ..drafting.fixed import names_of
         from ..drafting.settings import chosen_drafts
 
@@ -314,11 +276,7 @@ def quantization(kv_cache: KVCacheOptions) -> "KVQuantization":
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The form of what is printed.
-
-    Raises:
-        UserError: two options that exclude each other were given.
-    """
+    """The form of what is printed."""
 
     PANEL: ClassVar[str] = "Output"
 

@@ -18,16 +18,7 @@ def statistics(
     everything: bool,
     rate: bool,
 ) -> None:
-    """The figures of a generation, mlx_lm's in mlx_lm's words.
-
-    Args:
-        last: the last response.
-        drafts: the drafting in a few words.
-        verify: the verify rule.
-        seed: seed of the draws, if there were any.
-        everything: whether to print all figures, else three lines.
-        rate: whether to print the rate; ``comparison`` measures it better.
-    """
+    """The figures of a generation, mlx_lm's in mlx_lm's words."""
     note("=" * 10)
     note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
     shown = f", {last.generation_tps:.3f} tokens-per-sec" if rate else ""

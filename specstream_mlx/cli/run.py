@@ -97,11 +97,7 @@ class Run:
         return self.verify in ("greedy", "keyed")
 
     def check(self) -> None:
-        """Check that the model can do what is asked; nothing is generated.
-
-        Raises:
-            UserError: it cannot.
-        """
+        """Check that the model can do what is asked; nothing is generated."""
         self.responses()
 
     def responses(self, progress: Progress | None = None) -> Iterator[GenerationResponse]:

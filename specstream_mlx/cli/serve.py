@@ -105,14 +105,7 @@ def serve(
 def _resident(
     model: str | None, adapter_path: list[str] | None, adapters: Path | None
 ) -> "tuple[dict[str, SpeculativeModel], TokenizerWrapper]":
-    """Load the base and its adapters, by the names that clients use.
-
-    Args:
-        model, adapter_path, adapters: options of the command.
-
-    Raises:
-        UserError: one of them cannot be used.
-    """
+    """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.kept import check_name
     from ..loading import adapter_directory, named_adapters
@@ -143,11 +136,7 @@ def _resident(
 
 
 def check_extra() -> None:
-    """Check that what a server needs is installed.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that what a server needs is installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UserError(

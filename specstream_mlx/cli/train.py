@@ -172,11 +172,7 @@ def _settings(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file like mlx_lm's; ``null`` leaves one unset.
-
-    Raises:
-        UserError: it cannot be read, or has a field that no setting goes by.
-    """
+    """Read the settings of a YAML file like mlx_lm's; ``null`` leaves one unset."""
     import yaml
     from mlx_lm.lora import yaml_loader
 
@@ -290,11 +286,7 @@ def _answer(
     answers: AnswerOptions,
     prompts: list[str] | None,
 ) -> Path:
-    """Let the base, with its LoRA, answer prompts, or ask itself and answer.
-
-    Returns:
-        Where the answers are.
-    """
+    """Let the base, with its LoRA, answer prompts, or ask itself and answer."""
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
 
@@ -354,11 +346,6 @@ class _Told:
     """Progress of drawn or answered prompts: on a bar, and every minute in a line.
 
     Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
-
-    Args:
-        show: the bar.
-        doing: words for the work.
-        done: word for a finished prompt.
     """
 
     def __init__(self, show: "Show", doing: str, done: str):

@@ -39,15 +39,6 @@ def run(
     A parameter whose default is an ``option`` is that option. One annotated with a dataclass of
     options gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the
     options that the user gave.
-
-    Args:
-        command: the function.
-        words: what follows the command's name.
-        name: its name on the help page; ``None``: the program's.
-        hidden: whether hidden options are included.
-
-    Raises:
-        UserError: the words are not what the command takes.
     """
     text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("[bold]Example")
     examples = examples and "Example" + examples.replace("[/bold]", ":", 1)

@@ -56,9 +56,6 @@ def file_error(error: OSError) -> str:
 
     Some errors come from writing only. ``files`` names the files that it writes, so an error
     without a name is about standard output.
-
-    Raises:
-        OSError: the error itself, if it is about neither, such as a closed pipe.
     """
     if error.errno in _OF_WRITING:
         name = error.filename

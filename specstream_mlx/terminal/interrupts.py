@@ -8,11 +8,7 @@ from typing import Any
 
 @contextmanager
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once.
-
-    Yields:
-        A function that tells whether Ctrl-C was pressed.
-    """
+    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once."""
     pressed = False
     before = signal.getsignal(signal.SIGINT)
 

@@ -41,14 +41,7 @@ _running: ContextVar[Progress | None] = ContextVar("_running", default=None)
 
 @contextmanager
 def progress(description: str) -> Iterator[Show]:
-    """Show a bar while the block runs, on stderr; nothing where that is no terminal.
-
-    Args:
-        description: the work in a few words.
-
-    Yields:
-        A ``Show``, to call as the work goes on.
-    """
+    """Show a bar while the block runs, on stderr; nothing where that is no terminal."""
     with _bars() as bars:
         task = bars.add_task(description, total=None, ends=None)
         begun: tuple[float, float] | None = None

@@ -73,7 +73,9 @@ class TrainSettings(StreamSettings):
         "mlx_lm's rank, scale, dropout and keys, in shared mode.",
         hidden=True,
     )
-    segment: int = option(8, integer(1), "Positions whose streams are computed together.")
+    segment: int = option(
+        8, integer(1), "Positions whose streams are computed together.", hidden=True
+    )
     grad_checkpoint: bool = option(False, FLAG, "Less memory, for more time.")
     clear_cache_threshold: int = option(
         0, integer(0), "Bytes of MLX's cache above which it is cleared.", hidden=True

@@ -18,7 +18,6 @@ from specstream_mlx.prompts import chat_prompt
         (("--temperature", 1), "unrecognized arguments: --temperature"),
         (("--kv-bits", 3), "--kv-bits: found '3', expected 4 or 8"),
         (("--logit-bias", '{"999999": 1}'), "token 999999, expected one of 0 to 319"),
-        (("--mode", "shared"), "--mode is shared, expected lossless, the mode of a bare model"),
         (("--verify", "typical"), "verify is 'typical', which needs the target's probabilities"),
         (("--temp", 1, "--verify", "rejection", "--tree-size", 4), "rejection"),
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
@@ -57,11 +56,9 @@ def test_files_that_are_told_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--mode", "lossless"), "--mode is lossless, expected shared, the mode of the adapter"),
         (("--num-streams", 9), "num_streams is 9, the adapter has 4"),
         (("--tree-width", 99), "the draft tree has 97039800 nodes, expected at most 4096"),
         (("--tree-width", 999), "tree_width is 999, expected at most the vocabulary's 320"),
-        (("--stream-nodes", 2), "stream_nodes needs an adapter in lossless mode"),
     ],
 )
 def test_options_that_the_adapter_does_not_take(flags, sentence, base, shared):
