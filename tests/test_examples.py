@@ -90,7 +90,6 @@ SLOW = {
     "README.md: Your own model",
     "convert/README.md: Training streams in PyTorch",
     "convert/README.md: Training LoRA in PyTorch",
-    "convert/README.md: Training other methods' heads in PyTorch",
     "convert/demo_model/README.md: Asking it",
     "specstream_mlx/cli/convert.py: convert",
     "specstream_mlx/cli/generate.py: generate",

@@ -1,14 +1,14 @@
-"""The draft heads of other methods, as they are trained: Medusa, Hydra, EAGLE.
+"""The draft heads as they are trained, in PyTorch; parameters are named as in published files.
 
-What each computes is said in ``specstream_mlx.heads``, which runs them; their parameters have the
-names of the published files. A head reads a base's last hidden states H behind the final norm, or
-those at other boundaries, and the tokens behind them: at position t it stands behind the hidden
-state of token t, knows token t + 1, the root, and the drafts t + 2, .. , and guesses token
-t + 2 + i at depth i. All start as the base itself, with z = H, and EAGLE-3 as an early exit at its
-last boundary, since few updates bring them further than from the published trainers' random
-weights.
+A head reads a base's last hidden states H behind the final norm, or those at other boundaries, and
+the tokens behind them: at position t it stands behind the hidden state of token t, knows token
+t + 1, the root, and the drafts t + 2, .. , and guesses token t + 2 + i at depth i. All start as the
+base itself, with z = H, and EAGLE-3 as an early exit at its last boundary, since few updates bring
+them further than from the published trainers' random weights.
 
-Shapes: B sequences of T tokens, C positions, D depths, h the hidden size.
+Shapes: B sequences of T tokens, C positions, D depths, h the hidden size. ``forward`` takes states
+(B, T, h), of EAGLE-3 (B, T, n * h), embeddings (B, T, h) and positions (B, C), and returns what the
+LM head reads, (B, C, D, h).
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from specstream_mlx.convert.pytorch.attention import Scoring, causal_attention, gather_rows
+from specstream_mlx.convert.pytorch.backbone import ATTENTION
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -25,9 +27,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-
-from .attention import Scoring, causal_attention, gather_rows
-from .backbone import ATTENTION
 
 
 class _Residual(nn.Module):
@@ -40,25 +39,16 @@ class _Residual(nn.Module):
         nn.init.zeros_(self.linear.bias)
         if width != hidden_size:
             self.res_connection = nn.Linear(width, hidden_size)
-            with torch.no_grad():
-                self.res_connection.weight.copy_(torch.eye(hidden_size, width))
-                self.res_connection.bias.zero_()
+            nn.init.eye_(self.res_connection.weight)
+            nn.init.zeros_(self.res_connection.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., width) to (..., h)."""
         through = self.res_connection(x) if hasattr(self, "res_connection") else x
         return through + F.silu(self.linear(x))
 
 
 class Medusa(nn.ModuleList):
-    """Medusa's heads (arXiv 2401.10774), each with layers and, if it has its own, an LM head.
-
-    Args:
-        hidden_size: h.
-        depth: number of heads.
-        layers: of each.
-        lm_head: (n, h) that heads of their own start with; ``None``: they share the base's.
-    """
+    """Medusa's heads, each with layers and, if it has its own, an LM head, (n, h) at first."""
 
     def __init__(self, hidden_size: int, depth: int, layers: int, lm_head: Tensor | None) -> None:
         heads = []
@@ -77,18 +67,9 @@ class Medusa(nn.ModuleList):
         return [head[-1] for head in self if len(head) > self.layers]
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """What the LM head reads: (B, C, D, h).
-
-        Args:
-            hidden: (B, T, h) the base's last hidden states; of EAGLE-3 (B, T, n * h), those at its
-                boundaries side by side.
-            embeddings: (B, T, h) of the tokens.
-            positions: (B, C) int64.
-        """
-        rows = gather_rows(hidden, positions)
         outputs = []
         for head in self:
-            z = rows
+            z = gather_rows(hidden, positions)
             for layer in head[: self.layers]:
                 z = layer(z)
             outputs.append(z)
@@ -96,13 +77,7 @@ class Medusa(nn.ModuleList):
 
 
 class Hydra(nn.Module):
-    """Plain Hydra's heads (arXiv 2402.05109), which share the base's LM head.
-
-    Args:
-        hidden_size: h.
-        depth: number of heads.
-        layers: of each.
-    """
+    """Plain Hydra's heads, which share the base's LM head."""
 
     lm_heads: tuple[nn.Linear, ...] = ()
 
@@ -114,23 +89,17 @@ class Hydra(nn.Module):
             self.hydra_mlp.append(nn.Sequential(*(_Residual(w, hidden_size) for w in widths)))
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """See ``Medusa.forward``."""
         read = gather_rows(hidden, positions)
         outputs = []
         for number, head in enumerate(self.hydra_mlp):
-            following = _ahead(embeddings, 1 + number)
-            read = torch.cat((read, gather_rows(following, positions)), dim=-1)
+            following = gather_rows(_ahead(embeddings, 1 + number), positions)
+            read = torch.cat((read, following), dim=-1)
             outputs.append(head(read))
         return torch.stack(outputs, dim=2)
 
 
 class Eagle(nn.Module):
-    """EAGLE's layer (arXiv 2401.15077), with the base's LM head.
-
-    Args:
-        config: sizes and rope of the layer.
-        depth: of the drafts that it guesses where it is not trained.
-    """
+    """EAGLE's layer, with the base's LM head; ``depth`` counts where it is not trained."""
 
     lm_heads: tuple[nn.Linear, ...] = ()
 
@@ -145,36 +114,26 @@ class Eagle(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
         with torch.no_grad():
             self.fc.weight.copy_(torch.cat((torch.zeros(size, size), torch.eye(size)), dim=1))
-            self.fc.bias.zero_()
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        for weight in (self.fc.bias, layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+            nn.init.zeros_(weight)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """See ``Medusa.forward``; behind depth 0, which alone is trained, features are its own."""
-        paths = _Paths()
-        features, outputs = hidden, []
+        """Behind depth 0, which alone is trained, features are its own."""
+        paths, features, outputs = _Paths(), hidden, []
         for level in range(1 if self.training else self.depth):
             x = self.fc(torch.cat((_ahead(embeddings, 1 + level), features), dim=-1))
-            places = torch.arange(level, level + x.shape[1], device=x.device)[None]
+            rope = self.rotary(x, _places(level, x))
             features = self.layers[0](
-                x,
-                attention_mask=None,
-                position_embeddings=self.rotary(x, places),
-                attend=paths.attend,
+                x, attention_mask=None, position_embeddings=rope, attend=paths.attend
             )
             outputs.append(gather_rows(features, positions))
         return torch.stack(outputs, dim=2)
 
 
 class Eagle3(nn.Module):
-    """EAGLE-3's layer (arXiv 2503.01840), with an LM head of its own.
+    """EAGLE-3's layer, with an LM head (n, h) and a norm (h,) that start as they are given.
 
-    Args:
-        config: sizes and rope of the layer.
-        depth: of the drafts that it is trained on, each behind its own features of the one before.
-        boundaries: the hidden states that it reads.
-        norm: (h,) the weights that its norm starts with.
-        lm_head: (n, h) the LM head's.
+    Each of ``depth`` depths is trained, behind the layer's own features of the one before.
     """
 
     def __init__(
@@ -206,13 +165,10 @@ class Eagle3(nn.Module):
         return [self.lm_head] * self.depth
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """See ``Medusa.forward``; behind depth 0 the features are the layer's own."""
         paths, features, outputs = _Paths(), self.fc(hidden), []
         for level in range(self.depth):
-            places = torch.arange(level, level + hidden.shape[1], device=hidden.device)[None]
-            following = _ahead(embeddings, 1 + level)
-            rope = self.rotary(features, places)
-            features = self.midlayer(following, features, rope, paths)
+            rope = self.rotary(features, _places(level, features))
+            features = self.midlayer(_ahead(embeddings, 1 + level), features, rope, paths)
             outputs.append(gather_rows(self.norm(features), positions))
         return torch.stack(outputs, dim=2)
 
@@ -234,10 +190,7 @@ class _WideLayer(nn.Module):
         nn.init.zeros_(self.self_attn.o_proj.weight)
         nn.init.zeros_(self.mlp.down_proj.weight)
 
-    def forward(
-        self, embeddings: Tensor, features: Tensor, rope: tuple[Tensor, Tensor], paths: "_Paths"
-    ) -> Tensor:
-        """Map embeddings and features (B, T, h) to the next features."""
+    def forward(self, embeddings: Tensor, features: Tensor, rope: Any, paths: "_Paths") -> Tensor:
         x = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), dim=-1)
         attended, _ = self.self_attn(
             x, attention_mask=None, position_embeddings=rope, attend=paths.attend
@@ -257,7 +210,6 @@ class _Paths:
         self._levels: list[tuple[Tensor, Tensor]] = []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        """One level's attention, see ``Backbone.layer``."""
         groups = queries.shape[1] // keys.shape[1]
         self._levels.append((keys, values))
         if len(self._levels) == 1:
@@ -266,8 +218,8 @@ class _Paths:
         (text_keys, text_values), *own = pairs
         rows = queries * scoring.scale
         length = rows.shape[2]
-        scores = rows @ text_keys.transpose(2, 3)
-        scores = scores.masked_fill(_later(length, rows.device), float("-inf"))
+        later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1)
+        scores = (rows @ text_keys.transpose(2, 3)).masked_fill(later, float("-inf"))
         beside = [(rows * key).sum(-1, keepdim=True) for key, _ in own]
         weights = torch.cat((scores, *beside), dim=-1).softmax(-1).to(values.dtype)
         of_text, *of_own = weights.split((length, *(1 for _ in own)), dim=-1)
@@ -277,9 +229,8 @@ class _Paths:
         return output.transpose(1, 2)
 
 
-def _later(length: int, device: torch.device) -> Tensor:
-    """(length, length) bool, the rows behind each row."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+def _places(level: int, rows: Tensor) -> Tensor:
+    return torch.arange(level, level + rows.shape[1], device=rows.device)[None]
 
 
 def _ahead(rows: Tensor, count: int) -> Tensor:
@@ -289,12 +240,7 @@ def _ahead(rows: Tensor, count: int) -> Tensor:
 
 
 def layer_config(base: Any, intermediate_size: int | None) -> LlamaConfig:
-    """The sizes of a Llama layer like one of the base's.
-
-    Args:
-        base: the base's transformers configuration.
-        intermediate_size: of the MLP; ``None``: the base's.
-    """
+    """The sizes of a Llama layer like one of the base's, by its configuration."""
     heads = base.num_attention_heads
     return LlamaConfig(
         hidden_size=base.hidden_size,

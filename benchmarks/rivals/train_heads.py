@@ -1,0 +1,326 @@
+"""The trainer of draft heads on a frozen base: Medusa, Hydra, EAGLE, EAGLE-3.
+
+    python -m benchmarks.rivals.train_heads --kind medusa --model BASE --data answers.jsonl \\
+        --output OUT --epochs 1
+
+For comparisons on equal terms: the same answers of the base, batches, schedule and optimizer as
+those of the trainer of streams, which checkpoints and ``--resume`` are of too. It writes
+``OUT/head`` in the published layout. Medusa's and Hydra's heads learn the token that comes at their
+depth, or the base's distribution of it; EAGLE's layer learns the base's next hidden state, and
+besides the distribution that follows from it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from specstream_mlx.convert.pytorch.attention import gather_rows, softcapped, stream_positions
+from specstream_mlx.convert.pytorch.backbone import Backbone
+from specstream_mlx.convert.pytorch.load import load_base
+from specstream_mlx.convert.pytorch.losses import Batch, places_of, targets_of
+from specstream_mlx.convert.pytorch.training_data import collate, load_items
+from specstream_mlx.convert.pytorch.training_run import (
+    OnStep,
+    Trained,
+    autocast,
+    begin,
+    log_held_out,
+    run_steps,
+    training_device,
+)
+from specstream_mlx.convert.pytorch.training_settings import RunSettings
+from torch import Tensor, nn
+
+from specstream_mlx import UserError
+from specstream_mlx.files import staged_directory
+from specstream_mlx.options import (
+    FLAG,
+    POSITIVE,
+    TEXT,
+    check_options,
+    choice,
+    integer,
+    number,
+    option,
+)
+from specstream_mlx.terminal.commands import program
+from specstream_mlx.terminal.notes import note
+from specstream_mlx.train.items import Item, most_frequent
+
+from .head_networks import Eagle, Eagle3, Hydra, Medusa, layer_config
+
+KINDS = "medusa", "hydra", "eagle", "eagle3"
+_RATES = {"medusa": 3e-3, "hydra": 2e-3, "eagle": 3e-3, "eagle3": 2e-3}  # benchmarks/NOTES.md
+_DECAYS = {"medusa": 0.8, "hydra": 1.0, "eagle": 1.0, "eagle3": 0.8}
+
+
+@dataclass
+class HeadSettings(RunSettings):
+    """The settings of a run: which head, and what it learns from.
+
+    Where a default is ``None``, it is that of the method's own recipe, but for the learning rate:
+    recipes are of bases fifty times as large, and a base of 135 M parameters wants higher ones.
+    """
+
+    kind: str = option("medusa", choice(*KINDS), "Method: medusa, hydra, eagle or eagle3.")
+    num_heads: int = option(
+        4, integer(1, 16), "Heads; of eagle3 depths, of eagle those that are measured alone."
+    )
+    num_layers: int = option(1, integer(1), "Layers of each head, of medusa and hydra.")
+    intermediate_size: int | None = option(
+        None, integer(1), "Width of the MLP, of eagle and eagle3. Default: the base's."
+    )
+    own_lm_heads: bool = option(
+        False,
+        FLAG,
+        "Whether each of medusa's heads has an LM head of its own, which starts as the base's.",
+        "--own-lm-heads/--no-own-lm-heads",
+    )
+    draft_vocabulary: int = option(
+        0, integer(0), "Tokens that may be drafted, the most frequent of the completions. 0: all."
+    )
+    teacher: str | None = option(
+        None,
+        choice("text", "base"),
+        "What the tokens' loss compares with: the completions, or the base's probabilities. "
+        "Default: text for medusa, base for the others.",
+    )
+    decay: float | None = option(
+        None,
+        POSITIVE,
+        "Weight of each depth over that before it. Default: 0.8 for medusa and eagle3, 1.",
+    )
+    token_loss: float = option(
+        0.1, number(0), "Weight of the tokens' loss beside that of the hidden states, of eagle."
+    )
+    learning_rate: float | None = option(
+        None, POSITIVE, "Peak of the learning rate. Default: 3e-3 medusa and eagle, 2e-3 others."
+    )
+    prompt_template: str | None = option(
+        None, TEXT, "Text around every prompt, with {text} in its place."
+    )
+
+    @property
+    def learns_from_base(self) -> bool:
+        """Whether the tokens' loss compares with the base's probabilities."""
+        return (self.teacher or ("text" if self.kind == "medusa" else "base")) == "base"
+
+
+class Drafts:
+    """A frozen base, and the tokens that may be drafted.
+
+    Attributes:
+        vocabulary: (n,) int64; ``None``: all.
+        shared: weight and bias of the base's LM head, of the drafted tokens.
+    """
+
+    def __init__(self, causal_lm: Any, vocabulary: Tensor | None) -> None:
+        causal_lm.requires_grad_(False)
+        self.backbone, self._decoder = Backbone(causal_lm), causal_lm.get_decoder()
+        self.config, self.vocabulary = causal_lm.config, vocabulary
+        head, rows = self.backbone.head, slice(None) if vocabulary is None else vocabulary
+        self.shared = head.weight[rows], None if head.bias is None else head.bias[rows]
+
+    @torch.no_grad()
+    def hidden(self, tokens: Tensor, boundaries: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, n * h) at boundaries, and (B, T, h) behind the final norm."""
+        output = self._decoder(
+            input_ids=tokens, use_cache=False, output_hidden_states=bool(boundaries)
+        )
+        inner = [output.hidden_states[number] for number in boundaries]
+        last = output.last_hidden_state
+        return (torch.cat(inner, -1) if inner else last), last
+
+    def logits(self, rows: Tensor, head: tuple[Tensor, Tensor | None]) -> Tensor:
+        """Apply an LM head to rows (.., h), and the base's cap."""
+        return softcapped(F.linear(rows, *head).float(), self.backbone.softcap)
+
+
+class _Guessed:
+    """What a head guesses on a batch, and the targets.
+
+    Attributes:
+        features: (B, C, D, h) what the LM heads read; last: (B, T, h) the base's own.
+        positions, valid: (B, C) where heads stand.
+        places: (B, C, 1 + D) columns of the tokens from the root on, -1 outside the vocabulary.
+        there: (B, C, 1 + D) bool, whether there is such a token.
+        heads: the LM head of each depth.
+    """
+
+    def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
+        read, self.last = drafts.hidden(batch.tokens, getattr(network, "boundaries", ()))
+        ends = batch.lengths - 1
+        self.positions, self.valid = stream_positions(batch.stream_from, ends)
+        embeddings = drafts.backbone.embedding(batch.tokens)
+        self.features = network(read, embeddings, self.positions)
+        depth = self.features.shape[2]
+        targets, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
+        self.places, size = targets, len(drafts.backbone.head.weight)
+        if drafts.vocabulary is not None:
+            self.places = places_of(drafts.vocabulary, size)[targets]
+        own = [(head.weight, head.bias) for head in network.lm_heads]
+        self.heads = own or [drafts.shared] * depth
+        self._ends = ends[:, None]
+
+    def following(self, level: int) -> Tensor:
+        """(B, C, h) the base's hidden states that say the distribution at a depth."""
+        return gather_rows(self.last, torch.minimum(self.positions + 1 + level, self._ends))
+
+
+def head_loss(
+    network: nn.Module, drafts: Drafts, batch: Batch, settings: HeadSettings
+) -> tuple[Tensor, list[float]]:
+    """The loss of a batch, and each depth's cross entropy in nats."""
+    found = _Guessed(network, drafts, batch)
+    decay = settings.decay or _DECAYS[settings.kind]
+    total, per_depth = torch.zeros((), device=found.last.device), []
+    for level, rows in enumerate(found.features.unbind(2)):
+        places = found.places[..., 1 + level]
+        scored = found.there[..., 1 + level] & (places >= 0)
+        goal = places[scored]
+        if settings.learns_from_base:
+            goal = drafts.logits(found.following(level)[scored], drafts.shared).softmax(-1)
+        losses = F.cross_entropy(
+            drafts.logits(rows[scored], found.heads[level]), goal, reduction="sum"
+        )
+        loss = losses / scored.sum().clamp(min=1)
+        per_depth.append(loss.item())
+        total = total + decay ** (1 + level) * loss
+    if isinstance(network, Eagle):
+        follows = found.there[..., 1]
+        features, true = found.features[:, :, 0][follows], found.following(0)[follows]
+        total = settings.token_loss * total + F.smooth_l1_loss(features.float(), true.float())
+    return total, per_depth
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module, drafts: Drafts, items: Sequence[Item], batch_size: int
+) -> dict[str, Any]:
+    """Measure how often top-1 guesses are the data's tokens; each sees the true ones before it.
+
+    Returns:
+        ``depths``: shares that are right; and ``chain``: tokens that a chain draft would gain per
+        step if the text were the data's.
+    """
+    correct: Any = 0
+    counts: Any = 0
+    for start in range(0, len(items), batch_size):
+        batch = collate(list(items[start : start + batch_size]), drafts.shared[0].device)
+        found = _Guessed(network, drafts, batch)
+        pairs = zip(found.features.unbind(2), found.heads, strict=True)
+        best = torch.stack([F.linear(rows, *head).argmax(-1) for rows, head in pairs], -1)
+        hits = (best == found.places[..., 1:]) & found.there[..., 1:]
+        chain = hits.long().cumprod(-1).sum() + found.valid.sum()
+        correct = correct + torch.cat((hits.sum((0, 1)), chain[None]))
+        counts = counts + torch.cat((found.there[..., 1:].sum((0, 1)), found.valid.sum()[None]))
+    *depths, chain = (correct / counts.clamp(min=1)).tolist()
+    return {"depths": depths, "chain": chain}
+
+
+def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
+    """Build the untrained head of a run.
+
+    Raises:
+        UserError: the base has too few layers.
+    """
+    config, depth, layers = drafts.config, settings.num_heads, settings.num_layers
+    if settings.kind == "medusa":
+        lm_head = drafts.shared[0] if settings.own_lm_heads else None
+        return Medusa(config.hidden_size, depth, layers, lm_head)
+    if settings.kind == "hydra":
+        return Hydra(config.hidden_size, depth, layers)
+    layer = layer_config(config, settings.intermediate_size)
+    if settings.kind == "eagle":
+        return Eagle(layer, depth)
+    count = config.num_hidden_layers
+    if count < 3:
+        raise UserError(f"eagle3 reads three layers of the base, which has {count}")
+    boundaries = 2, count // 2, count - 3
+    return Eagle3(layer, depth, boundaries, drafts.backbone.norm_weight, drafts.shared[0])
+
+
+def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
+    """Train a draft head and write it to ``settings.output / "head"``.
+
+    Raises:
+        UserError: a setting is out of range or does not fit the base, a file cannot be read or
+            written, or the output holds an earlier run that is not resumed.
+    """
+    check_options(settings)
+    settings.check_run()
+    target = settings.output / "head"
+    begin(settings, target)
+    device = training_device()
+    base = load_base(settings.model, settings.dtype).to(device)
+    size, count = base.config.vocab_size, settings.draft_vocabulary
+    if count > size:
+        raise UserError(f"draft_vocabulary is {count}, expected at most the base's {size}")
+    items, held_out = load_items(settings, settings.prompt_template, size)
+    vocabulary = torch.tensor(most_frequent(items, count, size), device=device) if count else None
+    drafts = Drafts(base, vocabulary)
+    network = build_head(settings, drafts).to(device)
+    weights, peak = dict(network.named_parameters()), settings.learning_rate
+    trained = Trained(weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0)
+
+    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        loss, per_depth = head_loss(network, drafts, batch, settings)
+        return loss, {"per_depth": per_depth}
+
+    step = run_steps(settings, items, trained, loss_of, on_step)
+    if held_out:
+        with autocast(settings, device):
+            accuracy = evaluate(network.eval(), drafts, held_out, settings.batch_size)
+        log_held_out(settings, step, accuracy)
+        depths = ", ".join(f"{j}: {share:.1%}" for j, share in enumerate(accuracy["depths"], 1))
+        note(f"held-out top-1: {depths}; chain {accuracy['chain']:.2f} tokens")
+    write_head(network, vocabulary, str(settings.model), target)
+    return target
+
+
+def write_head(
+    network: nn.Module, vocabulary: Tensor | None, base_model: str, directory: Path
+) -> None:
+    """Write a head as published ones are; the tokens that it drafts as vLLM or EAGLE-3 does."""
+    named = network.named_parameters()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
+    if vocabulary is not None and isinstance(network, Eagle3):
+        ids, every = vocabulary.cpu(), torch.zeros(network.config.vocab_size, dtype=torch.bool)
+        tensors["d2t"], every[ids] = ids - torch.arange(len(ids)), True
+        tensors["t2d"] = every
+    elif vocabulary is not None:
+        if network.lm_heads:  # vLLM's layout, in which alone LM heads may be cut
+            tensors = {_of_vllm(name): tensor for name, tensor in tensors.items()}
+        tensors["token_map"] = vocabulary.to("cpu", torch.int32)
+    config: dict[str, Any] = {"base_model_name_or_path": base_model}
+    if isinstance(network, Eagle | Eagle3):
+        names = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
+        names += "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings"
+        config |= {name: getattr(network.config, name) for name in names}
+        config["rope_theta"] = network.config.rope_parameters["rope_theta"]
+    if isinstance(network, Eagle3):
+        config["eagle_aux_hidden_state_layer_ids"] = list(network.boundaries)
+    with staged_directory(directory, replace=True) as scratch:
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        save_file(tensors, scratch / "model.safetensors", {"format": "pt"})
+
+
+def _of_vllm(name: str) -> str:
+    """The name that vLLM has for a tensor of Medusa's."""
+    name = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name)
+    return re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", name)
+
+
+def main(settings: HeadSettings) -> None:
+    """Train another method's draft head on a language model."""
+    print(train_head(settings))
+
+
+if __name__ == "__main__":
+    program(main, hidden=True)()

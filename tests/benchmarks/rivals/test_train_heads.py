@@ -1,0 +1,202 @@
+"""Draft heads of other methods: what is trained is what MLX runs, and it learns."""
+
+import json
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from random_models import plain_tokens, tokens_of
+from safetensors.torch import load_file
+from specstream_mlx.convert.pytorch.load import load_base
+from torch_tiny import tiny_batch
+
+from benchmarks.rivals import train_heads
+from benchmarks.rivals.heads import mounted
+from benchmarks.rivals.train_heads import Drafts, HeadSettings, head_loss, write_head
+from specstream_mlx import load
+from specstream_mlx.config import UserError
+from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.draft_head import AcceptedRows
+
+DEPTH = 3
+SOME = {"draft_vocabulary": 9}
+FORMS = {
+    "medusa": {"kind": "medusa", "num_layers": 2},
+    "medusa, some tokens": {"kind": "medusa", **SOME},
+    "medusa, own heads, some tokens": {"kind": "medusa", "own_lm_heads": True, **SOME},
+    "hydra": {"kind": "hydra", "num_layers": 2},
+    "hydra, some tokens": {"kind": "hydra", **SOME},
+    "eagle": {"kind": "eagle"},
+    "eagle, some tokens": {"kind": "eagle", "intermediate_size": 24, **SOME},
+    "eagle3": {"kind": "eagle3"},
+    "eagle3, some tokens": {"kind": "eagle3", "intermediate_size": 24, **SOME},
+}
+
+
+@pytest.fixture
+def settings(tied, data, tmp_path):
+    small = {"batch_size": 8, "iters": 12, "log_every": 1, "bf16": False, "num_heads": DEPTH}
+    fixed = {"model": tied, "data": data, "output": tmp_path / "out", **small}
+    return lambda **values: HeadSettings(**{**fixed, **values})
+
+
+@pytest.fixture(scope="module")
+def base(tied):
+    return load_base(tied)
+
+
+def random_head(base, chosen):
+    """A head with random weights, and what it drafts."""
+    torch.manual_seed(1)
+    size, count = base.config.vocab_size, chosen.draft_vocabulary
+    drafts = Drafts(base, torch.randperm(size)[:count].sort().values if count else None)
+    network = train_heads.build_head(chosen, drafts)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return network.eval(), drafts
+
+
+@torch.no_grad()
+def trained_logits(network, drafts, tokens):
+    """(T, D, n) what the trainer's network says at every position of one text."""
+    positions, embeddings = torch.arange(len(tokens))[None], drafts.backbone.embedding(tokens[None])
+    read, _ = drafts.hidden(tokens[None], getattr(network, "boundaries", ()))
+    features = network(read, embeddings, positions)[0]
+    heads = [(head.weight, head.bias) for head in network.lm_heads] or [drafts.shared] * DEPTH
+    pairs = zip(features.unbind(1), heads, strict=True)
+    return torch.stack([torch.nn.functional.linear(rows, *head) for rows, head in pairs], 1)
+
+
+def run_logits(model, text, hidden, position):
+    """(D, n) what MLX's head says behind a position and the true tokens after it."""
+    borrowed = BorrowedModel(model.model, boundaries=model.head.boundaries)
+    head, found = model.head.begin(borrowed), []
+    path = text[position + 2 :]
+
+    def rank(logits, tokens, level):
+        found.extend(logits if level is None else logits[:1])
+        ahead = path[: len(logits)] if level is None else [path[level]]
+        return mx.array(ahead)[:, None], mx.zeros((len(ahead), 1))
+
+    rows = slice(position, position + 1)
+    head.read(mx.array(text[:position]), tuple(state[:position] for state in hidden))
+    following = mx.array(text[position + 1 : position + 2])
+    states = tuple(state[rows] for state in hidden)
+    head.follow(AcceptedRows(states, mx.array(text[rows]), following, mx.array(1)))
+    head.guess(rank, [np.array([0])] * (DEPTH - 1), 1)
+    return np.array(mx.stack(found))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_trained_is_what_mlx_runs(form, base, settings, tied_mlx, tmp_path):
+    network, drafts = random_head(base, settings(**FORMS[form]))
+    directory = tmp_path / "head"
+    write_head(network, drafts.vocabulary, "base", directory)
+    model, _ = load(tied_mlx)
+    model.mount_head(mounted(directory, model))
+    if drafts.vocabulary is not None:
+        assert model.head.tokens.tolist() == drafts.vocabulary.tolist()
+    assert model.head.config.parameters == sum(p.numel() for p in network.parameters())
+    seeded = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, base.config.vocab_size, (14,), generator=seeded)
+    expected = trained_logits(network, drafts, tokens)
+    borrowed = BorrowedModel(model.model, boundaries=model.head.boundaries)
+    borrowed.logits(mx.array(tokens.tolist())[None], [None] * len(model.layers))
+    own = [state[0] for state in borrowed.take_features()]
+    for position in (3, 8):
+        found = run_logits(model, tokens.tolist(), own, position)
+        np.testing.assert_allclose(found, expected[position], atol=1e-4 * expected.abs().max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_learns_and_the_text_stays(form, settings, data, tied_mlx):
+    """From the text: what the random base would write is another."""
+    learns = {"iters": 40, "learning_rate": 1e-2, "teacher": "text"}
+    if FORMS[form]["kind"] == "eagle":
+        learns["token_loss"] = 5.0
+    chosen = settings(**FORMS[form], **learns, valid_data=data)
+    directory = train_heads.train_head(chosen)
+    lines = [json.loads(line) for line in (chosen.output / "log.jsonl").read_text().splitlines()]
+    assert lines[39]["loss"] < 0.8 * lines[0]["loss"]
+    assert len(lines[-1]["held_out"]["depths"]) == DEPTH
+    assert lines[-1]["held_out"]["chain"] > 1.3
+    model, _ = load(tied_mlx)
+    prompt = [5, 9, 3, 7]
+    expected = plain_tokens(model.model, prompt, 12)
+    model.mount_head(mounted(directory, model))
+    assert tokens_of(model, prompt, 12, tree_size=4)[:12] == expected
+
+
+@pytest.mark.parametrize("form", ["medusa, some tokens", "hydra", "eagle", "eagle3, some tokens"])
+def test_losses_are_those_of_the_whole_logits(form, base, settings):
+    """Row by row, with the logits of all positions at once."""
+    chosen = settings(**FORMS[form], decay=0.5, **({"token_loss": 0.3} if form == "eagle" else {}))
+    network, drafts = random_head(base, chosen)
+    batch, apart = tiny_batch(vocab=base.config.vocab_size), []
+    sums, counts = np.zeros(DEPTH), np.zeros(DEPTH)
+    every = torch.arange(base.config.vocab_size)
+    ids = (every if drafts.vocabulary is None else drafts.vocabulary).tolist()
+    for row, length in enumerate(batch.lengths.tolist()):
+        tokens = batch.tokens[row, :length]
+        logits = trained_logits(network, drafts, tokens)
+        _, (last,) = drafts.hidden(tokens[None], ())
+        teacher = torch.nn.functional.linear(last, *drafts.shared).softmax(-1)
+        embeddings = drafts.backbone.embedding(tokens[None])
+        for position in range(batch.stream_from[row] - 1, length - 2):
+            for level in range(min(DEPTH, length - position - 2)):
+                token = tokens[position + 2 + level].item()
+                if token in ids:
+                    expected = teacher[position + 1 + level]
+                    if not chosen.learns_from_base:
+                        place = torch.tensor(ids.index(token))
+                        expected = torch.nn.functional.one_hot(place, len(ids))
+                    sums[level] -= (expected * logits[position, level].log_softmax(-1)).sum().item()
+                    counts[level] += 1
+            if form == "eagle":
+                output = network(last[None], embeddings, torch.tensor([[position]]))[0, 0, 0]
+                apart.append((output - last[position + 1]).abs())
+    loss, per_depth = head_loss(network, drafts, batch, chosen)
+    assert per_depth == pytest.approx(sums / np.maximum(counts, 1), rel=1e-4)
+    total = (sums / np.maximum(counts, 1)) @ [0.5, 0.25, 0.125]
+    if form == "eagle":
+        apart = torch.stack(apart)
+        total = 0.3 * total + torch.where(apart < 1, apart**2 / 2, apart - 0.5).mean().item()
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_resuming_equals_not_stopping(settings, tmp_path):
+    whole = train_heads.train_head(settings(output=tmp_path / "whole"))
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(step, _):
+        if step == 7:
+            raise StoppedError
+
+    chosen = settings(save_every=5)
+    with pytest.raises(StoppedError):
+        train_heads.train_head(chosen, stop)
+    with pytest.raises(UserError, match="of an earlier run, expected --resume"):
+        train_heads.train_head(chosen)
+    chosen.resume = True
+    found = load_file(train_heads.train_head(chosen) / "model.safetensors")
+    expected = load_file(whole / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"draft_vocabulary": 100_000}, "draft_vocabulary is 100000, expected at most the base's"),
+        ({"iters": 1, "epochs": 1}, "iters and epochs were both given"),
+        ({"kind": "lookahead"}, "kind is 'lookahead', expected 'medusa', 'hydra', "),
+    ],
+)
+def test_bad_settings_are_one_sentence(settings, values, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        train_heads.train_head(settings(**values))
