@@ -5,7 +5,7 @@ shapes. An adapter that is in mlx-lm's form already, such as ``mlx_lm.lora`` wri
 written as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,26 +49,6 @@ class _Base:
         return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
 
 
-@dataclass(frozen=True)
-class _Adapter:
-    """One adapter in MLX's names and shapes, ready to be written."""
-
-    lora: LoraPart
-    stream_config: StreamConfig | None
-    streams: dict[str, mx.array]
-
-    def astype(self, dtype: mx.Dtype) -> "_Adapter":
-        lora = {name: tensor.astype(dtype) for name, tensor in self.lora.tensors.items()}
-        streams = {
-            name: tensor if name == VOCABULARY else tensor.astype(dtype)
-            for name, tensor in self.streams.items()
-        }
-        return replace(self, lora=replace(self.lora, tensors=lora), streams=streams)
-
-    def write(self, directory: Path) -> None:
-        write_adapter(directory, self.lora, self.stream_config, self.streams)
-
-
 def convert_adapter(
     source: Path,
     base: Path,
@@ -81,7 +61,7 @@ def convert_adapter(
 
     Args:
         source: directory with LoRA in PEFT's or mlx-lm's files, with streams in
-            ``speculative_streaming`` files, or with both; or with published prompt tokens.
+            ``speculative_streaming`` files, or with both.
         base: directory of the base, in Hugging Face's or MLX format.
         target: directory for the result, which appears once it is complete.
         dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
@@ -92,11 +72,7 @@ def convert_adapter(
             format cannot hold, or the target exists or cannot be written. The sentence names the
             file, the tensor, what was found and what was expected.
     """
-    check_replaceable(target, base, [source], overwrite=overwrite)
-    adapter = _read(source, _Base(base), dtype)
-    with staged_directory(target, replace=overwrite) as scratch:
-        adapter.write(scratch)
-        check_replaceable(target, base, [source], overwrite=overwrite)  # again: it took a while
+    _convert({"": source}, base, target, dtype, overwrite)
 
 
 def convert_adapters(
@@ -107,18 +83,14 @@ def convert_adapters(
     *,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Convert several adapter directories to MLX format, all of them or none.
+    """Convert several adapter directories, all of them or none, each to a directory in ``target``.
 
     Args:
         sources: directories as in ``convert_adapter``, each with a name of its own.
-        base: directory of the base, in Hugging Face's or MLX format.
-        target: directory as in ``convert_adapter``; each adapter becomes a directory in it, named
-            by ``adapter_name``.
-        dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
-        overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
+        base, target, dtype, overwrite: see ``convert_adapter``.
 
     Returns:
-        The written directories, in the order of ``sources``.
+        The written directories, named by ``adapter_name``, in the order of ``sources``.
 
     Raises:
         UserError: as in ``convert_adapter``, or two sources have the same name.
@@ -127,15 +99,23 @@ def convert_adapters(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two adapters are named {name}, expected a different name for each")
-    check_replaceable(target, base, sources, overwrite=overwrite)
-    loaded = _Base(base)
-    adapters = [_read(source, loaded, dtype) for source in sources]
-    with staged_directory(target, replace=overwrite) as scratch:
-        for name, adapter in zip(names, adapters, strict=True):
-            (scratch / name).mkdir()
-            adapter.write(scratch / name)
-        check_replaceable(target, base, sources, overwrite=overwrite)
+    _convert(dict(zip(names, sources, strict=True)), base, target, dtype, overwrite)
     return [target / name for name in names]
+
+
+def _convert(
+    sources: Mapping[str, Path], base: Path, target: Path, dtype: str | None, overwrite: bool
+) -> None:
+    """Convert adapters to directories of these names within ``target``."""
+    read = list(sources.values())
+    check_replaceable(target, base, read, overwrite=overwrite)
+    loaded = _Base(base)
+    adapters = {name: _read(source, loaded, dtype) for name, source in sources.items()}
+    with staged_directory(target, replace=overwrite) as scratch:
+        for name, parts in adapters.items():
+            (scratch / name).mkdir(exist_ok=True)
+            write_adapter(scratch / name, *parts)
+        check_replaceable(target, base, read, overwrite=overwrite)  # again: it took a while
 
 
 def adapter_name(source: Path) -> str:
@@ -147,24 +127,26 @@ def adapter_name(source: Path) -> str:
     return path.parent.name if path.name == "adapter" else path.name
 
 
-def _read(source: Path, base: _Base, dtype: str | None) -> _Adapter:
-    adapter = _as_published(source, base)
-    return adapter if dtype is None else adapter.astype(getattr(mx, dtype))
-
-
-def _as_published(source: Path, base: _Base) -> _Adapter:
-    """Read an adapter in the dtypes that it has."""
+def _read(
+    source: Path, base: _Base, dtype: str | None
+) -> tuple[LoraPart, StreamConfig | None, dict[str, mx.array]]:
+    """Read one adapter in MLX's names and shapes."""
     found = describe(source)
     found.check_base(base.config)
-    adapter = _Adapter(_read_lora(found, base), found.stream_config, _read_streams(found, base))
+    lora, streams = _read_lora(found, base), _read_streams(found, base)
     if found.format == "pytorch" and found.stream_config is not None:
-        outside = [name for name in adapter.lora.tensors if place_in_layer(name) is None]
+        outside = [name for name in lora.tensors if place_in_layer(name) is None]
         if outside:  # the trainer refuses it too
             module = outside[0].rpartition(".")[0]
             raise UserError(
                 f"{source} has streams beside LoRA of {module}, expected it in decoder layers alone"
             )
-    return adapter
+    if dtype is not None:
+        kind = getattr(mx, dtype)
+        tensors = {name: tensor.astype(kind) for name, tensor in lora.tensors.items()}
+        lora = replace(lora, tensors=tensors)
+        streams = {n: t if n == VOCABULARY else t.astype(kind) for n, t in streams.items()}
+    return lora, found.stream_config, streams
 
 
 def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
