@@ -221,13 +221,17 @@ def quick(seen: Observed) -> Any:
 
 
 def ended(command: str) -> list[Any]:
-    """Run the command line in this process; returns its exit code and what it printed."""
+    """Run the command line in this process; returns its exit code and what it printed.
+
+    What follows `` <<< `` is standard input, with ``/`` between its lines.
+    """
     from specstream_mlx.cli import main as run
 
+    command, _, typed = command.partition(" <<< ")
     printed, files = io.BytesIO(), {}
     for name in ("stdout", "stderr"):
         files[name] = io.TextIOWrapper(printed, "utf-8", write_through=True)
-    files["stdin"] = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    files["stdin"] = io.TextIOWrapper(io.BytesIO(typed.replace("/", "\n").encode()), "utf-8")
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(99))  # it does not end by itself
     signal.alarm(300)
     code: Any = 0
@@ -243,6 +247,7 @@ def ended(command: str) -> list[Any]:
         for left in Path.cwd().glob("out*"):
             shutil.rmtree(left)
     text = printed.getvalue().decode().replace(str(Path.cwd()), ".").replace(str(ROOT), "CLONE")
+    text = re.sub(r"((?:_tps|_memory)\W+|It/sec |Tokens/sec |mem )[\d.]+", r"\1#", text)
     lines = (" ".join(re.sub("[─-╿]", "", line).split()) for line in text.splitlines())
     return [code, *filter(None, lines)]
 
@@ -499,6 +504,7 @@ PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
     "real quick": (partial(real, length=10, texts=slice(7, 9)), True),
     "real alone": (real, False),
     "real together": (real_together, False),
+    "doors": (partial(commands, "doors"), False),
     "help": (partial(commands, "help"), True),
 }
 for one in "generate", "chat", "write", "convert", "train", "serve", "adapters", "others":
