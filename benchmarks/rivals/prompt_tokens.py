@@ -105,7 +105,7 @@ class _PromptTokensOfText:
         base = copy(base)
         base["model"] = inner
         self._head, self._caches = head, make_caches(base, head.model.config)
-        self._model = BorrowedModel(base, None, any(hasattr(c, "window") for c in self._caches))
+        self._model = BorrowedModel(base)
         count = len(head.embeddings)
         self._own = mx.arange(vocab_size, vocab_size + count, dtype=mx.int32)
         self._learned = head.prefix[0][0].shape[2] if head.prefix else 0
