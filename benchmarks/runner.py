@@ -29,7 +29,6 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import stream_generate as plain_stream_generate
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model
 
 from specstream_mlx import (
     DraftSettings,
@@ -113,9 +112,6 @@ _ALONE = {
     STREAMS_ALONE: ByWorth(Proposers(lookup=False)),
     LOOKUP_ALONE: ByWorth(USUAL, streams=False),
 }
-
-_GROUP = 64
-"""Weights that share a scale where the base is quantized anew."""
 
 
 # One run ------------------------------------------------------------------------------------
@@ -366,7 +362,6 @@ class Base:
         directory: Path,
         max_tokens: int,
         weights: str = "auto",
-        bits: int | None = None,
         fastest_baseline: bool = True,
     ):
         """Load the base, and on the CPU time mlx_lm on packed and on expanded weights.
@@ -375,15 +370,12 @@ class Base:
             directory: of the base.
             max_tokens: of a generation.
             weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
-            bits: quantize the base to so many anew, and hold it packed.
             fastest_baseline: whether mlx_lm may have its weights in another form than we.
         """
         self._directory, self._max_tokens = directory, max_tokens
         self.model, self.tokenizer = load(directory, weights=weights)
-        if bits:
-            _quantize(self.model, bits)
         held = self.model.held
-        self._held = "packed" if bits or held is None else held.form
+        self._held = "packed" if held is None else held.form
         self._plain_form, self._packed_over_expanded = self._held, None
         quantized = "quantization" in self.model.config
         if fastest_baseline and quantized and device.backend() == "cpu":
@@ -442,30 +434,6 @@ class Base:
                 return ratio
         most = min(self._max_tokens, _FORM_TOKENS)
         return interleaved(prompts, ways(most)).speedup("packed", "expanded")
-
-
-def _quantize(model: SpeculativeModel, bits: int) -> None:
-    """The same model in other bits, packed, with scales in float32.
-
-    Layers whose width is no multiple of the group's stay as they are, as in mlx_lm's conversion.
-
-    Raises:
-        UserError: there is no other layer.
-    """
-    whole = dequantize_model(model.model)
-
-    def is_taken(_: str, module: nn.Module) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[-1] % _GROUP == 0
-
-    if not any(is_taken(*named) for named in whole.named_modules()):
-        raise UserError(
-            f"--bits is {bits}, expected none: no layer's width is a multiple of the group size "
-            f"{_GROUP}"
-        )
-    nn.quantize(whole, _GROUP, bits, class_predicate=is_taken)
-    model.model = whole
-    model.config = model.config | {"quantization": {"group_size": _GROUP, "bits": bits}}
-    mx.eval(model.model.parameters())
 
 
 # Several ways in turn -----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Every text is decoded by every way in turn (batch 1, greedy), in another random order each time, so
 a way and mlx_lm always run within seconds of each other; see ``runner``. Lines of a base are
 compared with mlx_lm on the base, lines of an adapter with mlx_lm on the base with that adapter's
-LoRA. mlx_lm runs on the weights that are fastest for it, unless ``--weights`` or ``--bits`` says
+LoRA. mlx_lm runs on the weights that are fastest for it, unless ``--weights`` says
 how both hold them. Every text is checked: in lossless mode it must be mlx_lm's, in shared mode
 that of one token a step.
 
@@ -21,9 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
-
-import mlx.core as mx
-from mlx.utils import tree_map
 
 from specstream_mlx import DraftSettings, SpeculativeModel, UserError, bundled
 from specstream_mlx.adapters.description import describe
@@ -45,7 +42,6 @@ from .runner import (
     expected_runs,
     interleaved,
     measure_costs,
-    streams_of,
 )
 from .texts import BASE, WRITERS, Texts, adapter_of, score, writer_of
 
@@ -241,12 +237,9 @@ def measure(
     suite: Suite,
     texts: Texts,
     rounds: int,
-    random_streams: bool,
 ) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
     mounted = base.mount(job.adapter)
-    if random_streams:
-        randomize(mounted.model)
     drafts = drafting_ways(suite, job.mode, mounted.model)
     found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
     prompts = [text.prompt for text in found_texts]
@@ -293,15 +286,6 @@ def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
     return lora + streams
 
 
-def randomize(model: SpeculativeModel) -> None:
-    """Streams as if nobody had trained them."""
-    mx.random.seed(0)
-    streams = streams_of(model)
-    values = tree_map(lambda x: 0.02 * mx.random.normal(x.shape, x.dtype), streams.parameters())
-    streams.update(values)
-    mx.eval(streams.parameters())
-
-
 def markdown(
     suite: Suite, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[str]:
@@ -346,8 +330,6 @@ class Subject:
         adapter: mounted for every task; ``None``: the bare base.
         each_bundled: mount what is bundled for each task and writer instead.
         weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
-        bits: quantize the base to so many anew, packed; ``None``: as it is.
-        random_streams: as if nobody had trained them.
     """
 
     directory: Path
@@ -355,8 +337,6 @@ class Subject:
     adapter: Path | None = None
     each_bundled: bool = False
     weights: str = "auto"
-    bits: int | None = None
-    random_streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -398,12 +378,11 @@ def compare(
         UserError: model, adapter, streams and suite do not go together.
     """
     suite, rounds = SUITES[asked.suite], asked.rounds
-    as_fastest = subject.weights == "auto" and subject.bits is None
+    as_fastest = subject.weights == "auto"
     base = Base(
         subject.directory,
         asked.max_tokens,
         subject.weights,
-        subject.bits,
         fastest_baseline=as_fastest,
     )
     own = None
@@ -421,8 +400,6 @@ def compare(
                 f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
             )
         drafting_ways(suite, own.mode, model)
-        if subject.random_streams and model.streams is None:
-            raise UserError("--random-streams was given, expected with an adapter that has streams")
     if own:
         jobs = [replace(own, task=task) for task in asked.tasks]
     else:
@@ -432,13 +409,13 @@ def compare(
         "model": subject.name,
         **asked.texts.facts(),
         "rounds": rounds,
-        "streams": ("random" if subject.random_streams else "trained") if trained else "no",
+        "streams": "trained" if trained else "no",
     }
     file = "-".join(filter(None, (asked.suite, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
     for job in track(jobs, asked.suite):
-        rows += measure(base, job, suite, asked.texts, rounds, subject.random_streams)
+        rows += measure(base, job, suite, asked.texts, rounds)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))
     return text, rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..config import UserError
 from ..files import prompt_lines
-from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, one_of, option
+from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, option
 from .options import ModelOptions
 
 if TYPE_CHECKING:
@@ -86,10 +86,6 @@ class SpeedupOptions:
     )
     rounds: int | None = option(None, integer(1), "Runs of each text.")
     max_tokens: int | None = most_tokens(None, least=2)
-    bits: int | None = option(
-        None, one_of(2, 3, 4, 6, 8), "Quantize the base anew, packed, for both sides."
-    )
-    random_streams: bool = option(False, FLAG, "Streams as if nobody had trained them.")
     name: str = option("", PART_OF_NAME, "Of the result files: SUITE-NAME-MACHINE.", metavar="NAME")
 
 
@@ -129,7 +125,7 @@ def speedup(
         asked.rounds or suite.rounds,
         asked.max_tokens or suite.max_tokens,
     )
-    subject = _subject(model, texts, bits=asked.bits, random_streams=asked.random_streams)
+    subject = _subject(model, texts)
     text, rows = benchmark.compare(wanted, subject, report.output, asked.name)
     print(text)
     benchmark.check_texts(rows)
@@ -199,8 +195,6 @@ def spec_bench(
 def _subject(
     model: ModelOptions,
     texts: TextOptions = TextOptions(),
-    bits: int | None = None,
-    random_streams: bool = False,
 ) -> "Subject":
     """The model to measure; the bundled adapters of all tasks where nothing else was named."""
     if model.draft_head is not None:
@@ -218,6 +212,4 @@ def _subject(
         source.adapter,
         each_bundled=all(value is None for value in named),
         weights=model.weights,
-        bits=bits,
-        random_streams=random_streams,
     )

@@ -1,14 +1,13 @@
 """The runner on ways to decode that are made up."""
 
-import mlx.nn as nn
 import pytest
 from draft_heads import model_with_head
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import random_prompt, speculative_model
-from tiny_models import tiny_llama_directory, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 
-from benchmarks.runner import Base, Mounted, Run, interleaved
-from specstream_mlx import DraftSettings, PromptCache, UserError
+from benchmarks.runner import Mounted, Run, interleaved
+from specstream_mlx import DraftSettings, PromptCache
 
 
 def way(rate):
@@ -28,19 +27,6 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
         "ms_per_call": pytest.approx(1e3 * (8 / 150 + 8 / 75) / 2 / 2, abs=1e-3),
         "nodes": 2.0,
     }
-
-
-def test_a_base_is_quantized_where_its_widths_allow_it(tmp_path):
-    """A group is 64 weights wide."""
-    tiny_llama_directory(tmp_path / "some", hidden_size=96, intermediate_size=128)
-    base = Base(tmp_path / "some", 8, bits=4, fastest_baseline=False)
-    layer = base.model.model.layers[0]
-    assert isinstance(layer.mlp.down_proj, nn.QuantizedLinear)
-    assert not isinstance(layer.mlp.up_proj, nn.QuantizedLinear)
-    assert len(base.mount(None).mlx_lm()([5, 6]).tokens) == 8
-    tiny_llama_directory(tmp_path / "none", hidden_size=96, intermediate_size=96)
-    with pytest.raises(UserError, match="--bits is 4, expected none: no layer's width is a mult"):
-        Base(tmp_path / "none", 8, bits=4, fastest_baseline=False)
 
 
 @pytest.mark.parametrize("name", [None, "hydra", "hydra++", "eagle", "medusa, own heads"])

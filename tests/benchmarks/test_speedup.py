@@ -57,7 +57,6 @@ def test_a_model_without_streams_drafts_by_lookup_alone(base, here):
     ("flags", "sentence"),
     [
         (["--suite", "speedup"], "every way of this --suite drafts with streams, and no streams"),
-        (["--random-streams"], "--random-streams was given, expected with an adapter that has"),
         (["--writers", "base"], "--writers was given with a model or an adapter of yours"),
     ],
 )
