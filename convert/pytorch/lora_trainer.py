@@ -12,7 +12,7 @@ It writes ``OUT/adapter`` in PEFT's format, the log ``OUT/log.jsonl`` and the ch
 ``OUT/checkpoint.pt``, from which ``--resume`` continues.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ if __name__ == "__main__":
     import_or_exit()
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from specstream_mlx.terminal.commands import program
@@ -43,81 +42,7 @@ from .training_run import (
     run_steps,
     training_device,
 )
-from .training_settings import AnsweringSettings, LoraSettings
-
-
-class AnsweringModel:
-    """A causal language model without streams, with LoRA or without.
-
-    Args:
-        causal_lm: of a tested architecture.
-
-    Raises:
-        UserError: it is of another architecture.
-    """
-
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
-        self._backbone, self._decoder = Backbone(causal_lm), causal_lm.get_decoder()
-
-    def answer_rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The hidden states (n, h) before each token of the answers, and these tokens (n,)."""
-        hidden = self._decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
-        place = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)
-        within = (place >= batch.stream_from[:, None]) & (place < batch.lengths[:, None])
-        return hidden[within], batch.tokens[:, 1:][within]
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean cross entropy of the answers' tokens in nats, a scalar."""
-        rows, targets = self.answer_rows(batch)
-        head, softcap = self._backbone.head, self._backbone.softcap
-        return head_cross_entropy(rows, head.weight, targets, head.bias, softcap).mean()
-
-    @torch.no_grad()
-    def share_right(self, items: Sequence[Item], batch_size: int) -> float:
-        """The share of the answers' tokens that are predicted, with the true ones before them."""
-        right = total = 0
-        for start in range(0, len(items), batch_size):
-            batch = collate(
-                list(items[start : start + batch_size]), self._backbone.head.weight.device
-            )
-            rows, targets = self.answer_rows(batch)
-            right += int((self._backbone.logits(rows).argmax(-1) == targets).sum())
-            total += len(targets)
-        return right / total
-
-
-def train_to_answer(
-    settings: AnsweringSettings,
-    causal_lm: PreTrainedModel,
-    weights: Mapping[str, Parameter],
-    on_step: OnStep | None,
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """Train some weights of a model on a run's answers, and log what it then predicts.
-
-    Args:
-        settings: the run's, which has begun.
-        causal_lm: the model, on the device that trains.
-        weights: those that are trained, by name.
-        on_step: see ``OnStep``.
-        about: further figures for the log's last line.
-
-    Raises:
-        UserError: a file cannot be read or written.
-    """
-    model = AnsweringModel(causal_lm)
-    items, held_out = load_items(settings, settings.prompt_template, causal_lm.config.vocab_size)
-    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
-
-    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        return model.loss(batch), {}
-
-    step = run_steps(settings, items, trained, loss_of, on_step)
-    if held_out:
-        with autocast(settings, training_device()):
-            right = model.share_right(held_out, settings.batch_size)
-        log_held_out(settings, step, {"main": right} | dict(about or {}))
-        note(f"held-out top-1: {right:.1%}")
+from .training_settings import LoraSettings
 
 
 def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
@@ -135,14 +60,44 @@ def train_lora(settings: LoraSettings, on_step: OnStep | None = None) -> Path:
             written, or the output holds an earlier run that is not resumed.
     """
     settings.check()
-    adapter = settings.output / "adapter"
+    adapter, device = settings.output / "adapter", training_device()
     check_adapter_replaceable(adapter)
     begin(settings, adapter)
-    base = put_lora(load_base(settings.model, settings.dtype), settings).to(training_device())
-    weights = {name: p for name, p in base.named_parameters() if p.requires_grad}
-    train_to_answer(settings, base.get_base_model(), weights, on_step)
-    write_lora(base, adapter)
+    tuned = put_lora(load_base(settings.model, settings.dtype), settings).to(device)
+    weights = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    base: Any = tuned.get_base_model()
+    backbone = Backbone(base)  # products are cast once
+    items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
+
+    def loss_of(drawn: Sequence[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        rows, targets = answer_rows(base, batch)
+        head = backbone.head
+        losses = head_cross_entropy(rows, head.weight, targets, head.bias, backbone.softcap)
+        return losses.mean(), {}
+
+    trained = Trained(weights, {settings.learning_rate: list(weights)}, settings.learning_rate)
+    step = run_steps(settings, items, trained, loss_of, on_step)
+    if held_out:
+        with autocast(settings, device), torch.no_grad():
+            right = []
+            for start in range(0, len(held_out), settings.batch_size):
+                batch = collate(held_out[start : start + settings.batch_size], device)
+                rows, targets = answer_rows(base, batch)
+                right.append(backbone.logits(rows).argmax(-1) == targets)
+            share = torch.cat(right).float().mean().item()
+        log_held_out(settings, step, {"main": share})
+        note(f"held-out top-1: {share:.1%}")
+    write_lora(tuned, adapter)
     return adapter
+
+
+def answer_rows(causal_lm: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The hidden states (n, h) before each token of the answers, and these tokens (n,)."""
+    decoder = causal_lm.get_decoder()
+    hidden = decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
+    place = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)
+    within = (place >= batch.stream_from[:, None]) & (place < batch.lengths[:, None])
+    return hidden[within], batch.tokens[:, 1:][within]
 
 
 def main(settings: LoraSettings) -> None:

@@ -17,20 +17,6 @@ LOGITS_AT_ONCE, LOGITS_AT_ONCE_ON_GPU = 1 << 22, 1 << 27
 """Most logits that a slice of rows may have, to bound the memory; a GPU wants large products."""
 
 
-def rows_at_once(head: Tensor) -> int:
-    """The rows of a slice whose logits by an LM head (V, h) are computed at once."""
-    most = LOGITS_AT_ONCE if head.is_cpu else LOGITS_AT_ONCE_ON_GPU
-    return max(1, most // len(head))
-
-
-def as_autocast(head: Tensor) -> Tensor:
-    """An LM head's weight in the dtype of products here: cast once, and not by every slice."""
-    device = head.device.type
-    if not torch.is_autocast_enabled(device):
-        return head
-    return head.to(torch.get_autocast_dtype(device))
-
-
 @dataclass
 class Batch:
     """Sequences padded on the right.
@@ -62,35 +48,6 @@ class Loss:
     pruner: Tensor
 
 
-def slice_cross_entropy(
-    rows: Tensor, head: Tensor, bias: Tensor | None, goal: Tensor, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """The cross entropy of some rows' logits, and its gradient by the logits before their cap.
-
-    Args:
-        rows: (m, h), what the LM head reads.
-        head: (V, h), its weight.
-        bias: (V,), its bias, if it has one.
-        goal: (m,) int64 the true tokens' columns, or (m, V) the distribution that is wanted.
-        softcap: the logits' cap, see ``softcapped``.
-
-    Returns:
-        (m,) in nats, and (m, V), both float32.
-    """
-    logits = softcapped(F.linear(rows, head, bias).float(), softcap)
-    scores = logits.log_softmax(-1)
-    if goal.dim() == 1:
-        losses = -scores.gather(1, goal[:, None]).squeeze(1)
-        gradient = scores.exp_()
-        gradient[torch.arange(len(goal), device=goal.device), goal] -= 1
-    else:
-        losses = -(goal * scores).sum(-1)
-        gradient = scores.exp_().sub_(goal)
-    if softcap is not None:
-        gradient *= 1 - (logits / softcap) ** 2
-    return losses, gradient
-
-
 class HeadCrossEntropy(torch.autograd.Function):
     """LM head and cross entropy, slice by slice: the logits of all rows never exist at once.
 
@@ -106,12 +63,20 @@ class HeadCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         softcap: float | None,
     ) -> Tensor:
-        size, head = rows_at_once(head), as_autocast(head)
+        size = LOGITS_AT_ONCE if head.is_cpu else LOGITS_AT_ONCE_ON_GPU
+        size, device = max(1, size // len(head)), head.device.type
+        if torch.is_autocast_enabled(device):  # cast once, and not by every slice
+            head = head.to(torch.get_autocast_dtype(device))
         losses, gradients = [], []
         for rows, wanted in zip(hidden.split(size), targets.split(size), strict=True):
-            loss, gradient = slice_cross_entropy(rows, head, bias, wanted, softcap)
-            losses.append(loss)
+            logits = softcapped(F.linear(rows, head, bias).float(), softcap)
+            scores = logits.log_softmax(-1)
+            losses.append(-scores.gather(1, wanted[:, None]).squeeze(1))
             if ctx.needs_input_grad[0]:
+                gradient = scores.exp_()  # by the logits
+                gradient[torch.arange(len(wanted), device=wanted.device), wanted] -= 1
+                if softcap is not None:
+                    gradient *= 1 - (logits / softcap) ** 2
                 gradients.append(torch.matmul(gradient, head))
         if gradients:
             ctx.save_for_backward(torch.cat(gradients))

@@ -97,25 +97,6 @@ class RunSettings(Resumable):
             raise UserError("iters and epochs were both given, expected at most one")
 
 
-@dataclass
-class AnsweringSettings(RunSettings):
-    """The settings of a run that learns the tokens of answers, without streams."""
-
-    learning_rate: float = option(1e-3, POSITIVE, "Peak of the learning rate.")
-    prompt_template: str | None = option(
-        None, TEXT, "Text around every prompt, with {text} in its place.", metavar="TEXT"
-    )
-
-    def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is out of range, or two exclude each other.
-        """
-        check_options(self)
-        self.check_run()
-
-
 @dataclass(kw_only=True)
 class LoraShape:
     """Where LoRA is put on a base, and of which rank; ``None``: as the help says."""
@@ -133,7 +114,7 @@ class LoraShape:
 
 
 @dataclass(kw_only=True)
-class LoraSettings(LoraShape, AnsweringSettings):
+class LoraSettings(LoraShape, RunSettings):
     """The settings of a run that trains LoRA alone."""
 
     learning_rate: float = option(
@@ -141,6 +122,18 @@ class LoraSettings(LoraShape, AnsweringSettings):
         POSITIVE,
         "Peak of the learning rate. Low ranks want high ones: 3e-3 suits rank 4, 1e-3 rank 16.",
     )
+    prompt_template: str | None = option(
+        None, TEXT, "Text around every prompt, with {text} in its place.", metavar="TEXT"
+    )
+
+    def check(self) -> None:
+        """Check all that can be checked without reading a file.
+
+        Raises:
+            UserError: a setting is out of range, or two exclude each other.
+        """
+        check_options(self)
+        self.check_run()
 
 
 @dataclass
