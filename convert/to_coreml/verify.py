@@ -88,16 +88,16 @@ def main(
     On a Mac Core ML replays them. Elsewhere numpy does, in half precision and, where the calls come
     from a file, in float32. Exits with code 1 where they differ more than rounding explains.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage[/cyan]
+        python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage
 
     Record on Linux, replay on a Mac:
 
-    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --record calls.json[/cyan]
+        python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --record calls.json
 
-    [cyan]  python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --vectors calls.json[/cyan]
-    """  # noqa: E501
+        python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --vectors calls.json
+    """
     record, given = recording.record, recording.given()
     if vectors is not None and given:
         raise UserError(f"--vectors and {given} were both given, expected at most one")

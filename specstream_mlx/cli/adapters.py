@@ -29,9 +29,9 @@ def list_adapters(
 
     A damaged one is left out and told on stderr; the exit code is then 1.
 
-    [bold]Example[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx adapters list[/cyan]
+        specstream-mlx adapters list
     """
     from ..adapters.description import describe
     from ..inspection import describe_adapter
@@ -104,11 +104,11 @@ def add(
     It is checked against its base and copied to the user's cache; --adapter NAME,
     `write NAME` and, for the demonstration model, `serve` know it from then on.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx adapters add my-sql path/to/adapter --model path/to/mlx-model[/cyan]
+        specstream-mlx adapters add my-sql path/to/adapter --model path/to/mlx-model
 
-    [cyan]  specstream-mlx adapters remove my-sql[/cyan]
+        specstream-mlx adapters remove my-sql
     """
     from .. import demonstration
     from ..adapters.files import read_adapter
@@ -151,11 +151,11 @@ def info(
 ) -> None:
     """Show what an adapter or a base is made of, and whether they fit; no weights are read.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx adapters info proofread[/cyan]
+        specstream-mlx adapters info proofread
 
-    [cyan]  specstream-mlx adapters info llama-streams --model llama-4bit --json[/cyan]
+        specstream-mlx adapters info llama-streams --model llama-4bit --json
     """
     from ..inspection import inspect_directory
     from ..loading import adapter_named

@@ -96,23 +96,23 @@ def speedup(
     asked: SpeedupOptions,
     report: ReportOptions,
 ) -> None:
-    """Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
+    r"""Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
 
     Batch 1, greedy, decoding alone; all ways take turns on every text, and every text is checked.
     Without options: every bundled adapter on texts of its task, and smollm2 with its lossless
     streams. How many texts, rounds and tokens depends on the suite. The table is printed, and kept
     in a Markdown file and a JSON file.
 
-    [bold]Examples[/bold]
+    Examples:
 
     One bundled adapter, on a text of its task:
 
-    [cyan]  specstream-mlx benchmark speedup --adapter sql --items 1 --rounds 1[/cyan]
+        specstream-mlx benchmark speedup --adapter sql --items 1 --rounds 1
 
     A model and prompts of yours:
 
-    [cyan]  specstream-mlx benchmark speedup --model my-model --adapter-path streams
-    --prompts prompts.txt --max-tokens 64[/cyan]
+        specstream-mlx benchmark speedup --model my-model --adapter-path streams \
+            --prompts prompts.txt --max-tokens 64
     """
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.texts import WRITERS, names_in
@@ -170,17 +170,17 @@ def spec_bench(
     bench: SpecBenchOptions,
     report: ReportOptions,
 ) -> None:
-    """Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
+    r"""Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
 
     Batch 1, greedy, through the chat template; all ways take turns on every text, and every text is
     checked. The tables, by task, are printed and kept in a Markdown file and a JSON file.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx benchmark spec-bench --questions question.jsonl --per-category 2[/cyan]
+        specstream-mlx benchmark spec-bench --questions question.jsonl --per-category 2
 
-    [cyan]  specstream-mlx benchmark spec-bench --questions question.jsonl --model my-model
-    --adapter-path streams --answers answers[/cyan]
+        specstream-mlx benchmark spec-bench --questions question.jsonl --model my-model \
+            --adapter-path streams --answers answers
     """
     from specstream_mlx.benchmarks import spec_bench as benchmark
     from specstream_mlx.benchmarks.speedup import check_texts

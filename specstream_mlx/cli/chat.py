@@ -54,11 +54,11 @@ def chat(
     Lines that begin with / are commands, /help lists them. Where standard input is no terminal,
     each of its lines is a turn.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx chat[/cyan]
+        specstream-mlx chat
 
-    [cyan]  specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."[/cyan]
+        specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
     from ..chat import Chat
 

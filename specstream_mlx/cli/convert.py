@@ -135,43 +135,43 @@ class ConvertOptions:
 
 
 def convert(*, options: ConvertOptions) -> None:
-    """Convert a base model or an adapter from PyTorch to MLX.
+    r"""Convert a base model or an adapter from PyTorch to MLX.
 
-    [bold]Examples[/bold]
+    Examples:
 
     A base, quantized to 4 bits:
 
-    [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4[/cyan]
+        specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4
 
     With what the streams of the 4 top layers rest on at 8 bits:
 
-    [cyan]  specstream-mlx convert --model hf-llama --mlx-path llama-mixed
-    --quant-predicate msa_4_8 --num-msa-layers 4[/cyan]
+        specstream-mlx convert --model hf-llama --mlx-path llama-mixed \
+            --quant-predicate msa_4_8 --num-msa-layers 4
 
     A GGUF file, its blocks as they are:
 
-    [cyan]  specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf
-    --mlx-path smollm2[/cyan]
+        specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf \
+            --mlx-path smollm2
 
     An adapter for it, compared with PyTorch:
 
-    [cyan]  specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter
-    --mlx-path llama-streams --verify[/cyan]
+        specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter \
+            --mlx-path llama-streams --verify
 
     Two at once, to adapters/sql and adapters/summarize:
 
-    [cyan]  specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize
-    --mlx-path adapters[/cyan]
+        specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize \
+            --mlx-path adapters
 
     A draft head, for generate --draft-head:
 
-    [cyan]  specstream-mlx convert --model hf-llama --draft-head eagle3-llama
-    --mlx-path llama-eagle3[/cyan]
+        specstream-mlx convert --model hf-llama --draft-head eagle3-llama \
+            --mlx-path llama-eagle3
 
     An adapter that was trained in MLX, for PyTorch:
 
-    [cyan]  specstream-mlx convert --model hf-llama --adapter-path llama-streams
-    --to-pytorch torch-streams[/cyan]
+        specstream-mlx convert --model hf-llama --adapter-path llama-streams \
+            --to-pytorch torch-streams
     """
     target, adapters = options.mlx_path, options.adapter_path or []
     if options.to_pytorch is not None:

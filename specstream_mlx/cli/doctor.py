@@ -165,9 +165,9 @@ def doctor(
     How quantized weights are held is measured at first use and kept in the user's cache; this
     command measures again.
 
-    [bold]Example[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx doctor --json[/cyan]
+        specstream-mlx doctor --json
     """
     from ..hardware.cpu.products import BLOCK
 

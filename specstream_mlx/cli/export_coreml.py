@@ -62,14 +62,14 @@ class ExportOptions:
 
 
 def export_coreml(*, options: ExportOptions) -> None:
-    """Export a model, its adapters and their streams as a Core ML package for iOS 18.
+    r"""Export a model, its adapters and their streams as a Core ML package for iOS 18.
 
     Needs the coreml extra. Nothing of it has run on Apple hardware yet.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx export-coreml --adapter sql --adapter summarize --context 512
-    --output tools.mlpackage[/cyan]
+        specstream-mlx export-coreml --adapter sql --adapter summarize --context 512 \
+            --output tools.mlpackage
     """
     from specstream_mlx.convert.to_coreml.saved import require_coremltools
 

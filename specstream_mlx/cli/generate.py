@@ -64,34 +64,34 @@ def generate(
         panel=ModelOptions.PANEL,
     ),
 ) -> None:
-    """Generate text.
+    r"""Generate text.
 
     The text goes to standard output as it comes, statistics to standard error.
 
-    [bold]Examples[/bold]
+    Examples:
 
     Correct a message with a bundled adapter:
 
-    [cyan]  specstream-mlx generate --adapter proofread
-    -p "Hi Ana, can you sned me the reports on monday"[/cyan]
+        specstream-mlx generate --adapter proofread \
+            -p "Hi Ana, can you sned me the reports on monday"
 
     Summarize a file, and say how much faster that was than plain mlx_lm:
 
-    [cyan]  specstream-mlx generate --adapter summarize --compare < dialogue.txt[/cyan]
+        specstream-mlx generate --adapter summarize --compare < dialogue.txt
 
     Use your own model and streams:
 
-    [cyan]  specstream-mlx generate --model my-model --adapter-path streams -p Hello[/cyan]
+        specstream-mlx generate --model my-model --adapter-path streams -p Hello
 
     Sample, and repeat that another time:
 
-    [cyan]  specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1
-    -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"[/cyan]
+        specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 \
+            -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"
 
     Run an exported package:
 
-    [cyan]  specstream-mlx generate --coreml tools.mlpackage --adapter sql
-    -p "table t(name, city): for t with city Paris, what are the name?"[/cyan]
+        specstream-mlx generate --coreml tools.mlpackage --adapter sql \
+            -p "table t(name, city): for t with city Paris, what are the name?"
     """
     launched.refuse(
         coreml=coreml is not None,

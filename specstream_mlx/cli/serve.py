@@ -52,21 +52,21 @@ def serve(
     ),
     body_bytes: int = option(1 << 20, integer(1), "Bytes of a request at most."),
 ) -> None:
-    """Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
+    r"""Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 
     One base stays in memory, and each request says which adapter it wants: base, base:proofread, ..
     It ends with Ctrl-C, when the replies under way are complete.
 
-    [bold]Examples[/bold]
+    Examples:
 
     The demonstration model and its adapters, on port 8080:
 
-    [cyan]  specstream-mlx serve[/cyan]
+        specstream-mlx serve
 
     Your own model, streams and adapters:
 
-    [cyan]  specstream-mlx serve --model my-model --adapter-path base=streams
-    --adapter-path sql=path/to/adapter --port 8000[/cyan]
+        specstream-mlx serve --model my-model --adapter-path base=streams \
+            --adapter-path sql=path/to/adapter --port 8000
     """
     check_extra()
     if api_key is None:

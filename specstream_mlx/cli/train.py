@@ -93,25 +93,25 @@ def train(
     answers: Annotated[dict[str, Any], AnswerOptions],
     command: CommandOptions,
 ) -> None:
-    """Train streams for a model, on this machine.
+    r"""Train streams for a model, on this machine.
 
     The base answers prompts, its streams learn to foresee such text, and at the end it is measured
     what that brings. Flags are those of mlx_lm.lora.
 
-    [bold]Examples[/bold]
+    Examples:
 
     Lossless streams for a model, from its own answers:
 
-    [cyan]  specstream-mlx train --model my-4bit-model --adapter-path streams[/cyan]
+        specstream-mlx train --model my-4bit-model --adapter-path streams
 
     The same for a model with a LoRA, which stays as it is; the new adapter has both:
 
-    [cyan]  specstream-mlx train --model my-4bit-model --init-adapter my-lora
-    --adapter-path my-adapter[/cyan]
+        specstream-mlx train --model my-4bit-model --init-adapter my-lora \
+            --adapter-path my-adapter
 
     An adapter for one application, from data of yours:
 
-    [cyan]  specstream-mlx train --model my-4bit-model --mode shared --data tickets[/cyan]
+        specstream-mlx train --model my-4bit-model --mode shared --data tickets
     """
     _train(*_settings(settings, answers, command.config), command)
 

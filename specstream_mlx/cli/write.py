@@ -34,11 +34,11 @@ def write(
     Standard output has the result and nothing else. Exit codes: 0, all is written; 1, the result
     was cut off at --max-tokens; 2, something was wrong, and nothing is written.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx write proofread < message.txt[/cyan]
+        specstream-mlx write proofread < message.txt
 
-    [cyan]  specstream-mlx write key_points --file dialogue.txt --json[/cyan]
+        specstream-mlx write key_points --file dialogue.txt --json
     """
     from ..generation import decoding_rate, stream_generate
     from ..prompts import chat_prompt

@@ -39,11 +39,11 @@ def writing_tools(
     Without a text it serves a page to this machine alone, until Ctrl-C. With one, every bundled
     adapter is applied in turn to it, and its result streams as it comes.
 
-    [bold]Examples[/bold]
+    Examples:
 
-    [cyan]  specstream-mlx writing-tools "hi ana can you send me the sales report by friday"[/cyan]
+        specstream-mlx writing-tools "hi ana can you send me the sales report by friday"
 
-    [cyan]  specstream-mlx writing-tools --tool proofread --tool summarize < message.txt[/cyan]
+        specstream-mlx writing-tools --tool proofread --tool summarize < message.txt
     """
     from specstream_mlx.apps.writing_tools.tools import (
         WritingTools,

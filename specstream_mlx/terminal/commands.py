@@ -6,7 +6,6 @@ fraction of the time that libraries take which read signatures.
 
 import argparse
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,12 +39,11 @@ def run(
     options gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the
     options that the user gave.
     """
-    text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("[bold]Example")
-    examples = examples and "Example" + examples.replace("[/bold]", ":", 1)
+    text, headline, examples = inspect.cleandoc(command.__doc__ or "").partition("\nExample")
     parser = _Parser(
         name,
         description=text,
-        epilog=re.sub(r"\[/?cyan\]", "", examples).strip(),
+        epilog=(headline + examples).strip(),
         formatter_class=lambda prog: _Help(prog, max_help_position=30),
         allow_abbrev=False,
     )
