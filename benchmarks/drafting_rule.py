@@ -5,7 +5,7 @@
 
 Greedy text is the same whatever is drafted (ARCHITECTURE.md), and a stream's guesses depend on
 nothing but the text before them. So each text is decoded once, one token a step, with what the
-streams guess behind every token; on that the rule itself (``drafting.auto``) plans step by step,
+streams guess behind every token; on that the rule itself (``drafting.rule``) plans step by step,
 with its constants as they are and with one of them changed. Time is counted by two cost curves that
 are assumed, so that no figure depends on the machine: rows as dear as on two cores of a Linux
 machine, and rows that cost little, as where reading the weights takes most of a step. A pipelined
@@ -23,10 +23,10 @@ from statistics import geometric_mean
 from typing import Any
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.drafting import auto, constants, settings
-from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
+from specstream_mlx.drafting import constants, rule, settings
 from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.drafting.rule import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
@@ -71,7 +71,7 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
     "lookup to depth 6": (settings, "USUAL", Proposers(lookup_size=6)),
     "lookup of 3-grams": (settings, "USUAL", Proposers(lookup_ngram=3)),
-    "8 nodes at most": (auto, "MOST_NODES", 8),
+    "8 nodes at most": (rule, "MOST_NODES", 8),
     "nodes above 0.1": (constants, "LEAST", math.log(0.1)),
 }
 """What is changed, one constant at a time."""

@@ -40,10 +40,9 @@ from specstream_mlx import (
     stream_generate,
 )
 from specstream_mlx.drafting import Drafting
-from specstream_mlx.drafting.auto import AutoDrafting, new_pace
 from specstream_mlx.drafting.fixed import fixed_drafting
-from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.drafting.rule import AutoDrafting, auto_drafting, new_pace, pace_of
 from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan

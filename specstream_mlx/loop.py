@@ -19,7 +19,7 @@ from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
 from .drafting.draft_model import check_draft_model
 from .drafting.fixed import fixed_drafting
-from .drafting.pace import auto_drafting
+from .drafting.rule import auto_drafting
 from .drafting.settings import USUAL, DraftSettings, Proposers
 from .drafting.shared_plans import HeardPlans, ToldPlans
 from .engine.draft_head import HeadWatch
@@ -111,7 +111,7 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         drafting: settings of every step's drafts; or an object, made for this text, that plans its
-            steps. ``None`` or ``Proposers``: the rule plans them, see ``drafting.auto``.
+            steps. ``None`` or ``Proposers``: the rule plans them, see ``drafting.rule``.
         max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: number of prompt tokens per pass.

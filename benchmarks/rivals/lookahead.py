@@ -13,8 +13,7 @@ import random
 from collections.abc import Sequence
 
 from specstream_mlx.drafting import constants
-from specstream_mlx.drafting.backoff import Backoff
-from specstream_mlx.drafting.hit_rates import HitRates
+from specstream_mlx.drafting.calibration import Backoff, HitRates
 from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guesses import Guesses, Path
 from specstream_mlx.engine.tree import Verified

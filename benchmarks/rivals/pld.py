@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from specstream_mlx.drafting import constants
-from specstream_mlx.drafting.hit_rates import HitRates
+from specstream_mlx.drafting.calibration import HitRates
 from specstream_mlx.drafting.proposer import Material, Proposer
 from specstream_mlx.engine.guesses import Guesses, Path
 

@@ -14,7 +14,7 @@ from . import launched
 from .options import JSON, base_model
 
 if TYPE_CHECKING:
-    from ..drafting.kept_costs import KeptCosts
+    from ..drafting.cost import KeptCosts
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
@@ -35,8 +35,8 @@ def _version(package: str) -> str | None:
 def examine(model: str | None = None) -> dict[str, Any]:
     """Facts about device, packages and models, and ``missing``: what to do about the rest."""
     from .. import bundled, demonstration
-    from ..drafting.kept_costs import kept_costs
-    from ..drafting.pace import pace_of
+    from ..drafting.cost import kept_costs
+    from ..drafting.rule import pace_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights

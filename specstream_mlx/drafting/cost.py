@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ..hardware import user_cache
+from ..hardware import device, user_cache
 from .batch_cost import BatchCosts
 from .constants import MOST_NODES, MOST_ROWS
 
@@ -299,3 +299,61 @@ def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], 
         pools.append((value, count))
     values = [mean for mean, count in pools for _ in range(count)]
     return tuple((nodes, value) for (nodes, _), value in zip(points, values, strict=True))
+
+
+# All models' costs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptCosts:
+    """The cost curve of one model with adapters of one shape.
+
+    Attributes:
+        model: directory of the model.
+        adapter: directory of the adapter; ``None``: none was mounted.
+        mode: mode of the streams; ``None``: there were none.
+        kv_bits: bits of a quantized KV cache; ``None``: it was not quantized.
+        processes: among which the model was divided.
+        curve: the cost curve.
+        here: whether it is of this machine with its present MLX and BLAS, and so still in use.
+    """
+
+    model: str
+    adapter: str | None
+    mode: str | None
+    kv_bits: int | None
+    processes: int
+    curve: CostCurve
+    here: bool
+
+
+def directory() -> Path:
+    """Return the directory of the files, one for each cost curve."""
+    return user_cache.directory() / "step-costs"
+
+
+def device_facts() -> dict[str, Any]:
+    """Return the facts of the machine that the cost of a step depends on."""
+    described = device.describe()
+    return {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")}
+
+
+def kept_costs() -> list[KeptCosts]:
+    """List all complete curves, the newest first; files that cannot be read are left out."""
+    present, kept_curves = device_facts(), []
+    for path in directory().glob("*.json"):
+        values = user_cache.read(path)
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            facts, names = values["facts"], values["names"]
+            kept_curves.append(
+                KeptCosts(
+                    names["model"],
+                    names["adapter"],
+                    facts["streams"] and facts["streams"]["mode"],
+                    facts["kv_cache"] and facts["kv_cache"][0],
+                    facts["processes"],
+                    read_curve(values["curve"]),
+                    facts["device"] == present,
+                )
+            )
+    return sorted(kept_curves, key=lambda kept: kept.curve.measured, reverse=True)

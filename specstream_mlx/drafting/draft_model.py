@@ -27,8 +27,7 @@ from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel
 from ..models.architectures import text_limit
 from . import constants
-from .backoff import Backoff
-from .corrections import StreamAverages
+from .calibration import Backoff, StreamAverages
 from .proposer import Material, Price, Proposer
 
 _CHUNK = 512  # tokens of a prompt in a pass

@@ -10,7 +10,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import constants
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
-from .corrections import StreamAverages
+from .calibration import StreamAverages
 from .draft_model import DraftModel
 from .ngram import Lookup
 from .pooling import pool, required_paths

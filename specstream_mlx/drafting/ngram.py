@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ..engine.guesses import Guesses, Path
 from . import constants
-from .hit_rates import HitRates
+from .calibration import HitRates
 from .proposer import Material, Proposer
 
 _MOST_TOGETHER = 0.99

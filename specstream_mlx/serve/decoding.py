@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..config import UserError
 from ..drafting import Drafting, Sharing
 from ..drafting.batch_cost import BatchCosts
-from ..drafting.pace import auto_drafting
+from ..drafting.rule import auto_drafting
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.kv_quantization import NEVER_QUANTIZED

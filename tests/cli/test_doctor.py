@@ -10,7 +10,7 @@ from command_line import run
 from random_models import random_prompt
 
 from specstream_mlx import generate, load
-from specstream_mlx.drafting import kept_costs, pace
+from specstream_mlx.drafting import cost, rule
 from specstream_mlx.drafting.cost import CostCurve
 from specstream_mlx.hardware import user_cache
 
@@ -24,11 +24,11 @@ def curves(tmp_path, monkeypatch):
 
     def write(name, model, spread, measured, points=POINTS, **changed):
         facts = {"streams": {"mode": "shared"}, "kv_cache": None, "processes": 1}
-        facts |= {"device": kept_costs.device_facts()} | changed
+        facts |= {"device": cost.device_facts()} | changed
         curve = {"points": points, "spread": spread, "rounds": 6, "measured": measured}
         names = {"model": model, "adapter": "/adapters/sql"}
         values = {"facts": facts, "names": names, "timings": [], "curve": curve}
-        user_cache.write(kept_costs.directory() / f"{name}.json", values)
+        user_cache.write(cost.directory() / f"{name}.json", values)
 
     return write
 
@@ -41,7 +41,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
     divided = {"kv_cache": [8, 64, 0], "processes": 2}
     curves("b", "/hub/models--org--phi/snapshots/0f", 0.3, now, **divided)
     curves("d", "/models/other", 0.04, now, device={"cpu": "another"})
-    user_cache.write(kept_costs.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
+    user_cache.write(cost.directory() / "e.json", {"facts": {}, "curve": {"points": 3}})
     curves("f", "/models/unfinished", 0.04, now, points={"beside": [[1, 0.02], [2, 0.03]]})
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     rows = facts["measured"]
@@ -59,7 +59,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
 def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
     model, tokenizer = load(base, adapter_path=streams)
     for seed in range(40):
-        if pace.pace_of(model).costs.complete:
+        if rule.pace_of(model).costs.complete:
             break
         generate(model, tokenizer, random_prompt(8, seed=seed), max_tokens=60)
     (row,) = json.loads(run("doctor", "--json", "--model", base).stdout)["measured"]
@@ -69,7 +69,7 @@ def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
 def test_what_steps_of_the_model_take(curves, base, monkeypatch):
     points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
     costs = SimpleNamespace(curve=CostCurve(points, 0.04, 6, time.time()))
-    monkeypatch.setattr(pace, "pace_of", lambda _: SimpleNamespace(costs=costs))
+    monkeypatch.setattr(rule, "pace_of", lambda _: SimpleNamespace(costs=costs))
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]
     shown = [line.split() for line in run("doctor", "--model", base).stdout.splitlines()]

@@ -10,8 +10,8 @@ from processes import Processes
 from random_models import speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx.drafting import kept_costs
-from specstream_mlx.drafting.pace import pace_of
+from specstream_mlx.drafting import cost
+from specstream_mlx.drafting.rule import pace_of
 
 COUNTING = """
 import sys
@@ -74,7 +74,7 @@ def test_doctor_shows_reductions_and_rank_0_keeps_the_costs_of_steps(tmp_path, m
     text = ["-m", "specstream_mlx", "generate", "--model", base, "--adapter-path", streams]
     text += ["-p", "the meeting", "-m", 30, "-q"]
     assert [one.code for one in Processes(tmp_path, text, text).ended()] == [0, 0]
-    [file] = kept_costs.directory().glob("*.json")
+    [file] = cost.directory().glob("*.json")
     kept = json.loads(file.read_text())
     assert (kept["facts"]["processes"], kept["facts"]["route"]) == (2, ["ring", "127.0.0.1"])
     assert kept["timings"] and all(seconds > 0 for _, seconds in kept["timings"])

@@ -20,7 +20,7 @@ from random_models import (
 )
 from trees import Known, arrays, assert_well_formed, full_tree, grow, random_candidates, ranks_of
 
-from specstream_mlx.drafting.corrections import StreamAverages
+from specstream_mlx.drafting.calibration import StreamAverages
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pooling import pooled

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specstream_mlx.drafting.corrections import StreamAverages
+from specstream_mlx.drafting.calibration import StreamAverages
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 
 GUESSES = np.array([[1, 2], [3, 4], [5, 6]])

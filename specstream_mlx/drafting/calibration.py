@@ -1,13 +1,79 @@
-"""Correction of the streams' probabilities by how often their guesses were right in the text."""
+"""How often guesses are right in a text, and what that makes of their probabilities."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ..engine.guesses import NO_GUESSES, Guesses, Path, StreamGuesses
 from . import constants
 
+Kind = TypeVar("Kind")
+
 _LEAST = 1e-9
+
+
+def averaged(average: float, count: int, value: float, memory: int) -> tuple[float, int]:
+    """Take a value into an average of ``count`` values, of which it then is one of ``memory``."""
+    count = min(count + 1, memory)
+    return average + (value - average) / count, count
+
+
+class HitRates(Generic[Kind]):
+    """Running averages of how often guesses were right, by their kind.
+
+    Args:
+        prior: function that returns a kind's rate at the beginning of a text.
+    """
+
+    def __init__(self, prior: Callable[[Kind], float]):
+        self._prior = prior
+        self._known: dict[Kind, tuple[float, int]] = {}  # rate, and the guesses that it counts as
+
+    def __getitem__(self, kind: Kind) -> float:
+        """Return a kind's rate, above 0: one that is always wrong underflows in the end."""
+        return max(self._known.get(kind, (self._prior(kind), 0))[0], _LEAST)
+
+    def judge(self, kind: Kind, right: bool) -> None:
+        """Take in whether a guess was right."""
+        rate, weight = self._known.get(kind, (self._prior(kind), constants.PRIOR_WEIGHT))
+        # A bounded weight lets the average follow a text that changes.
+        more = min(weight + 1, constants.LOOKUP_MEMORY)
+        self._known[kind] = rate + (right - rate) / (weight + 1), more
+
+
+class Backoff:
+    """The rests of a drafter that has not been worth its time, each longer than the one before."""
+
+    def __init__(self) -> None:
+        self._gain, self._rounds = 0.0, 0
+        self._left, self._span, self._due = 0, 1, False
+
+    def note(self, gain: float) -> None:
+        """Take in the tokens that a round of guesses was right about."""
+        memory = constants.GAIN_MEMORY
+        self._gain, self._rounds = averaged(self._gain, self._rounds, gain, memory)
+
+    def begin(self, cost: float) -> bool:
+        """Begin a step; returns whether the drafter rests in it.
+
+        Args:
+            cost: of a round of guesses, in tokens; 0: nothing has a price.
+        """
+        if not cost or not self._rounds:
+            return False
+        if self._left:
+            self._left -= 1
+            return True
+        if self._due:  # once more, behind the rest
+            self._due = False
+            return False
+        if self._gain >= cost:
+            self._span = max(1, self._span // 2)
+            return False
+        self._left, self._due = self._span - 1, True
+        self._span = min(2 * self._span, constants.LONGEST_REST)
+        return True
 
 
 @dataclass

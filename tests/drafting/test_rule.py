@@ -10,14 +10,13 @@ import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 from trees import Known, assert_well_formed
 
-from specstream_mlx.drafting import constants, kept_costs
-from specstream_mlx.drafting.auto import AutoDrafting, new_pace, places_of
+from specstream_mlx.drafting import constants, cost
 from specstream_mlx.drafting.best_first import likeliest
 from specstream_mlx.drafting.constants import LEAST, MOST_NODES, TRIALS
 from specstream_mlx.drafting.cost import CostCurve, StepCosts
 from specstream_mlx.drafting.ngram import Lookup
-from specstream_mlx.drafting.pace import auto_drafting, pace_of
 from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.drafting.rule import AutoDrafting, auto_drafting, new_pace, pace_of, places_of
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan
@@ -74,11 +73,11 @@ def best_by_force(rate, nodes, costs, value):
         ends = list(paths)
         for number, node in enumerate(nodes[:count], start=1):
             ends[node.parent + 1] -= paths[number]
-        for place, cost in costs.items():
+        for place, one in costs.items():
             if (place == "plain" and count) or (place == "none" and not count and "plain" in costs):
                 continue
             worth = value * {"beside 1": max(ends), "beside": 1.0}.get(place, 0.0)
-            found.append((sum(paths) - rate * cost[count + 1] + worth, place, count))
+            found.append((sum(paths) - rate * one[count + 1] + worth, place, count))
     return max(found)
 
 
@@ -309,7 +308,7 @@ def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path
     steps.close()
     left = costs.missing
     assert left <= all_of_them - 5
-    kept = (user_cache.read(path) for path in kept_costs.directory().glob("*.json"))
+    kept = (user_cache.read(path) for path in cost.directory().glob("*.json"))
     assert any(len(values["timings"]) == all_of_them - left for values in kept)
 
 
