@@ -77,14 +77,7 @@ class AdapterDescription:
         return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
 
     def check_base(self, base_config: Mapping[str, Any]) -> None:
-        """Check that the streams were made for a base.
-
-        Args:
-            base_config: the base's ``config.json``.
-
-        Raises:
-            UserError: they were made for another one, or select keys, unknown for this base.
-        """
+        """Check that the streams were made for a base."""
         streams = self.stream_config
         if streams is None:
             return
@@ -114,9 +107,6 @@ class AdapterDescription:
         """Return LoRA's rank, and the factor on the product of its two matrices.
 
         PEFT's factor is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
-
-        Raises:
-            UserError: the configuration lacks them, or they are no numbers.
         """
         names = ("r", "lora_alpha") if self.is_peft else ("rank", "scale")
         fields: Any = self.config if self.is_peft else self.config.get("lora_parameters")
@@ -134,11 +124,7 @@ class AdapterDescription:
         return rank, scale
 
     def stream_headers(self) -> Headers:
-        """Read shape and dtype of the tensors of streams and pruner, by name.
-
-        Raises:
-            UserError: a tensor does not fit the configuration.
-        """
+        """Read shape and dtype of the tensors of streams and pruner, by name."""
         if self.stream_file is None or self.stream_config is None:
             return {}
         headers = _headers(self.stream_file)
@@ -147,11 +133,7 @@ class AdapterDescription:
         return headers
 
     def lora_headers(self) -> Headers:
-        """Read shape and dtype of LoRA's tensors by name, unchecked.
-
-        Raises:
-            UserError: the file is missing or damaged.
-        """
+        """Read shape and dtype of LoRA's tensors by name, unchecked."""
         return {} if self.lora_file is None else _headers(self.lora_file)
 
 
@@ -181,16 +163,7 @@ def describe(directory: str | Path) -> AdapterDescription:
 
 
 def check_vocabulary(path: Path, ids: Sequence[int], vocab_size: int) -> None:
-    """Check the token ids of a draft vocabulary.
-
-    Args:
-        path: the file, for the error.
-        ids: the token ids, at least one.
-        vocab_size: the base's number of tokens.
-
-    Raises:
-        UserError: an id comes twice, or is none of the base's.
-    """
+    """Check the token ids of a draft vocabulary."""
     if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
         raise UserError(
             f"{path}: {VOCABULARY} holds ids from {min(ids)} to {max(ids)}, expected different "

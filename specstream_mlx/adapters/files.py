@@ -110,15 +110,7 @@ def read_adapter(
 
 
 def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
-    """Read LoRA's tensors by name, in mlx-lm's format; empty if the adapter has none.
-
-    Args:
-        description: from ``describe``.
-        model: the base as an mlx-lm model, with or without LoRA mounted.
-
-    Raises:
-        UserError: the configuration or a tensor does not fit the model.
-    """
+    """Read LoRA's tensors by name, in mlx-lm's format; empty if the adapter has none."""
     kind = description.config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora"):
         raise UserError(

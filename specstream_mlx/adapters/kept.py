@@ -17,11 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(name: str) -> None:
-    """Check that an adapter may have a name.
-
-    Raises:
-        UserError: it may not.
-    """
+    """Check that an adapter may have a name."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"the adapter's name is {shown(name)}, expected letters, digits, '.', '_' and '-'"
@@ -36,16 +32,7 @@ def kept_adapters() -> dict[str, Path]:
 
 
 def keep_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
-    """Copy an adapter directory to where it is found by name; return the place.
-
-    Args:
-        name: see ``check_name``.
-        adapter: from ``read_adapter``, so it fits its base.
-        replace: whether one of this name may be replaced.
-
-    Raises:
-        UserError: the name is none or is taken, or a file cannot be written.
-    """
+    """Copy an adapter directory to where it is found by name; return the place."""
     check_name(name)
     if name in kept_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
@@ -58,11 +45,7 @@ def keep_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
 
 
 def drop_adapter(name: str) -> None:
-    """Remove an adapter that is kept.
-
-    Raises:
-        UserError: there is none of this name.
-    """
+    """Remove an adapter that is kept."""
     kept = kept_adapters()
     if name not in kept:
         expected = f"one of {', '.join(kept)}" if kept else "one that was added, of which are none"

@@ -74,13 +74,7 @@ def place_in_layer(name: str) -> tuple[int, str] | None:
 def selected_modules(
     model: nn.Module, keys: Collection[str] | None, num_layers: int
 ) -> dict[str, nn.Module]:
-    """Find the modules by name that ``keys`` choose.
-
-    Args:
-        model: an mlx-lm model, with or without LoRA mounted.
-        keys: mlx-lm's ``lora_parameters.keys``; ``None`` for everything in the layers.
-        num_layers: number of layers, counted from the last; 0 or less for all.
-    """
+    """Find the modules by name that ``keys`` choose."""
     first = len(model.layers) - num_layers if num_layers > 0 else 0
     chosen = {}
     for name, module in adaptable_modules(model).items():
@@ -92,13 +86,7 @@ def selected_modules(
 
 
 def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of the tensors that mlx-lm trains beside ``module``.
-
-    Returns:
-        ``lora_a`` (in, r) and ``lora_b`` (r, out) of a linear module or an embedding of ``in``
-        tokens, (experts, r, in) and (experts, out, r) of experts; with DoRA ``m`` (out,) too, or
-        nothing where mlx-lm has no DoRA that agrees with other implementations.
-    """
+    """Return name and shape of the tensors that mlx-lm trains beside ``module``."""
     rows, columns = module.weight.shape[-2:]
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
         columns = columns * 32 // module.bits
@@ -127,14 +115,7 @@ def own_parts(model: nn.Module, lora: Mapping[str, mx.array]) -> dict[str, mx.ar
 
 
 def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dora: bool) -> None:
-    """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place.
-
-    Args:
-        model: an mlx-lm model without LoRA.
-        num_layers: see ``selected_modules``.
-        parameters: mlx-lm's ``lora_parameters``.
-        dora: whether to put on DoRA.
-    """
+    """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place."""
     linear_to_lora_layers(model, num_layers, {**parameters, "dropout": 0.0}, dora)
     use_fewer_operations(model)
 

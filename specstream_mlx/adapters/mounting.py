@@ -51,14 +51,6 @@ def mount(model: nn.Module, adapter: Adapter, previous: Adapter | None = None) -
     """Put ``adapter``'s LoRA onto ``model`` in place of ``previous``; no base weight moves.
 
     One that ``is_full`` replaces base weights, which the caller keeps and restores.
-
-    Args:
-        model: an mlx-lm model; changed in place.
-        adapter: from ``as_mounted``; its arrays are then the model's.
-        previous: the adapter that is mounted now.
-
-    Returns:
-        The adapter's streams, or ``None`` where it has none.
     """
     if not _same_layout(previous, adapter):
         unmount(model)

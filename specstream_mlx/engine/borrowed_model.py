@@ -343,14 +343,7 @@ def model_type_of(model: nn.Module) -> str | None:
 
 
 def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Copy a model down to the module that holds its ``layers``; all other modules are shared.
-
-    Returns:
-        The copies of the model and of that module.
-
-    Raises:
-        UnsupportedModelError: no module holds them.
-    """
+    """Copy a model down to the module that holds its ``layers``; all other modules are shared."""
     layers = model.layers  # which may be a copy of the list
     for name, module in model.named_modules():
         held = module.get("layers")
@@ -364,11 +357,7 @@ def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
-    """Return a module that heads or streams need.
-
-    Raises:
-        UnsupportedModelError: there is none.
-    """
+    """Return a module that heads or streams need."""
     if name not in owner:
         raise UnsupportedModelError(
             f"the model has no {name} beside its layers, which a draft head or a stream_head of "
@@ -378,12 +367,7 @@ def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
 
 
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
-    """Find the name of the attention within ``layer``, the model's ``number``-th.
-
-    Raises:
-        UnsupportedModelError: it has no rotary embedding, or one that does not depend on
-            positions alone.
-    """
+    """Find the name of the attention within ``layer``, the model's ``number``-th."""
     name = next((name for name, m in layer.children().items() if "rope" in m), None)
     if name is None:
         raise UnsupportedModelError(f"layer {number} has no attention with rope")

@@ -44,14 +44,7 @@ class Coupling:
         learns: bool = True,
         ids: mx.array | None = None,
     ) -> mx.array:
-        """Return scores (rows, n) of the tokens that the target may draw.
-
-        Args:
-            logits: (rows, n) the streams' logits, at the target's temperature.
-            gumbel: (rows, n) the noise that the target will draw with.
-            learns: whether the first row is the first stream's, which the strength is judged by.
-            ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
-        """
+        """Return scores (rows, n) of the tokens that the target may draw."""
         if learns and self._strengths.size > 1:
             self._newest = logits[0] + self._strengths[:, None] * gumbel[0], ids
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel

@@ -92,13 +92,7 @@ class SelectingRows(UncommittedRows, AskedCache):
         mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
 
     def _weights(self, queries: mx.array, keys: Fetched, seen: mx.array) -> mx.array:
-        """Return the main rows' weights of keys; see ``summed_weights``.
-
-        Args:
-            queries: (sequences, heads, rows, head_dim) of the main rows, scaled.
-            keys: the cache's keys, of all columns.
-            seen: (rows, columns) or (sequences, 1, rows, columns) bool, columns that a row sees.
-        """
+        """Return the main rows' weights of keys; see ``summed_weights``."""
         sequences, heads, rows, size = queries.shape
         kv_heads = (keys if isinstance(keys, mx.array) else keys[0]).shape[1]
         grouped = queries.reshape(sequences, kv_heads, -1, size)
@@ -111,16 +105,7 @@ class SelectingRows(UncommittedRows, AskedCache):
 
 
 def summed_weights(scores: mx.array, seen: mx.array, softcap: float | None) -> mx.array:
-    """Sum the attention weights of rows over the heads; keys that are not seen get -1.
-
-    Args:
-        scores: (sequences, heads, rows, columns) attention scores of a layer.
-        seen: bool, columns that a row sees; of a shape that broadcasts with ``scores``.
-        softcap: cap of the scores; ``None``: none.
-
-    Returns:
-        (sequences, 1, rows, columns) float32.
-    """
+    """Sum weights (sequences, 1, rows, columns) over the heads; keys that are not seen get -1."""
     scores = scores.astype(mx.float32)
     if softcap is not None:
         scores = mx.tanh(scores / softcap) * softcap

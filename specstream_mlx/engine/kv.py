@@ -106,14 +106,7 @@ class SideBySideKVCache:
         return cache
 
     def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write new rows behind each sequence's own.
-
-        Args:
-            keys, values: (sequences, kv_heads, rows, head_dim).
-
-        Returns:
-            (sequences, kv_heads, columns, head_dim) of both.
-        """
+        """Write new rows behind each sequence's own."""
         rows = keys.shape[2]
         columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
@@ -164,12 +157,7 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
 
 
 def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """Return the narrowest sliding window that mlx_lm leaves out; ``None``: it leaves out none.
-
-    Args:
-        model: an mlx-lm model.
-        config: its ``config.json``.
-    """
+    """Return the narrowest sliding window that mlx_lm leaves out; ``None``: it leaves out none."""
     pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
     left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
     return min(left_out, default=None)
@@ -192,32 +180,17 @@ class LayerCache(Protocol):
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Make the mask of ``count`` new rows, in one of mlx-lm's forms.
-
-        Args:
-            count: new rows.
-            return_array: never ``"causal"``.
-            window_size: window that a model asks for; a layer's own comes before it.
-        """
+        """Make the mask of new rows in one of mlx-lm's forms; a layer's own window wins."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """Take in the new rows' keys and values, and return those of all rows that may be seen.
-
-        Args:
-            keys, values: (sequences, kv_heads, rows, head_dim).
-        """
+        """Take in the new rows' keys and values, and return those of all rows that may be seen."""
 
 
 class AskedCache(LayerCache, Protocol):
     """A stand-in for the KV cache of a layer in which streams select keys."""
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told the layer's queries; this comes before ``update_and_fetch``.
-
-        Args:
-            queries: (sequences, heads, rows, head_dim), rotated and scaled.
-            softcap: cap of the layer's scores; ``None``: none.
-        """
+        """Be told the layer's queries; this comes before ``update_and_fetch``."""
 
 
 class UncommittedRows(LayerCache):
@@ -266,14 +239,7 @@ class UncommittedRows(LayerCache):
         return self._rows.attention_mask(count, cache.offset, window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """Write the new rows behind the committed ones.
-
-        Args:
-            keys, values: (sequences, kv_heads, rows, head_dim).
-
-        Returns:
-            Keys and values of all rows up to the new ones, in the underlying cache's form.
-        """
+        """Write the new rows behind the committed ones."""
         if self._map_values is not None:
             values = self._map_values(values)
         self._new, cache = (keys, values), self._cache

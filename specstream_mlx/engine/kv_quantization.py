@@ -44,16 +44,7 @@ class KVQuantization:
         )
 
     def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
-        """Check that a model's KV cache can be quantized.
-
-        Args:
-            model: an mlx-lm model.
-            config: its ``config.json``.
-
-        Raises:
-            UserError: its attention reads no quantized rows, mlx_lm cannot quantize its caches, or
-                the group size does not divide its heads.
-        """
+        """Check that a model's KV cache can be quantized."""
         if self.bits is None:
             return
         model_type = config["model_type"]
@@ -83,12 +74,7 @@ class KVQuantization:
         maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
 
     def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:
-        """Cut ``tree`` to the depth at which the cache is to be quantized, if that lies within it.
-
-        Args:
-            tree: a draft tree; its root is the row behind the committed ones.
-            cache: the cache of any layer.
-        """
+        """Cut ``tree`` to the depth at which the cache is to be quantized, if it reaches that."""
         if self.bits is None or isinstance(cache, QuantizedKVCache):
             return tree
         return tree.to_depth(max(0, self.start - 1 - cache.offset))

@@ -13,16 +13,7 @@ from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 
 
 def check_goes_back(where: str, cache: Any, window: int | None) -> None:
-    """Check that one of mlx_lm's caches holds all its rows, and that the last may be dropped.
-
-    Args:
-        where: name of the cache in the error, such as ``layer 3 of prompt_cache``.
-        cache: one layer's cache.
-        window: the layer's sliding window, if it has one.
-
-    Raises:
-        UserError: it is of another class, or has dropped rows.
-    """
+    """Check that one of mlx_lm's caches holds all its rows, and that the last may be dropped."""
     if isinstance(cache, RotatingKVCache):
         kept, most, end = cache.state[3:]
         if kept or most != window or end != cache.offset:
@@ -38,13 +29,7 @@ def check_goes_back(where: str, cache: Any, window: int | None) -> None:
 
 
 def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
-    """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer.
-
-    Args:
-        cache: a cache that passes ``check_goes_back``.
-        window: the layer's sliding window, if it has one.
-        dtype: dtype to cast the rows to; ``None``: their own.
-    """
+    """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer."""
     own: KVCache | QuantizedKVCache
     if isinstance(cache, QuantizedKVCache):
         own = QuantizedKVCache(cache.group_size, cache.bits)
@@ -62,13 +47,7 @@ def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> An
 
 
 def as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
-    """Convert the first rows of one of our caches to the class that mlx_lm has for the layer.
-
-    Args:
-        cache: a cache from ``make_caches``, or a quantized one.
-        rows: number of rows.
-        own: the layer's cache from mlx_lm's ``make_prompt_cache``.
-    """
+    """Convert the first rows of one of our caches to the class that mlx_lm has for the layer."""
     keys, values = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
     if isinstance(cache, QuantizedKVCache):
         return QuantizedKVCache.from_state((keys, values, rows, cache.group_size, cache.bits))
@@ -78,16 +57,7 @@ def as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
 
 
 def check_heads(model: nn.Module, config: Mapping[str, Any], caches: Sequence[Any]) -> None:
-    """Check that filled caches are of one sequence and have the model's heads.
-
-    Args:
-        model: an mlx-lm model.
-        config: its ``config.json``.
-        caches: one per layer.
-
-    Raises:
-        UserError: a cache does not fit.
-    """
+    """Check that filled caches are of one sequence and have the model's heads."""
     probe = make_caches(model, config)
     model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape
     for number, (cache, expected) in enumerate(zip(caches, probe, strict=True)):

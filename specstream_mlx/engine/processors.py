@@ -38,13 +38,7 @@ class NodeProcessors:
         return self._applied(self._committed, logits)
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """Process the logits of the kept nodes.
-
-        Args:
-            tree: the draft tree; its root is the last committed token.
-            kept: (m,) indices into the tree; ``None``: all nodes.
-            logits: (m, vocab) logits of the kept nodes.
-        """
+        """Process the logits of the kept nodes."""
         if not self._processors:
             return logits
         logits = rows_of_all(logits, kept, len(tree))

@@ -41,12 +41,7 @@ class Profile:
         self._last = time.perf_counter()
 
     def border(self, part: str, *arrays: Any) -> None:
-        """End a part: wait for its arrays and add the time since the last border to it.
-
-        Args:
-            part: one of ``PARTS``.
-            *arrays: arrays that the part computes, or trees of them; ``None`` is skipped.
-        """
+        """End a part: wait for its arrays and add the time since the last border to it."""
         mx.eval([array for array in arrays if array is not None])
         now = time.perf_counter()
         self.parts[part].seconds += now - self._last

@@ -61,18 +61,7 @@ class Rows:
     def attention_mask(
         self, count: int, prefix: int, window: int | None = None, as_array: bool = False
     ) -> mx.array | str | None:
-        """Make the mask of one sequence's rows over the committed rows and those after them.
-
-        Args:
-            count: number of new rows.
-            prefix: number of committed rows.
-            window: a row sees rows less than ``window`` positions back; ``None``: all.
-            as_array: whether ``"causal"`` must not be returned.
-
-        Returns:
-            (count, prefix + after) bool, the same array for every layer of a pass, or mlx-lm's own
-            forms for a chain: ``"causal"``, ``None``.
-        """
+        """Make the mask of one sequence's rows over the committed rows and those after them."""
         after = count if self.sees is None else self.sees.shape[-1]
         if window is not None and prefix + after <= window:
             window = None  # reaches back to the first row from everywhere
@@ -94,15 +83,7 @@ class Rows:
         return self._masks[key]
 
     def mask_side_by_side(self, prefix: mx.array, columns: int) -> mx.array:
-        """Make the mask of sequences whose committed rows differ in number.
-
-        Args:
-            prefix: (sequences,) numbers of committed rows, which begin in the first column.
-            columns: number of columns of keys and values.
-
-        Returns:
-            (sequences, 1, rows, columns) bool, the same array for every layer of a pass.
-        """
+        """Make the mask of sequences whose committed rows differ in number."""
         if self._side_by_side is None:
             sees = self.sees
             assert sees is not None

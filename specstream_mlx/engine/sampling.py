@@ -44,12 +44,7 @@ class Sampling(SamplerOptions):
         check_arguments(**vars(self))
 
     def check(self, vocab_size: int) -> None:
-        """Check that these settings fit a vocabulary.
-
-        Raises:
-            UserError: ``top_k`` or ``min_tokens_to_keep`` is not less than its size, or a token
-                that XTC spares is none of it.
-        """
+        """Check that these settings fit a vocabulary."""
         for name in ("top_k", "min_tokens_to_keep"):
             if getattr(self, name) >= vocab_size:
                 raise UserError(
@@ -69,22 +64,11 @@ class Sampling(SamplerOptions):
         return categorical_sampling(self._filtered(log_probs), self.temp)
 
     def scores(self, log_probs: mx.array, gumbel: mx.array, coins: mx.array) -> mx.array:
-        """Return scores (rows, vocab) float32, whose arg-max is the token drawn (Gumbel-max).
-
-        Args:
-            log_probs: (rows, vocab).
-            gumbel: (rows, vocab) noise.
-            coins: (rows, 1) uniform numbers, for XTC.
-        """
+        """Return scores (rows, vocab) float32, whose arg-max is the token drawn (Gumbel-max)."""
         return self._scaled(log_probs, coins) + gumbel
 
     def log_probs(self, logits: mx.array, coins: mx.array | None = None) -> mx.array:
-        """Return log-probabilities (rows, vocab) float32 of the draws; needs ``temp`` above 0.
-
-        Args:
-            logits: (rows, vocab).
-            coins: (rows, 1) uniform numbers, for XTC; ``None``: tossed from mlx's random state.
-        """
+        """Return log-probabilities (rows, vocab) float32 of the draws; needs ``temp`` above 0."""
         return normalized(self._scaled(normalized(logits), coins))
 
     def _scaled(self, log_probs: mx.array, coins: mx.array | None) -> mx.array:
@@ -124,11 +108,7 @@ class KeyedSampler:
         self._noise = Noise(self.seed)
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        """Draw the token (1,) at the next position from log-probabilities (1, vocab).
-
-        Raises:
-            UserError: there are several rows; they would draw with the same noise.
-        """
+        """Draw the token (1,) at the next position from log-probabilities (1, vocab)."""
         if log_probs.shape[0] != 1:
             raise UserError(
                 f"a keyed_sampler was given {log_probs.shape[0]} rows, expected one: each text of "
@@ -192,15 +172,8 @@ def drawn_tokens(
 ) -> mx.array:
     """Draw tokens (m,) int32 after the nodes of a tree, each with the noise of its depth.
 
-    Args:
-        sampler: ``Sampling``, or a function that draws from mlx's random state. The function is
-            called with one row at a time and the state seeded for the row's position; afterwards
-            the state is restored.
-        noise: noise of the generation.
-        log_probs: (m, vocab) of the kept nodes.
-        first: position of the token after the root.
-        depths: (n,) ascending depths of all nodes; ``None``: the root alone.
-        kept: (m,) indices of the kept nodes; ``None``: all.
+    A function in place of ``Sampling`` is called with one row at a time and mlx's random state
+    seeded for the row's position; ``first`` is the position of the token after the root.
     """
     depths = np.zeros(1, np.int32) if depths is None else depths
     if not isinstance(sampler, Sampling):
@@ -235,23 +208,16 @@ def _drawn_by_function(
 
 
 def _one_token(drawn: mx.array, vocab_size: int) -> mx.array:
-    """Return a drawn token as (1,) int32, -1 if it is outside the vocabulary.
-
-    -1 is harmless on the device, where an index out of bounds would end the process;
-    ``check_drawn`` reports it once it is read.
-    """
+    """Return a drawn token as (1,) int32, -1 if it is outside the vocabulary."""
     if not isinstance(drawn, mx.array) or drawn.size != 1:
         raise UserError(f"the sampler returned {shown(drawn)}, expected an mx.array of one token")
     drawn = drawn.reshape(1)
+    # -1 is harmless on the device, where an index out of bounds would end the process.
     return mx.where((drawn >= 0) & (drawn < vocab_size), drawn.astype(mx.int32), -1)
 
 
 def check_drawn(tokens: Sequence[int]) -> None:
-    """Check tokens that a step committed.
-
-    Raises:
-        UserError: the sampler drew one outside the vocabulary.
-    """
+    """Check tokens that a step committed."""
     if min(tokens) < 0:
         raise UserError(
             "the sampler drew a token outside the vocabulary, expected one of its columns"

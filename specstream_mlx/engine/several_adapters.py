@@ -168,11 +168,7 @@ class Gathered:
 
 
 class _GatheredStreams(Streams):
-    """``Streams`` whose tensors are each sequence's own.
-
-    Their vocabulary is that of all adapters that have been gathered, so that the head's rows are
-    not copied again when one leaves.
-    """
+    """``Streams`` whose tensors are each sequence's own."""
 
     def __init__(self, config: StreamConfig):
         super().__init__(config)

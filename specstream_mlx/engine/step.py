@@ -429,15 +429,7 @@ class Decoder:
         main_rows: int,
         beside: list[list[int]] | None,
     ) -> mx.array:
-        """Run all MSA layers over main rows and, after them, stream rows.
-
-        Args:
-            hidden: (sequences, rows, h).
-            rows: positions and visibility of ``hidden``'s rows.
-            count: streams beside each node that has some.
-            main_rows: number of main rows, which may be committed later.
-            beside: the main rows that have streams; ``None``: all.
-        """
+        """Run all MSA layers over main rows and, after them, stream rows."""
         config = self._streams.config
         first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
@@ -455,10 +447,7 @@ class Decoder:
         return hidden
 
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-        """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h).
-
-        Rows that fill up a tree are left out, since the head is dear.
-        """
+        """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h)."""
         if min(sizes) == main.shape[1]:
             return list(_of_each(self.model.head(main), sizes))
         packed = mx.concatenate(_of_each(main, sizes))
@@ -503,15 +492,7 @@ class Decoder:
         plan: Plan,
         present: mx.array | None,
     ) -> list[StreamResult]:
-        """Let the streams of the last accepted nodes guess.
-
-        Args:
-            judged: the verified tree of each sequence.
-            hidden: (sequences, count, h) the streams after the last layer.
-            plan: the plan of the step.
-            present: (sequences,) bool, whether these are the accepted node's streams; ``None``:
-                they are.
-        """
+        """Let the streams of the last accepted nodes guess."""
         model, streams = self.model, self._streams
         head, ids, width = streams.head, streams.vocabulary, plan.width
         depths = [one.depth() for one in judged]
@@ -600,10 +581,7 @@ def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
 
 
 def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
-    """Choose the nodes of each tree that have streams, as many in all trees; ``None``: all.
-
-    Smaller trees are filled up.
-    """
+    """Choose the nodes of each tree that have streams, as many in all trees; ``None``: all."""
     few, most = plan.beside, max(map(len, trees))
     if few is None or few >= most:
         return None
@@ -614,18 +592,7 @@ def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int
 def _streams_of(
     streams: mx.array, count: int, last: mx.array, beside: Sequence[Sequence[int]] | None
 ) -> tuple[mx.array, mx.array | None]:
-    """Select the streams (sequences, count, h) beside the accepted nodes.
-
-    Args:
-        streams: (sequences, nodes * count, h) after the last layer.
-        count: streams beside each node that has some.
-        last: (sequences, 1) the accepted node among the kept ones.
-        beside: the nodes of each tree that have streams; ``None``: all.
-
-    Returns:
-        The streams, and (sequences,) bool whether the accepted node has any; ``None`` where all
-        nodes have.
-    """
+    """Select the streams (sequences, count, h) beside the accepted nodes."""
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
         return at(streams, last)[:, 0], None

@@ -40,18 +40,9 @@ def measured(
     restore: Callable[[Any], Value],
     again: bool = False,
 ) -> Value:
-    """Look up ``key`` in the file ``path``, or measure the value and store it there.
-
-    Args:
-        path: a JSON file, which may hold several keys.
-        key: names everything that the measurement depends on.
-        measure: function that returns a value that JSON can hold.
-        restore: function that turns this value into the result; raises KeyError, TypeError or
-            ValueError if it is damaged.
-        again: measure even if the file has the key.
-    """
+    """Look up ``key`` in the file ``path``, or measure the value and store it there."""
     known = read(path)
-    if not again:
+    if not again:  # a damaged value is measured again
         with suppress(KeyError, TypeError, ValueError):
             return restore(known[key])
     value = measure()

@@ -79,14 +79,6 @@ def hold_weights(
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
-
-    Args:
-        model: an mlx-lm model, lazy or not.
-        choice: one of ``CHOICES``.
-        measure_again: whether to measure even if the cache has a result.
-
-    Raises:
-        UserError: ``choice`` is something else, or packed for a model that is not quantized.
     """
     if choice not in CHOICES:
         raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")

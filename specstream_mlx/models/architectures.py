@@ -320,11 +320,7 @@ def completed(config: Config) -> dict[str, Any]:
 
 
 def head_size(config: Config) -> int:
-    """Return the size of an attention head.
-
-    Raises:
-        UserError: the configuration does not say how many heads there are.
-    """
+    """Return the size of an attention head."""
     sizes = completed(config)
     heads = sizes.get("num_attention_heads")
     if not heads:
@@ -333,21 +329,13 @@ def head_size(config: Config) -> int:
 
 
 def key_size(config: Config) -> int:
-    """Return the size of a position's keys in one layer: key-value heads times head size.
-
-    Raises:
-        UserError: the configuration does not say how many heads there are.
-    """
+    """Return the size of a position's keys in one layer: key-value heads times head size."""
     size, sizes = head_size(config), completed(config)
     return size * (sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
 
 
 def model_classes(config: Config) -> Classes:
-    """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``.
-
-    Raises:
-        UserError: there is no such model.
-    """
+    """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``."""
     model_type = config.get("model_type")
     own = architecture_of(model_type).classes
     if own is not None:
@@ -372,14 +360,7 @@ def model_classes(config: Config) -> Classes:
 
 
 def explicit_fields(config: Config) -> dict[str, Any]:
-    """Return the fields without which mlx-lm would read a configuration unlike transformers.
-
-    Args:
-        config: a ``config.json`` as transformers or mlx-lm writes it.
-
-    Raises:
-        UserError: the configuration asks for something that mlx-lm's model does not compute.
-    """
+    """Return the fields without which mlx-lm would read a configuration unlike transformers."""
     architecture = architecture_of(config.get("model_type"))
     silent = {name: v for name, v in architecture.defaults.items() if name not in config}
     full_config = completed(config)
@@ -406,15 +387,7 @@ _OBJECTS_IF_GIVEN = ("quantization", "quantization_config")
 
 
 def check_config(config: Config, headers: Headers | None = None) -> None:
-    """Check, as far as ``config.json`` tells, that a model can be run here.
-
-    Args:
-        config: a ``config.json``.
-        headers: headers of the weights, to compare sizes with; ``None``: unknown.
-
-    Raises:
-        UserError: it cannot be run; the sentence names the field.
-    """
+    """Check, as far as ``config.json`` tells, that a model can be run here."""
     model_type = config.get("model_type")
     architecture = architecture_of(model_type)
     if isinstance(model_type, str) and model_type in REFUSED:
@@ -481,11 +454,7 @@ def _check_windows(architecture: Architecture, config: Config) -> None:
 
 
 def check_end_tokens(config: Config) -> None:
-    """Check ``eos_token_id`` of a ``config.json`` or ``generation_config.json``.
-
-    Raises:
-        UserError: it is neither a token id nor a list of them.
-    """
+    """Check ``eos_token_id`` of a ``config.json`` or ``generation_config.json``."""
     ends = config.get("eos_token_id")
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None:
@@ -493,13 +462,7 @@ def check_end_tokens(config: Config) -> None:
 
 
 def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
-    """Tie the head to the embedding if the configuration does not say so and no head is there.
-
-    Args:
-        config: a ``config.json``, which may lack ``tie_word_embeddings``: transformers then takes
-            the head to be apart, and fills it with random numbers if it is missing.
-        headers: headers of all weight files; empty: unknown.
-    """
+    """Tie the head to the embedding if the configuration does not say so and no head is there."""
     name = "tie_word_embeddings"
     untied = config.get(name) is None and not completed(config).get(name, True)
     headless = bool(headers) and not any(tensor.startswith("lm_head.") for tensor in headers)
@@ -511,13 +474,6 @@ def check_sizes(config: Config, headers: Headers) -> None:
 
     A model of the table has all its tensors in the files; the files of another one may hold more
     layers than it uses, such as those for the prediction of further tokens.
-
-    Args:
-        config: a ``config.json`` with sizes that are integers.
-        headers: headers of all weight files.
-
-    Raises:
-        UserError: a size differs from the tensors'.
     """
     architecture = architecture_of(config.get("model_type"))
     for name, size in _sizes(architecture, headers).items():
@@ -566,11 +522,7 @@ def text_limit(config: Config) -> int | None:
 
 
 def context_length(config: Config) -> int | None:
-    """Return the most tokens that a prompt may have; ``None`` if the configuration does not say.
-
-    Args:
-        config: a ``config.json`` that has been checked.
-    """
+    """Return the most tokens that a prompt may have; ``None`` if the configuration does not say."""
     full = completed(config)
     if architecture_of(config.get("model_type")).positions == "rope":
         return scaled_length(full)
@@ -578,12 +530,7 @@ def context_length(config: Config) -> int | None:
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:
-    """Return each layer's sliding window, as transformers applies it; ``None``: full attention.
-
-    Args:
-        config: the model's ``config.json``.
-        model: the mlx-lm model, whose caches have the windows if the table does not.
-    """
+    """Return each layer's sliding window, as transformers applies it; ``None``: full attention."""
     architecture = architecture_of(config.get("model_type"))
     if architecture.windows is not None:
         return architecture.windows(completed(config))

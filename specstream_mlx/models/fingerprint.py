@@ -26,9 +26,6 @@ def fingerprint(base_config: Mapping[str, Any]) -> str:
 
     The same for a base in PyTorch and its (quantized) MLX conversion, which spells out the fields
     that the original leaves to its defaults.
-
-    Raises:
-        UserError: the rope's parameters are not JSON objects.
     """
     config = completed(base_config)
     facts = {name: config.get(name) for name in _FIELDS}

@@ -9,12 +9,7 @@ _BY_ROW = ("weight", "scales", "biases", "bias", "m")  # the last is DoRA's
 
 
 def rows_of(head: nn.Module, ids: mx.array | slice) -> nn.Module:
-    """Make a head that scores some tokens only; tensors that are not cut are shared.
-
-    Args:
-        head: a linear layer or an embedding, quantized or not, with mlx_lm's LoRA or without.
-        ids: (n,) token ids, or a slice of them.
-    """
+    """Make a head that scores some tokens only; tensors that are not cut are shared."""
     cut = copy(head)
     for name in _BY_ROW:
         if name in cut:

@@ -44,14 +44,7 @@ class LearnedPositions(nn.Module):
         self.weight = mx.zeros((count + POSITION_OFFSET, dims))
 
     def __call__(self, offset: mx.array | int, rows: int) -> mx.array:
-        """(rows, dims) vectors, or (sequences, rows, dims).
-
-        Args:
-            offset: the first row's position, the others following it; or one position for each
-                row, as the rows of a tree have it: (rows,) or (sequences, rows). Positions past the
-                table read its last row: only drafts that cannot be reached any more lie there.
-            rows: number of rows.
-        """
+        """(rows, dims) vectors, or (sequences, rows, dims)."""
         positions = offset if _one_per_row(offset) else offset + mx.arange(rows)
         last = self.weight.shape[0] - 1
         return self.weight[mx.minimum(positions + POSITION_OFFSET, last)]

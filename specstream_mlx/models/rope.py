@@ -46,13 +46,6 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
     """Return base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` if known.
 
     ``rope_scaling`` replaces ``rope_parameters``, except base and share if it lacks them.
-
-    Args:
-        config: a ``config.json`` of either form.
-        layer_type: for models that have one set of parameters per layer type.
-
-    Raises:
-        UserError: they are not JSON objects, or their type is not a text.
     """
     new, old = _objects(config, layer_type)
     rope = {name: value for name, value in (old or new).items() if value is not None}
@@ -85,15 +78,7 @@ def _objects(
 
 
 def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) -> None:
-    """Check that no field has two values, of which mlx-lm reads one and transformers the other.
-
-    Args:
-        config: a ``config.json`` of either form, without defaults.
-        layer_type: see ``rope_parameters``.
-
-    Raises:
-        UserError: a field has two values; the sentence names both places.
-    """
+    """Check that no field has two values, of which mlx-lm reads one and transformers the other."""
     new, old = _objects(config, layer_type)
     for name in _BESIDE:
         check_same(
@@ -109,14 +94,7 @@ def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) ->
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-    """Check that all places of a field that have a value have the same.
-
-    Args:
-        values: values by place; ``None``: none there.
-
-    Raises:
-        UserError: two of them differ.
-    """
+    """Check that all places of a field that have a value have the same."""
     given = [(place, value) for place, value in values.items() if value is not None]
     for place, value in given[1:]:
         if value != given[0][1]:
@@ -127,12 +105,7 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change fields of a configuration, whichever form its rope has.
-
-    Args:
-        config: a ``config.json`` of either form.
-        changes: new fields by name. Those of the rope count even if ``config`` has the other form.
-    """
+    """Change fields of a configuration, whichever form its rope has."""
     changed = {**config, **changes}
     new, given = config.get("rope_parameters"), changes.get("rope_parameters")
     if isinstance(given, Mapping):
@@ -166,16 +139,7 @@ def _without(
 def check_rope(
     rope: Mapping[str, Any], config: Mapping[str, Any], supported: Sequence[str]
 ) -> None:
-    """Check that mlx-lm computes these parameters as transformers does.
-
-    Args:
-        rope: from ``rope_parameters``.
-        config: the whole ``config.json``.
-        supported: rope types that the architecture's model can compute.
-
-    Raises:
-        UserError: it computes others; the sentence names the field.
-    """
+    """Check that mlx-lm computes these parameters as transformers does."""
     kind = rope["rope_type"]
     if kind == "dynamic":
         raise UserError(
@@ -234,9 +198,6 @@ def scaled_length(config: Mapping[str, Any]) -> int | None:
     """Return the context that a model is made for, in tokens; ``None``: unknown.
 
     ``max_position_embeddings`` may be the length before scaling, as in Qwen's model cards.
-
-    Args:
-        config: a ``config.json`` that has been checked.
     """
     length = config.get("max_position_embeddings")
     rope = rope_parameters(config, "full_attention")
@@ -257,12 +218,7 @@ def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters as top-level fields that mlx-lm reads.
-
-    Args:
-        rope: from ``rope_parameters``, checked.
-        config: the whole ``config.json``.
-    """
+    """Return the parameters as top-level fields that mlx-lm reads."""
     kind = rope["rope_type"]
     beside = ("rope_theta",) if kind == "proportional" else _BESIDE
     fields = {name: rope[name] for name in beside if name in rope}

@@ -25,15 +25,7 @@ _RULES: dict[str, type[VerifyRule]] = {
 def find_rule(
     verify: VerifyName | type[VerifyRule] | None, sampler: Sampler | None
 ) -> type[VerifyRule]:
-    """Return the verify rule; by default ``greedy`` without a temperature and else ``keyed``.
-
-    Args:
-        verify: the rule's name, or a class of one's own.
-        sampler: the sampler that the rule has to fit.
-
-    Raises:
-        UserError: there is no such rule, or it does not fit the sampler.
-    """
+    """Return the verify rule; by default ``greedy`` without a temperature and else ``keyed``."""
     certain = takes_arg_max(sampler)
     if verify is None:
         return VerifyRule if certain else KeyedRule

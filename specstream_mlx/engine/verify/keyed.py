@@ -91,11 +91,7 @@ class KeyedRule(VerifyRule):
         return coins[places if kept is None else places[kept]]
 
     def _stream_places(self, ask: Ask) -> tuple[mx.array, int]:
-        """Return the rows' positions in the text, counted from the next token's.
-
-        Returns:
-            (rows,) places, and how many positions there may be.
-        """
+        """Return the rows' positions in the text, counted from the next token's."""
         rows, stream = len(ask.logits), ask.stream
         streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
         last = rows - 1 if stream is None else stream

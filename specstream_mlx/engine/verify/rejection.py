@@ -76,15 +76,6 @@ def recursive_rejection(
     replacement, after each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is
     renormalized (Jeon et al. 2024, arXiv:2402.14160). A draft that q cannot have drawn is passed
     over, which happens where more are asked for than q has tokens.
-
-    Args:
-        target: (rows, vocab) probabilities p.
-        drafter: (rows, vocab) probabilities q that the drafts were drawn from.
-        drafts: (rows, k) tokens in the order in which they were drawn, -1 for none.
-        key: random key of the tests and draws; ``None``: mlx's random state.
-
-    Returns:
-        (rows,) int32.
     """
     count = drafts.shape[1] + 1
     keys = [None] * count if key is None else list(mx.random.split(key, count))

@@ -44,13 +44,6 @@ def typical(
 
     A draft x is accepted where p(x) > min(epsilon, delta * exp(-H(p))); the longest path wins, of
     several the likeliest.
-
-    Args:
-        tokens, parents, ancestors, in_play: as in ``follow``.
-        log_probs: (n, vocab) of the target's processed distribution.
-
-    Returns:
-        Scalar int32: the last accepted node.
     """
     log_probs = log_probs.astype(mx.float32)
     parents = mx.maximum(parents, 0)

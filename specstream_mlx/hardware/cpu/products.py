@@ -79,12 +79,7 @@ def _exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
 
 
 def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    """Apply ``product`` to (.., in), its rows filled up to a multiple of ``BLOCK``.
-
-    Args:
-        product: function from (rows, in) to (rows, out), each row by itself.
-        x: (.., in) rows; up to three behind full blocks are cheaper without filling.
-    """
+    """Apply ``product`` to (.., in), its rows filled up to a multiple of ``BLOCK``."""
     rows = x.size // x.shape[-1]
     if rows % BLOCK <= _FEW:
         return product(x)
@@ -115,12 +110,7 @@ def stock_modules(model: nn.Module) -> Iterator[None]:
 
 
 def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
-    """Tell whether full blocks are faster for a model's products here; only on a CPU.
-
-    Args:
-        layer: one of the model's largest linear layers.
-        measure_again: whether to measure even if the cache has a result.
-    """
+    """Tell whether full blocks are faster for a model's products here; only on a CPU."""
     if device.backend() != "cpu":
         return False
     facts, weight = device.describe(), layer.weight
@@ -143,11 +133,7 @@ def cache_file() -> Path:
 
 
 def probe(weight: mx.array) -> tuple[float, float]:
-    """Time a product with less than a full block of rows, and with a full one, in seconds.
-
-    Args:
-        weight: (out, in).
-    """
+    """Time a product with less than a full block of rows, and with a full one, in seconds."""
     inputs = [
         mx.random.normal((rows, weight.shape[1]), key=mx.random.key(0)).astype(weight.dtype)
         for rows in (_PROBED_ROWS, BLOCK)

@@ -62,12 +62,7 @@ class Rotations:
 
 
 def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotations | None]:
-    """Return rotations to use for ropes, one for all of equal settings; ``None``: the rope itself.
-
-    Args:
-        ropes: ropes of a model's layers.
-        rope_at: function that rotates by one of them.
-    """
+    """Return rotations for ropes, one for all of equal settings; ``None``: the rope itself."""
     if device.backend() != "cpu":
         return [None] * len(ropes)
     known: dict[Hashable, Rotations] = {}
