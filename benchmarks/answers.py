@@ -16,21 +16,14 @@ the likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR
 ``depth 1``.. the share of calls that accepted so many drafted tokens or more; ``by lookup``: of the
 accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
 with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
-``least``: of a single text of 30 tokens or more, does drafting ever lose? ``later``: of the tokens
-behind the 16th; ``control``: the same of ``mlx_lm`` over itself, which is what this machine's noise
-comes to. Without an adapter the base is told what to do.
-
-``typed/edges.jsonl`` has texts that an adapter was not made for: those of other tasks or in other
-languages, a word, 3,000 characters. Of their answers is counted what comes back as it is, and what
-invents nothing.
+``least``: of a single text of 30 tokens or more, does drafting ever lose? ``control``: the same of
+``mlx_lm`` over itself, which is what this machine's noise comes to. Without an adapter
+the base is told what to do.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +35,6 @@ from specstream_mlx import demonstration
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.options import FLAG, PART_OF_NAME, TEXT, integer, most_tokens, option
-from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
@@ -62,13 +54,11 @@ from .runner import (
 )
 from .speedup import check_texts
 from .texts import (
-    ADAPTERS,
     BASE,
     INSTRUCTIONS,
     ORIGIN,
     PROSE,
     TASKS,
-    TYPED,
     WRITERS,
     Text,
     Texts,
@@ -82,14 +72,10 @@ from .texts import (
     writer_of,
 )
 
-EARLY = 16
-"""Tokens of a text that are left out of ``later``."""
 FAR = 30
 """Tokens from which on a single text's speed is reported: those of shorter ones are noise."""
 DEPTHS = 4
 _NGRAM = 4
-_LONGEST_EDGE = 1000
-"""Tokens of an answer to a text that an adapter was not made for, which may be a long one."""
 OURS, CONTROL = "ours", "mlx_lm once more"
 
 
@@ -109,13 +95,7 @@ def by_lookup(prompt: Sequence[int], run: Run) -> int:
 def quality(
     task: str, outputs: Sequence[str], items: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, float | None]:
-    """Score answers.
-
-    Args:
-        task: its name.
-        outputs: the answers.
-        items: for each the text, and what is accepted.
-    """
+    """Score answers."""
     accepted = [answers for _, answers in items]
     pairs = list(zip(outputs, items, strict=True))
     right = [(out, [text]) for out, (text, answers) in pairs if text in answers]
@@ -184,33 +164,13 @@ def speed(found: Compared[str]) -> dict[str, Any]:
         row[f"speedup{suffix}"] = found.speedup(way, MLX_LM)
         row[f"ratios{suffix}"] = {number: round(ratio, 3) for number, ratio in ratios.items()}
         row[f"least{suffix}"] = min((ratios[number] for number in long & set(ratios)), default=None)
-        row[f"later{suffix}"] = _later(found.runs[way], plain)
     return row
-
-
-def _later(ours: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> float | None:
-    """The geometric mean over texts of the rates behind the first tokens, medians of the rounds."""
-    ratios = []
-    for own, others in zip(ours, plain, strict=True):
-        rates = [[r.rate_behind(EARLY) for r in runs] for runs in (own, others)]
-        if all(chain(*rates)):
-            ratios.append(statistics.median(rates[0]) / statistics.median(rates[1]))
-    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def measure(
     mounted: Mounted, task: str, texts: Texts, timed: int, rounds: int, shown: bool
 ) -> dict[str, Any]:
-    """The row of one task, or of prose, with what is mounted.
-
-    Args:
-        mounted: what answers.
-        task: whose texts are answered.
-        texts: where they are from, and how many.
-        timed: how many of them are timed.
-        rounds: how often each of those is decoded.
-        shown: print the answers.
-    """
+    """The row of one task, or of prose, with what is mounted."""
     writer = writer_of(mounted.model)
     found = texts.of_task(mounted.model, mounted.tokenizer, task)
     prompts = [text.prompt for text in found]
@@ -244,22 +204,6 @@ def measure(
     return row
 
 
-def edges(base: Base, shown: bool) -> dict[str, int]:
-    """Answer the texts that the adapters were not made for, and count what their answers do."""
-    items = [json.loads(line) for line in (TYPED / "edges.jsonl").read_text("utf-8").splitlines()]
-    counts = {"texts": len(items), "as they are": 0, "nothing invented": 0}
-    for item in track(items, "edges"):
-        task, text = item["task"], item["input"]
-        mounted = replace(base.mount(adapter_of(task, ADAPTERS)), max_tokens=_LONGEST_EDGE)
-        template = mounted.model.prompt_template
-        run = mounted.ours(None)(chat_prompt(mounted.tokenizer, text, template))
-        counts["as they are"] += bool(exact_match([run.text], [[text]]))
-        counts["nothing invented"] += not invented(task, run.text, text)
-        if shown:
-            note(f"{task}: {text}\n    {run.text.strip()}")
-    return counts
-
-
 COLUMNS = {
     "texts": "{task}",
     "number": "{items}",
@@ -279,8 +223,6 @@ TIMED_COLUMNS = {
     "control": "{speedup_control:.2f}x",
     "least": "{least:.2f}x",
     "least, control": "{least_control:.2f}x",
-    "later": "{later:.2f}x",
-    "later, control": "{later_control:.2f}x",
 }
 
 
@@ -303,10 +245,6 @@ def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[s
         if timed:
             title += over_mlx_lm(own)
         lines += ["", f"{title}:", "", *table(columns, own)]
-    if counts := facts["edges"]:
-        lines += ["", f"Of {counts['texts']} texts that the adapters were not made for, "
-                  f"{counts['as they are']} come back as they are, and the answers to "
-                  f"{counts['nothing invented']} invent no name and no number."]  # fmt: skip
     return lines
 
 
@@ -349,7 +287,6 @@ def main(
         "timed": timed,
         "rounds": rounds,
         "max_tokens": max_tokens,
-        "edges": edges(base, show) if ADAPTERS in wanted and not only else None,
     }
     name = "-".join(filter(None, ("answers", texts, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []

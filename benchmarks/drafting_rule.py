@@ -231,11 +231,6 @@ def rates_of(
     """By writer, texts and costs: the geometric mean over kinds of texts, and the least of a text.
 
     Texts of fewer than ``FAR`` tokens do not count as the least.
-
-    Args:
-        recorded: the texts.
-        streams: their configuration, by writer.
-        alone: whether each text is one of a program of its own, in which nothing is known yet.
     """
     means: dict[str, list[float]] = defaultdict(list)
     far: dict[str, list[float]] = defaultdict(list)

@@ -18,10 +18,6 @@ def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
     all are to have their turns in random order, round by round: in the same order, slowness that
     comes in step with the rounds is taken for somebody's own. What had a single turn each stays as
     it is.
-
-    Args:
-        timings: names and seconds, or other measures of slowness, in the order in which they were
-            taken.
     """
     slowness = [1.0] * len(timings)
     for _ in range(_PASSES):

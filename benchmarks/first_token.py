@@ -57,11 +57,7 @@ COLUMNS = {
 
 
 def seconds_to_text(module: str, model: Path) -> float:
-    """Seconds from the start of a program that writes and ends to its first text.
-
-    Raises:
-        RuntimeError: it ended without text.
-    """
+    """Seconds from the start of a program that writes and ends to its first text."""
     command = [sys.executable, "-m", module, "generate", "--model", str(model)]
     command += ["--prompt", f"Proofread this message.\n{TEXT}", "--max-tokens", "32"]
     started = time.perf_counter()
@@ -76,11 +72,7 @@ def seconds_to_text(module: str, model: Path) -> float:
 
 
 def seconds_to_tokens(arguments: list[str], model: str) -> tuple[float, float]:
-    """Seconds from the start of a server to its first token, and of a second request to its own.
-
-    Raises:
-        RuntimeError: the command ended, or a request was refused.
-    """
+    """Seconds from the start of a server to its first token, and of a second request to its own."""
     ours, terminal = pty.openpty()  # without one, writing-tools would read standard input
     start = time.perf_counter()
     command = [sys.executable, "-m", "specstream_mlx", *arguments]

@@ -44,14 +44,7 @@ _DIGITS = re.compile(r"\d+(?:,\d{3})*")
 
 
 def invented(task: str, answer: str, text: str) -> list[str]:
-    """The names and numbers of ``answer`` that ``text`` does not contain.
-
-    Args:
-        task: of the demonstration model; SQL is read otherwise than English.
-        answer: what was written.
-        text: what it was written from. Behind it may stand answers that people gave, which know how
-            a misspelt name is spelt.
-    """
+    """The names and numbers of ``answer`` that ``text`` does not contain."""
     answer, text = (part.replace("\u2019", "'") for part in (answer, text))
     known = {_plain(word) for word in _WORD.findall(text)}
     given = set(_numbers(text)) | {_NUMBER_WORDS[word] for word in known & _NUMBER_WORDS.keys()}

@@ -19,17 +19,7 @@ _DRAFTED = 2  # tokens, which the package's README recommends without a GPU
 def llama_ways(
     file: Path, context: int, max_tokens: int, ends: Collection[int]
 ) -> dict[str, Way] | str:
-    """Make ways to decode greedily with llama.cpp: plain, and with its prompt-lookup drafts.
-
-    Args:
-        file: a GGUF file, whose tokens are the prompts'.
-        context: tokens of prompt and text at most.
-        max_tokens: of a text.
-        ends: tokens that end a text.
-
-    Returns:
-        The ways by name, or why there are none.
-    """
+    """Make ways to decode greedily with llama.cpp: plain, and with its prompt-lookup drafts."""
     try:
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -75,7 +65,6 @@ def llama_ways(
                 llama.detokenize(tokens).decode(errors="replace"),
                 llama.passes,
                 (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
-                arrivals=[moment - first for moment in arrivals],
                 seconds=ended - started,
                 calls=[((0,) * length, NO_GUESSES) for length in lengths],
             )

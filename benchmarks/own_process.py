@@ -10,12 +10,7 @@ from typing import Any
 
 
 def in_own_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a module's function in a new process; what it prints goes to standard error.
-
-    Args:
-        function: of a module, also of the one that is run.
-        arguments: those that JSON can hold, as is the result; paths arrive as strings.
-    """
+    """Call a module's function in a new process; what it prints goes to standard error."""
     module = function.__module__
     if module == "__main__":
         spec = sys.modules[module].__spec__

@@ -23,11 +23,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> "Size":
-        """Read ``LAYERSxHIDDEN``.
-
-        Raises:
-            UserError: it is not of that form, or the hidden size is no multiple of 64.
-        """
+        """Read ``LAYERSxHIDDEN``."""
         layers, _, hidden = text.partition("x")
         fits = layers.isdecimal() and hidden.isdecimal() and int(layers) > 1 and int(hidden) > 0
         if not fits or int(hidden) % 64:
@@ -41,14 +37,7 @@ class Size:
 def random_llama(
     layers: int, hidden: int, vocabulary: int, kv_heads: int | None = None
 ) -> tuple[Model, dict[str, Any]]:
-    """A model in the dtype that is fast here, and its configuration.
-
-    Args:
-        layers: decoder layers.
-        hidden: hidden size, a multiple of 64, the size of a head; the MLP has 2.75 times as much.
-        vocabulary: of its tied embedding.
-        kv_heads: heads of keys and values; ``None``: as many as of queries.
-    """
+    """A model in the dtype that is fast here, and its configuration."""
     config = {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -69,12 +58,7 @@ def random_llama(
 
 
 def untrained_streams(config: Mapping[str, Any], **fields: Any) -> Streams:
-    """Streams with their first weights.
-
-    Args:
-        config: of the model.
-        fields: of ``StreamConfig``, beside the sizes of the model.
-    """
+    """Streams with their first weights."""
     sizes = {name: config[name] for name in ("hidden_size", "num_hidden_layers")}
     streams = Streams(StreamConfig(**sizes, **fields))
     mx.eval(streams.parameters())

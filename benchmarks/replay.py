@@ -30,17 +30,7 @@ _AT_ONCE = 16
 
 
 def replay(model: Path, adapter: Path, data: Path, max_seq_length: int) -> dict[str, Any]:
-    """Replay the texts of a file.
-
-    Args:
-        model: directory of the base, in MLX format.
-        adapter: directory of an adapter with streams, in MLX format.
-        data: JSONL of prompts and the base's answers.
-        max_seq_length: tokens; longer texts are left out.
-
-    Raises:
-        UserError: one of them cannot be read, or the adapter has no streams.
-    """
+    """Replay the texts of a file."""
     config = describe(adapter).stream_config
     if config is None:
         raise UserError(f"{adapter} has no streams, expected an adapter that drafts")

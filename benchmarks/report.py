@@ -42,12 +42,7 @@ def measured_on(facts: Mapping[str, Any]) -> str:
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The lines of a Markdown table.
-
-    Args:
-        columns: a format string for a row's values by the column's title.
-        rows: values by name; where one is ``None`` the cell is a dash.
-    """
+    """The lines of a Markdown table."""
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = (_cell(cell, row) for cell in columns.values())

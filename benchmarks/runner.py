@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import (
     Any,
@@ -69,11 +69,7 @@ PRUNED = DraftSettings(tree_width=4, tree_size=14, max_nodes=7)
 
 
 def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
-    """The fixed shapes whose steps are measured.
-
-    Args:
-        config: the streams' configuration; without a pruner no tree is pruned.
-    """
+    """The fixed shapes whose steps are measured."""
     shapes = {"chain": CHAIN, "tree": TREE}
     if config.pruner_rank:
         shapes["tree, pruned"] = PRUNED
@@ -126,7 +122,6 @@ class Run:
         target_calls: forward passes of the target that committed tokens.
         decode_tps: tokens after the first, per second after the first; 0 where there is none.
         drafted: drafted tokens that the target tested.
-        arrivals: seconds from the first token to each.
         seconds: of it all, reading the prompt included.
         calls: what each call wrote, and the guesses that its tree was planned from.
     """
@@ -136,22 +131,8 @@ class Run:
     target_calls: int
     decode_tps: float
     drafted: int = 0
-    arrivals: Sequence[float] = ()
     seconds: float = 0.0
     calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
-
-    def rate_behind(self, count: int) -> float:
-        """Tokens per second of the calls behind the first ``count`` tokens; 0 where few are left.
-
-        Tokens of a call come all at once, so the clock starts where a call ends. Plain decoding,
-        whose calls are not noted, writes one with each.
-        """
-        ends = accumulate(len(tokens) for tokens, _ in self.calls)
-        start = next((end for end in ends if end >= count), count)
-        left = len(self.tokens) - start
-        if left < _FEW:
-            return 0.0
-        return left / (self.arrivals[-1] - self.arrivals[start - 1])
 
 
 _FEW = 8  # tokens that are too few to be timed
@@ -160,9 +141,6 @@ _CLEAR = 3  # times faster, which no noise comes to
 
 Way = Callable[[Sequence[int]], Run]
 """One way to decode: ``prompt -> run``."""
-
-DraftingOf = Callable[[SpeculativeModel], Drafting]
-"""Makes what plans a text of its own, for a model."""
 
 SamplerOf = Callable[[Sequence[int]], Sampler]
 """Makes a fresh sampler for a prompt, such as one with a seed of its own."""
@@ -239,7 +217,6 @@ def _timed(responses: Iterator[PlainResponse], started: float) -> dict[str, Any]
         "target_calls": calls or len(ends),
         "decode_tps": (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
         "drafted": drafted,
-        "arrivals": [moment - first for moment in arrivals],
         "seconds": ended - started,
         "calls": [(tuple(tokens[start:end]), NO_GUESSES) for start, end in pairwise([0, *ends])],
     }
@@ -279,13 +256,7 @@ class Mounted:
         draft_model: nn.Module | None = None,
         processors_of: ProcessorsOf | None = None,
     ) -> Way:
-        """``mlx_lm.stream_generate`` on its own modules, greedy without samplers.
-
-        Args:
-            sampler_of: makes each text's sampler.
-            draft_model: drafts as mlx_lm has it.
-            processors_of: makes each text's logits processors.
-        """
+        """``mlx_lm.stream_generate`` on its own modules, greedy without samplers."""
 
         def run(prompt: Sequence[int]) -> Run:
             with stock_modules(self.plain):
@@ -306,7 +277,7 @@ class Mounted:
 
     def ours(
         self,
-        drafts: Drafts | Alone | ByWorth | DraftingOf,
+        drafts: Drafts | Alone | ByWorth,
         sampler_of: SamplerOf | None = None,
         processors_of: ProcessorsOf | None = None,
     ) -> Way:
@@ -324,8 +295,6 @@ class Mounted:
                 return auto_drafting(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
                 return fixed_drafting(drafts, self.model, prompt, rule)
-            if not isinstance(drafts, ByWorth):
-                return drafts(self.model)
             material = Material(prompt, self.model, rule)
             proposers = [make(material) for make in drafts.proposers.makers]
             return AutoDrafting(pace, used, self.model.config["vocab_size"], proposers)
@@ -363,14 +332,7 @@ class Base:
         weights: str = "auto",
         fastest_baseline: bool = True,
     ):
-        """Load the base, and on the CPU time mlx_lm on packed and on expanded weights.
-
-        Args:
-            directory: of the base.
-            max_tokens: of a generation.
-            weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
-            fastest_baseline: whether mlx_lm may have its weights in another form than we.
-        """
+        """Load the base, and on the CPU time mlx_lm on packed and on expanded weights."""
         self._directory, self._max_tokens = directory, max_tokens
         self.model, self.tokenizer = load(directory, weights=weights)
         held = self.model.held
@@ -454,11 +416,7 @@ class Compared(Generic[Name]):
     rates: dict[tuple[Name, int], float]
 
     def speedup(self, name: Name, baseline: Name) -> float:
-        """The median over prompts of a way's rate over the baseline's on the same prompt.
-
-        Raises:
-            UserError: no prompt has a second token.
-        """
+        """The median over prompts of a way's rate over the baseline's on the same prompt."""
         ratios = self.ratios(name, baseline)
         if not ratios:
             raise UserError("no text got a second token, expected one that can be timed")
@@ -514,14 +472,7 @@ def interleaved(
     rounds: int = 1,
     warm_up: bool = True,
 ) -> Compared[Name]:
-    """Run every way on every prompt, once a round, in another random order every time.
-
-    Args:
-        prompts: token ids.
-        ways: by name.
-        rounds: how often each prompt is decoded.
-        warm_up: whether all ways run on the first prompt before anything counts.
-    """
+    """Run every way on every prompt, once a round, in another random order every time."""
     if warm_up:
         for way in ways.values():
             way(prompts[0])
@@ -562,11 +513,7 @@ _WARM_UPS = 100  # texts
 
 
 def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
-    """Decode until the costs of steps are known, as they are after some minutes of use.
-
-    Raises:
-        UserError: the texts are too short to time steps in.
-    """
+    """Decode until the costs of steps are known, as they are after some minutes of use."""
     ours = mounted.ours(None)
     for number in range(_WARM_UPS):
         if pace_of(mounted.model).costs.complete:

@@ -80,15 +80,7 @@ class Load:
 
 
 def press(service: Service, seconds: float, clients: int, max_tokens: int, seed: int = 0) -> Load:
-    """Let clients ask for texts, and return what became of it.
-
-    Args:
-        service: writes the texts; it is closed.
-        seconds: after which no client asks any more.
-        clients: number of threads that ask, one request each at a time.
-        max_tokens: of each text.
-        seed: of what the clients do.
-    """
+    """Let clients ask for texts, and return what became of it."""
     load, end, start = Load(), time.monotonic() + seconds, time.monotonic()
     with _served(service) as port:
         threads = [
@@ -215,11 +207,7 @@ def _request(port: int, rng: random.Random, ask: Ask, most: int, kind: str, load
 
 
 def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the values of a stream's events.
-
-    Raises:
-        http.client.HTTPException: it ended with an error, or without its end.
-    """
+    """Yield the values of a stream's events."""
     for line in reply:
         said = line.decode().removeprefix("data: ").strip()
         if said == "[DONE]":

@@ -66,11 +66,7 @@ def measure(
     adapters: Sequence[str | Path],
     max_tokens: int,
 ) -> Pair:
-    """Write a text with several adapters in both ways.
-
-    Raises:
-        UserError: the texts differ.
-    """
+    """Write a text with several adapters in both ways."""
 
     def write(names: Sequence[str | Path]) -> BatchResponse:
         return batch_generate(

@@ -104,11 +104,7 @@ class Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file in Spec-Bench's format.
-
-    Raises:
-        UserError: it cannot be read, has no question, or a line is none.
-    """
+    """The questions of a file in Spec-Bench's format."""
     questions: dict[int, Question] = {}
     for line, values in read_json_lines(path):
         where = f"{path}, line {line}"
@@ -185,11 +181,7 @@ def said(role: str, text: str) -> dict[str, str]:
 
 
 def prompt_of(mounted: Mounted, chat: Sequence[Mapping[str, str]]) -> list[int] | None:
-    """Token ids of a chat up to where the answer begins; ``None``: longer than the context.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
+    """Token ids of a chat up to where the answer begins; ``None``: longer than the context."""
     prompt = encode_prompt(mounted.tokenizer, chat)
     with suppress(UserError):
         check_prompt(prompt, mounted.model.config)
@@ -203,17 +195,7 @@ def answer(
     ways: Mapping[str, Way],
     timed: Collection[str],
 ) -> Answered:
-    """Answer every turn by every way; a later turn follows mlx_lm's answers.
-
-    Args:
-        mounted: what answers.
-        questions: to be asked.
-        ways: by name, ``MLX_LM`` among them.
-        timed: those that take turns on every text; the others follow.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
+    """Answer every turn by every way; a later turn follows mlx_lm's answers."""
     apart = {name: way for name, way in ways.items() if name not in timed}
     in_turn = {name: way for name, way in ways.items() if name in timed}
     of: list[int] = []
@@ -256,19 +238,13 @@ def accept_lengths(run: Run) -> list[int]:
 
 
 def kept_way(kept: Kept, name: str | Sequence[Any], way: Way) -> Way:
-    """A way that makes only runs that are not kept yet, without what is not reported.
-
-    Args:
-        kept: what is kept.
-        name: of the way, as JSON.
-        way: the way.
-    """
+    """A way that makes only runs that are not kept yet, without what is not reported."""
 
     def run(prompt: Sequence[int]) -> Run:
         def decoded() -> dict[str, Any]:
             found = way(prompt)
             calls = [(tokens, None) for tokens, _ in found.calls]
-            return asdict(replace(found, calls=(), arrivals=())) | {"calls": calls}
+            return asdict(replace(found, calls=())) | {"calls": calls}
 
         return Run(**kept.get((name, list(prompt)), decoded))
 
@@ -315,12 +291,7 @@ def overall_rate(answered: Answered, method: str) -> float:
 
 
 def rows_of(answered: Answered, timed: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each task and method, then for all questions, and for the mean over tasks.
-
-    Args:
-        answered: the answers.
-        timed: methods whose speed is reported.
-    """
+    """A row for each task and method, then for all questions, and for the mean over tasks."""
     rows: list[dict[str, Any]] = []
     for task in (*TASKS, ALL):
         part = answered.of_task(task)
@@ -421,22 +392,7 @@ def compare(
     answers: Path | None = None,
     kept: Path | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``.
-
-    Args:
-        asked: the questions.
-        subject: the base and its lossless streams, if it has any.
-        output: the directory of the result files.
-        answers: the directory of the answers in Spec-Bench's format, ``METHOD.jsonl``.
-        kept: JSONL of runs, see ``report.Kept``.
-
-    Returns:
-        the Markdown text and the rows.
-
-    Raises:
-        UserError: the streams are shared, model and questions do not go together, or a file cannot
-            be read.
-    """
+    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``."""
     questions, max_tokens, acceptance = asked.questions, asked.max_tokens, asked.acceptance
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
@@ -471,11 +427,7 @@ def compare(
 
 
 def mount_lossless(base: Base, subject: Subject) -> Mounted:
-    """Mount a base's lossless streams.
-
-    Raises:
-        UserError: they are shared, or there is LoRA beside them.
-    """
+    """Mount a base's lossless streams."""
     mounted = base.mount(subject.adapter)
     if mounted.model.mode != "lossless":
         raise UserError(
@@ -487,11 +439,7 @@ def mount_lossless(base: Base, subject: Subject) -> Mounted:
 
 
 def first_prompts(mounted: Mounted, questions: Sequence[Question]) -> list[list[int]]:
-    """Read the first turns of questions, of those that are not longer than the model's context.
-
-    Raises:
-        UserError: all are.
-    """
+    """Read the first turns of questions, of those that are not longer than the model's context."""
     first = (prompt_of(mounted, [said("user", q.turns[0])]) for q in questions)
     prompts = [prompt for prompt in first if prompt is not None]
     if not prompts:
@@ -500,14 +448,7 @@ def first_prompts(mounted: Mounted, questions: Sequence[Question]) -> list[list[
 
 
 def write_answers(directory: Path, answered: Answered, methods: Iterable[str], model: str) -> None:
-    """Write the answers in Spec-Bench's format, a file for each method.
-
-    Args:
-        directory: which is made if it is not there.
-        answered: the answers.
-        methods: names of methods, of which the files' names are made.
-        model: name of the model.
-    """
+    """Write the answers in Spec-Bench's format, a file for each method."""
     directory.mkdir(parents=True, exist_ok=True)
     for method in methods:
         lines = map(json.dumps, answer_lines(answered, method, model))

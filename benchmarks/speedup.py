@@ -189,11 +189,7 @@ class Job:
 
 
 def jobs_of(suite: Suite, chosen: Sequence[str], writers: Sequence[str]) -> list[Job]:
-    """The jobs of a suite on what is bundled for these tasks and writers.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The jobs of a suite on what is bundled for these tasks and writers."""
     jobs = []
     for task in chosen:
         for writer in writers:
@@ -211,11 +207,7 @@ def jobs_of(suite: Suite, chosen: Sequence[str], writers: Sequence[str]) -> list
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
-    """The suite's ways; without streams those that draft all the same.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The suite's ways; without streams those that draft all the same."""
     ways = suite.ways[mode]
     if model.streams is None:
         ways = {
@@ -363,20 +355,7 @@ class Asked:
 def compare(
     asked: Asked, subject: Subject, output: Path, label: str = ""
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through.
-
-    Args:
-        asked: what is decoded.
-        subject: the model.
-        output: the directory of the files.
-        label: part of their names.
-
-    Returns:
-        the Markdown text and the rows.
-
-    Raises:
-        UserError: model, adapter, streams and suite do not go together.
-    """
+    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through."""
     suite, rounds = SUITES[asked.suite], asked.rounds
     as_fastest = subject.weights == "auto"
     base = Base(

@@ -271,11 +271,7 @@ def _mark(name: str) -> mx.array:
 
 @contextmanager
 def as_on_a_gpu(hand_over: Callable[..., None]) -> Iterator[None]:
-    """Build graphs as for a GPU: ``FAST`` are one operation each, whose values mean nothing.
-
-    Args:
-        hand_over: called instead of ``mx.async_eval``.
-    """
+    """Build graphs as for a GPU: ``FAST`` are one operation each, whose values mean nothing."""
 
     def one_operation(name: str) -> Callable[..., mx.array]:
         def stand_in(x: mx.array, *given: Any, **named: Any) -> mx.array:
@@ -312,13 +308,7 @@ def operations(arrays: Sequence[mx.array]) -> Counter[str]:
 def measured(
     graphs: Sequence[Sequence[mx.array]], run: Iterator[Any], timed: int
 ) -> tuple[dict[str, int], Sequence[float | None]]:
-    """A step's operations by kind, and the fields of ``StepGraph`` that are milliseconds.
-
-    Args:
-        graphs: grows by one with every step of ``run``, and is never evaluated.
-        run: a step each.
-        timed: steps whose Python is timed.
-    """
+    """A step's operations by kind, and the fields of ``StepGraph`` that are milliseconds."""
     handed: list[float] = []
     marks: list[tuple[float, float, float]] = []
     with as_on_a_gpu(lambda *_: handed.append(time.perf_counter())):
@@ -340,14 +330,7 @@ def measured(
 def step_graph(
     model: SpeculativeModel, settings: DraftSettings, timed: int = 0, context: int = CONTEXT
 ) -> StepGraph:
-    """A step of ours behind a context.
-
-    Args:
-        model: whose weights need not be there.
-        settings: of the drafts.
-        timed: steps whose Python is timed; 0: no milliseconds.
-        context: rows of the KV cache.
-    """
+    """A step of ours behind a context."""
     decoder = _Uncomputed(model)
     decoder.prefill(mx.zeros((context,), mx.int32))
     run = steps(decoder, Request([0], settings), fixed_drafting(settings, model, [0]))

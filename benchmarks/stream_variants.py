@@ -45,15 +45,7 @@ COLUMNS = {
 
 
 def settings_for(variant: str, common: dict[str, Any]) -> TrainSettings:
-    """The settings of a variant.
-
-    Args:
-        variant: ``NAME`` or ``NAME:setting=value,setting=value``.
-        common: settings of all variants, by name.
-
-    Raises:
-        UserError: a setting is unknown.
-    """
+    """The settings of a variant."""
     known = {field.name: field.type for field in fields(TrainSettings)}
     own: dict[str, Any] = {}
     for pair in filter(None, variant.partition(":")[2].split(",")):

@@ -84,9 +84,6 @@ class Texts:
 
         An adapter's own instruction is put around them. Without one, adapters get the text alone,
         and the base the task's instruction, which the user's texts do without. Prose stands alone.
-
-        Raises:
-            UserError: a text is longer than the model's context.
         """
         template = model.prompt_template
         items: Sequence[tuple[str, Sequence[str]]]
@@ -114,17 +111,7 @@ def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[s
 
 
 def names_in(text: str, known: Sequence[str], kind: str, between: str = ",") -> list[str]:
-    """The names in an option, all known ones where it is empty.
-
-    Args:
-        text: of the option.
-        known: names.
-        kind: of what they are names.
-        between: what separates them.
-
-    Raises:
-        UserError: one of them is not known, or there is none where one is expected.
-    """
+    """The names in an option, all known ones where it is empty."""
     names = [name.strip() for name in text.split(between)] if text else list(known)
     for name in names:
         if name not in known:
@@ -134,11 +121,7 @@ def names_in(text: str, known: Sequence[str], kind: str, between: str = ",") -> 
 
 
 def chosen_tasks(names: str) -> list[str]:
-    """The comma-separated tasks of ``--tasks``, or all.
-
-    Raises:
-        UserError: one of them does not exist.
-    """
+    """The comma-separated tasks of ``--tasks``, or all."""
     return names_in(names, list(INSTRUCTIONS), "task")
 
 

@@ -54,11 +54,7 @@ class AcceptanceTable:
 
     @classmethod
     def load(cls, path: Path) -> "AcceptanceTable":
-        """Read the file.
-
-        Raises:
-            UserError: it is missing or damaged.
-        """
+        """Read the file."""
         rows = read_json(path).get("acceptance")
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise UserError(f"{path}: acceptance is not a list of lists, expected one a depth")
@@ -107,11 +103,7 @@ def measure_acceptance(
     max_tokens: int = 128,
     end_tokens: Collection[int] = (),
 ) -> AcceptanceCounts:
-    """Generate from every prompt and count the streams' right candidates where steps begin.
-
-    Raises:
-        UserError: no streams draft.
-    """
+    """Generate from every prompt and count the streams' right candidates where steps begin."""
     if model.streams is None or not settings.speculates:
         raise UserError("acceptance was to be measured without streams, expected some that draft")
     config = model.streams.config

@@ -124,15 +124,7 @@ def batch_limit(chip: Chip, inputs: int, outputs: int) -> int:
 def work(
     chip: Chip, bits: Bits, rows: int, inputs: int, outputs: int, limit: int | None = None
 ) -> Work:
-    """The kernel of a product and what it costs.
-
-    Args:
-        chip: where it runs.
-        bits: of a weight.
-        rows: of the left side.
-        inputs, outputs: of the weights.
-        limit: ``batch_limit`` of another version of MLX.
-    """
+    """The kernel of a product and what it costs."""
     if bits == 16:
         return _dense(chip, rows, inputs, outputs)
     weights = inputs * outputs

@@ -120,12 +120,7 @@ class Prediction:
 
 
 def best_shape(table: AcceptanceTable, size: int) -> DraftTree:
-    """The tree of the greatest expected accepted length; its tokens are ranks.
-
-    Args:
-        table: acceptance by depth and rank.
-        size: nodes besides the root, or fewer where no further one can be right.
-    """
+    """The tree of the greatest expected accepted length; its tokens are ranks."""
     rows = [[(rank, math.log(p)) for rank, p in enumerate(row) if p] for row in table.acceptance]
     nodes = best_nodes(lambda path: rows[len(path)] if len(path) < len(rows) else [], size)
     return tree_of(0, nodes)
