@@ -44,17 +44,8 @@ def size_of(directory: Path) -> int:
 def bundle(work: Path, output: Path) -> dict[str, int]:
     """Write the bundled streams and adapters.
 
-    Args:
-        work: work directory of ``train_adapters``.
-        output: directory whose ``streams`` and ``adapters`` are replaced, as far as they are
-            finished.
-
     Returns:
         The bytes of each part, by name.
-
-    Raises:
-        UserError: nothing is finished, or too large, and nothing has been written; or a part
-            cannot be written.
     """
     parts = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
     finished = {part: s / "adapter" for part, s in parts.items() if (s / "adapter").exists()}

@@ -71,11 +71,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_adapter_replaceable(directory: Path) -> None:
-    """Check that an adapter may be written to ``directory``.
-
-    Raises:
-        UserError: ``directory`` is a file, or holds a file that ``write_adapter`` does not write.
-    """
+    """Check that an adapter may be written to ``directory``."""
     check_holds_only(directory, _OURS, "an adapter's")
 
 
@@ -98,11 +94,7 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
 
 
 def write_lora(model: PeftModel, directory: Path) -> None:
-    """Write a model's LoRA alone, as ``write_adapter`` does.
-
-    Raises:
-        UserError: ``directory`` may not be replaced, or cannot be written.
-    """
+    """Write a model's LoRA alone, as ``write_adapter`` does."""
     check_adapter_replaceable(directory)
     with staged_directory(directory) as scratch:
         _save_lora(model, scratch)
@@ -123,16 +115,8 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
     """Read the stream and pruner tensors of an adapter directory and check them.
 
-    Args:
-        found: the description of the directory.
-
     Returns:
         CPU tensors by name.
-
-    Raises:
-        UserError: the directory has no ``speculative_streaming.json``, a file is missing or
-            damaged, or a tensor is missing, unknown, or of another shape or dtype than the
-            configuration asks for.
     """
     if found.format != "pytorch" or found.stream_config is None:
         raise UserError(f"{found.path / STREAM_CONFIG} is missing")

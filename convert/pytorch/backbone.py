@@ -197,11 +197,7 @@ def _architecture(causal_lm: PreTrainedModel) -> Architecture:
 
 
 def linear_layers(causal_lm: PreTrainedModel) -> list[str]:
-    """The names of the linear layers within a decoder layer, such as ``q_proj``.
-
-    Raises:
-        UserError: the model is of an architecture that is not tested.
-    """
+    """The names of the linear layers within a decoder layer, such as ``q_proj``."""
     _architecture(causal_lm)
     modules = causal_lm.get_decoder().layers[0].named_modules()
     return [name.rpartition(".")[2] for name, m in modules if isinstance(m, nn.Linear)]

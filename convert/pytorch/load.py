@@ -169,15 +169,7 @@ def load_adapter(
 
 
 def put_lora(base: torch.nn.Module, shape: LoraShape) -> PeftModel:
-    """Put new LoRA on a base model, whose layers are replaced in place.
-
-    Args:
-        base: the model.
-        shape: where, and of which rank.
-
-    Raises:
-        UserError: the base lacks such layers.
-    """
+    """Put new LoRA on a base model, whose layers are replaced in place."""
     layers: int = base.config.num_hidden_layers
     if (shape.lora_layers or 0) > layers:
         raise UserError(f"lora_layers is {shape.lora_layers}, expected at most the base's {layers}")

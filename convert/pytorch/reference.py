@@ -231,11 +231,7 @@ class SpeculativeStreamingModel(nn.Module):
         return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
 
     def freeze_all_but_head(self) -> None:
-        """Let nothing train but the conditioned head.
-
-        Raises:
-            UserError: the head is plain.
-        """
+        """Let nothing train but the conditioned head."""
         if self.streams.head is None:
             raise UserError("stream_head is 'plain', expected 'conditioned' to train the head")
         self.requires_grad_(False)

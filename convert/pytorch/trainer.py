@@ -50,12 +50,7 @@ from .training_settings import TrainSettings
 
 
 def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
-    """Build the untrained model of a run, its new weights drawn from torch's generator.
-
-    Raises:
-        UserError: the base or the LoRA that it is to have cannot be loaded, or a setting does not
-            fit the base.
-    """
+    """Build the untrained model of a run, its new weights drawn from torch's generator."""
     base = load_base(settings.model, settings.dtype)
     settings.check_vocabulary(base.config.vocab_size)
     config = settings.stream_config(

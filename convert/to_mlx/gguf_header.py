@@ -118,12 +118,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file, whatever the file may be.
-
-    Raises:
-        UserError: it is missing, of another format, version or byte order, one of several parts,
-            cut short or damaged.
-    """
+    """Read and check the header of a GGUF file, whatever the file may be."""
     if not os.path.isfile(path):
         problem = "is not a file" if os.path.lexists(path) else "is missing"
         raise UserError(f"{short(path)} {problem}, expected a GGUF file")

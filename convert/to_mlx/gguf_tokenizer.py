@@ -82,14 +82,7 @@ _SPLITS = {
 
 
 def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[int]]:
-    """The tokenizer with its special tokens and chat template, and the tokens that end a text.
-
-    Args:
-        header: of a GGUF file.
-
-    Raises:
-        UserError: it is of an unknown kind, or its tokens, merges or special tokens do not fit.
-    """
+    """The tokenizer with its special tokens and chat template, and the tokens that end a text."""
     tokens = header.texts(f"{_KEY}.tokens")
     kinds = header.array(f"{_KEY}.token_type", len(tokens))
     model = header.text(f"{_KEY}.model")

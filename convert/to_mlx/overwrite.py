@@ -25,16 +25,8 @@ def check_replaceable(
 ) -> None:
     """Check that a conversion may write to ``target`` and remove what is there.
 
-    Args:
-        target: directory for the result; need not exist.
-        model: directory of the base that is read.
-        adapters: directories of the adapters that are read.
-        overwrite: whether an empty directory, a model, an adapter, or a directory of adapters may
-            be replaced, if it holds the files that conversions write and no others.
-
-    Raises:
-        UserError: there is something at ``target`` that may not be replaced, or replacing it would
-            remove a directory that is read or the current directory.
+    With ``overwrite`` that is an empty directory, a model, an adapter, or a directory of adapters,
+    with the files that conversions write and no others.
     """
     place = _resolved(target)
     if not overwrite:

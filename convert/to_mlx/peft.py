@@ -58,16 +58,7 @@ _BASE_UNTOUCHED = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
-    """Read the LoRA or DoRA of a PEFT directory and bring it into mlx-lm's form.
-
-    Args:
-        directory: ``adapter_config.json`` and ``adapter_model.safetensors``, ``.bin`` or ``.pt``.
-        model: the base as an mlx-lm model; its weights are read only where the file repeats them.
-
-    Raises:
-        UserError: the adapter is a variant that mlx-lm's format cannot hold, it changes a module
-            that the base lacks, or a tensor is missing, unknown or of another shape.
-    """
+    """Read the LoRA or DoRA of a PEFT directory and bring it into mlx-lm's form."""
     config_path, path = directory / LORA_CONFIG, tensor_file(directory / LORA_TENSORS)
     config = read_json(config_path)
     _check_fields(config_path, config)

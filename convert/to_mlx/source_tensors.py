@@ -61,11 +61,7 @@ def arrays_of_files(source: Path, what: str) -> Iterator[dict[str, mx.array]]:
 
 
 def read_torch(path: Path) -> dict[str, mx.array]:
-    """Read tensors that torch has written, each in its own dtype.
-
-    Raises:
-        UserError: the file is damaged, or torch is not installed.
-    """
+    """Read tensors that torch has written, each in its own dtype."""
     try:
         from ..pytorch.adapter_files import read_tensors
     except ModuleNotFoundError as error:

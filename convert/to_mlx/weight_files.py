@@ -58,16 +58,7 @@ def write_weights(
 ) -> None:
     """Write weights as mlx-lm's ``save_model`` does: ``model*.safetensors`` and their index.
 
-    Args:
-        directory: an existing directory.
-        weights: lazy arrays by name; emptied. Memory stays small only if nothing else refers to
-            the arrays.
-        parameters: the number of parameters that the index gives, before packing.
-        count: called with the bytes of each tensor written.
-        source: origin of the weights, for the error.
-
-    Raises:
-        UserError: a tensor is not finite in the dtype that it is written in.
+    ``weights`` is emptied: memory stays small only if nothing else refers to the lazy arrays.
     """
     total = sum(tensor.nbytes for tensor in weights.values())
     shards = make_shards(weights)

@@ -122,13 +122,7 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
 
 
 def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> mx.array:
-    """Return the LM head's input rows (B, C, 1 + gamma, h), the main stream's first.
-
-    Args:
-        forward: the model and streams.
-        sequences: the step's sequences.
-        hidden: the hidden states of these.
-    """
+    """Return the LM head's input rows (B, C, 1 + gamma, h), the main stream's first."""
     head, streams = forward.streams.head, hidden.streams
     if head is not None:
         beside = sequences.positions.reshape(len(sequences.tokens), -1)

@@ -45,15 +45,7 @@ def warm_up_and_fall(peak: float, updates: int) -> Schedule:
 
 
 def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
-    """Make mlx_lm's schedule from its ``name``, ``arguments`` and ``warmup``.
-
-    Args:
-        fields: these three by name.
-        updates: the run's number of updates; the rate is checked at the first, middle and last.
-
-    Raises:
-        UserError: a field is missing or wrong, or a rate is negative or no number.
-    """
+    """Make mlx_lm's schedule from its ``name``, ``arguments`` and ``warmup``."""
     try:
         schedule = build_schedule(fields)
         rates = {n: float(schedule(mx.array(n))) for n in (0, updates // 2, updates - 1)}
@@ -69,16 +61,7 @@ def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
 
 
 def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer: those asked for, and our defaults.
-
-    Args:
-        kind: a key of ``KINDS``.
-        options: those asked for.
-
-    Raises:
-        UserError: there is no such optimizer, it has no such argument, or an update with these
-            fails or is no number.
-    """
+    """Return the arguments of an optimizer: those asked for, and our defaults."""
     if kind not in KINDS:
         raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
     arguments = {**_DEFAULTS.get(kind, {}), **options}

@@ -19,10 +19,6 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
 
     The last map of adapters, pruner and conditioned head is 0, so that they change nothing at the
     start; so are the values of a prefix.
-
-    Args:
-        config: configuration of the streams.
-        seed: seed of the draws.
     """
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():

@@ -70,11 +70,7 @@ def validate(
 
 
 def steps_of(hits: np.ndarray) -> int:
-    """The steps that a chain draft takes through a text.
-
-    Args:
-        hits: (positions, gamma) bool: whether each stream is right beside each position.
-    """
+    """The steps that a chain draft takes, by hits (positions, gamma) of its streams."""
     in_a_row = np.cumprod(hits, axis=1).sum(1) if len(hits) else []
     place = steps = 0
     while place < len(hits):

@@ -181,7 +181,7 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
         (("--num-prompts", 9), "--num-prompts was given without --prompts self"),
         (("--prompts", "./self", "--prompt-script", "any"), "--prompt-script was given without"),
         (("--data", ".", "--answers-only"), "--data and --answers-only were both given"),
-        (("--num-prompts", 1), "found 1, expected an integer of at least 2"),
+        (("--num-prompts", 1), "found '1', expected an integer of at least 2"),
     ],
 )
 def test_settings_that_do_not_go_together(flags, sentence, base, tmp_path):
