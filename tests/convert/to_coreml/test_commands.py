@@ -200,7 +200,7 @@ def test_a_recording_is_replayed(exported, calls):
     [
         (("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),
         (("--record", "y", "--compute-units", "all"), "--record and --compute-units"),
-        (("--compute-units", "gpu"), "found gpu, expected one of cpuOnly, cpuAndGPU"),
+        (("--compute-units", "gpu"), "found 'gpu', expected one of cpuOnly, cpuAndGPU"),
         (("--adapter", "sql"), "the adapter is 'sql', expected one of the package's"),
     ],
 )
