@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
+from ..config import UserError
 from ..models.architectures import layer_windows
 from .rows import Rows
 
@@ -50,6 +51,8 @@ class SideBySideKVCache:
 
     Args:
         caches: one for each sequence.
+        capacity: number of columns, so that arrays of all passes over as many rows have the same
+            shapes, wherever these rows are; ``None``: as many as there are rows.
 
     Attributes:
         lengths: committed rows of each sequence.
@@ -59,7 +62,8 @@ class SideBySideKVCache:
 
     step = KVCache.step
 
-    def __init__(self, caches: Sequence[KVCache]):
+    def __init__(self, caches: Sequence[KVCache], capacity: int | None = None):
+        self._capacity = capacity
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._set_lengths([cache.offset for cache in caches])
@@ -80,7 +84,12 @@ class SideBySideKVCache:
 
     def columns(self, behind: int) -> int:
         """Return the number of columns that ``write`` returns if it writes ``behind`` rows."""
-        return max(self.lengths) + behind
+        columns = max(self.lengths) + behind
+        if self._capacity is None:
+            return columns
+        if columns > self._capacity:
+            raise UserError(f"the KV cache has room for {self._capacity} rows, expected {columns}")
+        return self._capacity
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commit ``counts`` more rows, one count per sequence."""
@@ -124,7 +133,7 @@ class SideBySideKVCache:
         self, sequences: int, keys: mx.array, values: mx.array, columns: int
     ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
-        count = -(-columns // self.step) * self.step
+        count = self._capacity or -(-columns // self.step) * self.step
         self.keys = _grown(self.keys, sequences, keys, count)
         self.values = _grown(self.values, sequences, values, count)
         return self.keys, self.values

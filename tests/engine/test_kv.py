@@ -7,9 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
-from random_models import PROMPT, paired, speculative_model, take
+from random_models import PROMPT, assert_close, decoder_after, paired, speculative_model, take
 from trees import full_tree
 
+from specstream_mlx import UserError
 from specstream_mlx.engine.kv import SideBySideKVCache, UncommittedRows, commit, make_caches
 from specstream_mlx.engine.rows import Rows
 from specstream_mlx.engine.step import Decoder
@@ -129,3 +130,26 @@ def test_a_trees_rows_take_as_much_memory_behind_any_context(placement):
     masks += len(tree) * 31 * whole * (placement == "beside")  # bools, for both kinds of layers
     assert further[0] < sizes[0] + 1.1 * masks  # what a step holds until the next
     assert max(sizes[1:] + further[1:]) < 4096
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_rows_of_a_fixed_capacity(mode):
+    """Steps are those of a growing cache, and their arrays have the same shapes at any offset."""
+    model, capacity, shapes = speculative_model(seed=2, mode=mode), 60, set()
+    tree = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
+    growing, fixed = (decoder_after(model, PROMPT) for _ in range(2))
+    fixed.caches = [SideBySideKVCache([cache], capacity) for cache in fixed.caches]
+    for _ in range(3):
+        expected, found = (take(decoder, tree, "beside") for decoder in (growing, fixed))
+        assert_close(found.logits, expected.logits)
+        assert_close(found.streams.logits, expected.streams.logits)
+        for decoder in (growing, fixed):
+            decoder.commit([[0, 2]], [[0, 2]])
+        assert isinstance(fixed.caches[0].offset, mx.array)
+        shapes |= {cache.keys.shape for cache in fixed.caches}
+    assert shapes == {(1, 2, capacity, 8)}
+    assert fixed.rows_of(0)[0].offset == growing.caches[0].offset
+    for _ in range(10):
+        fixed.commit([[0, 1]], [[0, 1]])
+    with pytest.raises(UserError, match="has room for 60 rows, expected "):
+        take(fixed, tree, "beside")
