@@ -215,11 +215,7 @@ def batch_generate(
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
-    """List a value for each prompt, from one for all or a list with one for each.
-
-    Raises:
-        UserError: the list has another length.
-    """
+    """List a value for each prompt, from one for all or a list with one for each."""
     if not isinstance(values, list | tuple):
         return [values] * count
     if len(values) != count:
@@ -273,12 +269,7 @@ class _Text:
         return [*self.request.prompt, *self.tokens, *self.end]
 
     def take(self, step: Step, log_probs: bool) -> None:
-        """Append a step's tokens until the text ends.
-
-        Args:
-            step: a step of this text.
-            log_probs: whether to keep the tokens' log-probabilities.
-        """
+        """Append a step's tokens until the text ends."""
         self.calls += 1
         before = len(self.tokens)
         for token in step.tokens:
@@ -319,15 +310,7 @@ def _write(
     log_probs: bool,
     ended: Callable[[], None],
 ) -> None:
-    """Decode until every text has ended.
-
-    Args:
-        texts: the texts to write, whose models share a pass.
-        size: the most texts at once; whenever one has ended, the next one joins.
-        stats: figures to add to.
-        log_probs: whether to keep the tokens' log-probabilities.
-        ended: called whenever a text has ended.
-    """
+    """Decode until every text has ended."""
     start, together = time.perf_counter(), Together(texts[0].model)
     waiting, reading = list(texts), 0.0
     going: dict[Text, _Text] = {}

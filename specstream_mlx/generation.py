@@ -322,11 +322,7 @@ def respond(
 
 @contextmanager
 def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
-    """Name the id without a token on which mlx_lm's detokenizer fails within the context.
-
-    Raises:
-        UserError: an id has no token.
-    """
+    """Name the id without a token on which mlx_lm's detokenizer fails within the context."""
     try:
         yield
     except (AttributeError, IndexError, TypeError):
@@ -338,11 +334,7 @@ def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
-    """Split ``text`` into what may be shown and what may begin a stop string.
-
-    Returns:
-        (text to show, text to hold back, whether a stop string was met).
-    """
+    """What may be shown, what may begin a stop string, and whether one was met."""
     starts = [text.find(word) for word in stop if word in text]
     if starts:
         return text[: min(starts)], "", True

@@ -13,15 +13,14 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
+from .broadcast import Broadcast
 from .config import UserError, shown
-from .distributed.lockstep import Lockstep
 from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
 from .drafting.draft_model import check_draft_model
 from .drafting.fixed import fixed_drafting
 from .drafting.rule import auto_drafting
 from .drafting.settings import USUAL, DraftSettings, Proposers
-from .drafting.shared_plans import HeardPlans, ToldPlans
 from .engine.draft_head import HeadWatch
 from .engine.guesses import NO_GUESSES
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
@@ -239,9 +238,10 @@ class Text:
 
     Args:
         request: the prompt and how to go on from it.
-        drafting: the object that plans the steps.
+        drafting: the object that plans the steps; ``None``: rank 0 has it.
         rule: the verify rule; ``None``: a new one.
         watch: is told of the guesses of a draft head; ``None``: none is mounted.
+        broadcast: the plans of rank 0.
 
     Attributes:
         request, rule: see above.
@@ -254,21 +254,28 @@ class Text:
     def __init__(
         self,
         request: Request,
-        drafting: Drafting,
+        drafting: Drafting | None,
         rule: VerifyRule | None = None,
         watch: HeadWatch | None = None,
+        broadcast: Broadcast = Broadcast(),  # noqa: B008
     ):
-        self.request, self._drafting = request, drafting
+        self.request, self._drafting, self._broadcast = request, drafting, broadcast
         self._watch, self._guesses = watch, NO_GUESSES
         self.rule = rule or request.new_rule()
         self.root, self._left = request.prompt[-1], request.max_tokens
         self.ended, self.count = False, 0
-        self.plan = drafting.first(self.root)
+        self.plan = broadcast.plan(lambda: self._planner.first(self.root))
 
     @property
     def goes_on(self) -> bool:
         """True if another plain step follows, as far as is known before this one is read."""
         return self.plan.pipelined and self._left != 1 and not self.ended
+
+    @property
+    def _planner(self) -> Drafting:
+        """The drafting, where there is one: on rank 0."""
+        assert self._drafting is not None
+        return self._drafting
 
     def beside(self, texts: int) -> BatchCosts | None:
         """Tell the drafting of how many texts the next pass is; see ``Sharing``."""
@@ -288,7 +295,8 @@ class Text:
         over = self._left is not None and self._left <= 0
         ends = self.request.end_tokens
         self.ended = over or any(token in ends for token in step.tokens)
-        self._drafting.accept(step.plan, step.tokens, seconds if self.count else None)
+        if self._drafting is not None:
+            self._drafting.accept(step.plan, step.tokens, seconds if self.count else None)
         self.count += 1
         if self.ended:
             return
@@ -297,7 +305,7 @@ class Text:
             self._watch.judge(self._guesses, step.tokens)
             self._guesses = guesses
         verified = Verified(step.tree, result.predictions_of(step.tree))
-        plan = self._drafting.plan(self.root, guesses, verified)
+        plan = self._broadcast.plan(lambda: self._planner.plan(self.root, guesses, verified))
         if cache is not None:
             tree = self.request.quantization.fitting(plan.tree, cache)
             plan = plan if tree is plan.tree else replace(plan, tree=tree)
@@ -305,7 +313,8 @@ class Text:
 
     def finish(self) -> None:
         """Keep what is to outlive the text; see ``Drafting``."""
-        self._drafting.finish()
+        if self._drafting is not None:
+            self._drafting.finish()
 
 
 Steps = list[tuple[Text, Step]]
@@ -324,7 +333,8 @@ class Together:
     def __init__(self, model: SpeculativeModel):
         self._model = model
         self._loop: _Loop | None = None
-        self._rows: dict[Text, _KeptRows] = {}
+        self._rows: dict[Text, Prefill] = {}
+        self._broadcast = Broadcast(model.ranks)
 
     def __len__(self) -> int:
         """Count the texts that go on."""
@@ -341,22 +351,26 @@ class Together:
             UserError: the prompt cache cannot be used; or there are other texts, beside which the
                 model or its KV cache cannot be run.
         """
-        model, profile = model or self._model, request.profile
+        return self.take(Prefill(model or self._model, request))
+
+    def take(self, prefill: "Prefill") -> Text:
+        """Let a text go on as ``join`` does, whose prompt is read already, or is read here."""
+        model, request = prefill.model, prefill.request
         if self._rows:
             check_side_by_side(model)
             for one in (request, *(text.request for text in self._rows)):
                 one.check_side_by_side()
-        profile.start()
-        rows = _KeptRows(model, request)
-        decoder = rows.read()
-        profile.border("prefill")
+        for _ in prefill:
+            pass
+        request.profile.border("prefill")
         rule = request.new_rule()
-        text = Text(request, _drafting(model, request, rule), rule, model.head_watch)
+        drafting = _drafting(model, request, rule) if model.decides else None
+        text = Text(request, drafting, rule, model.head_watch, self._broadcast)
         if self._loop is None:
-            self._loop = _Loop(decoder, text)
+            self._loop = _Loop(prefill.decoder, text)
         else:
-            self._loop.join(text, decoder)
-        self._rows[text] = rows
+            self._loop.join(text, prefill.decoder)
+        self._rows[text] = prefill
         return text
 
     def leave(self, text: Text) -> None:
@@ -373,7 +387,6 @@ class Together:
         loop = self._loop
         if loop is None:
             return
-        lockstep = Lockstep(self._model.ranks)
         try:
             for steps in loop.steps():
                 tokens = [token for _, step in steps for token in step.tokens]
@@ -386,10 +399,10 @@ class Together:
                         self._rows[text].record(loop.caches)
                 yield steps
                 self._check_current()  # before the next step writes
-                if not lockstep.goes_on(tokens):
+                if not self._broadcast.goes_on(tokens):
                     return
         finally:
-            lockstep.over()
+            self._broadcast.over()
             for text in list(self._rows):
                 self._let_go(text)
 
@@ -404,50 +417,56 @@ class Together:
             rows.check_current()
 
 
-class _KeptRows:
-    """The KV rows of one text, from its prompt cache and back to it.
+class Prefill:
+    """A prompt that is read in chunks, but for its last token; then the KV rows of its text.
 
-    Args:
-        model: base and adapter.
-        request: the text's request.
+    An iterator: each ``next`` reads a chunk, and returns how many of the prompt's tokens are there.
+
+    Attributes:
+        model, request: of the text; the request has been checked.
+        decoder: reads the prompt.
     """
 
     def __init__(self, model: SpeculativeModel, request: Request):
-        self._model, self._request, given = model, request, request.prompt_cache
+        request.profile.start()
+        self.model, self.request, given = model, request, request.prompt_cache
         self._adapter, self._streams, self._head = model.adapter, model.streams, model.head
         self._cache = PromptCache() if given is None else given
         self._generation = self._cache.begin(model, request.prompt, request.quantization)
         self._newest, self._progress = request.prompt[-1], request.progress
         self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
-
-    def read(self) -> Decoder:
-        """Read the prompt but for its last token; returns the decoder that has read it."""
-        cache, request = self._cache, self._request
-        prompt, progress, reused = request.prompt, request.progress or _nobody, cache.reused
-        model, ranks = self._model, self._model.ranks
-        decoder = Decoder(
+        ranks = model.ranks
+        self.decoder = Decoder(
             model.model,
             model.streams,
-            cache.caches,
+            self._cache.caches,
             request.profile,
             share=None if ranks is None else ranks.share,
             head=model.head,
         )
-        cache.caches = decoder.caches
-        unread = prompt[reused:-1]
-        progress(reused, len(prompt))
-        for read in prefill(decoder, unread, request.prefill_step_size, request.quantization):
-            progress(reused + read, len(prompt))
-        cache.extend(self._generation, unread)
-        return decoder
+        self._cache.caches = self.decoder.caches
+        self._chunks = self._read()
+
+    def __iter__(self) -> Iterator[int]:
+        return self._chunks
+
+    def _read(self) -> Iterator[int]:
+        request, reused = self.request, self._cache.reused
+        progress, total = request.progress or _nobody, len(request.prompt)
+        unread = request.prompt[reused:-1]
+        progress(reused, total)
+        for read in prefill(self.decoder, unread, request.prefill_step_size, request.quantization):
+            progress(reused + read, total)
+            yield reused + read
+        self._cache.extend(self._generation, unread)
 
     def note(self, step: Step) -> None:
         """Take in a step of the text."""
         if self._progress is not None:
-            total = len(self._request.prompt)
+            total = len(self.request.prompt)
             self._progress(total, total)  # the first token is there
             self._progress = None
-        if self._model.mode == "lossless":  # no later prompt can use rows that have seen streams
+        if self.model.mode == "lossless":  # no later prompt can use rows that have seen streams
             self._behind += [self._newest, *step.tokens[:-1]]
         self._newest = step.tokens[-1]
 
@@ -462,7 +481,7 @@ class _KeptRows:
         if caches is self._cache.caches:
             self._cache.extend(self._generation, self._behind)
             self._behind = []
-        elif self._request.prompt_cache is None:
+        elif self.request.prompt_cache is None:
             self._cache.caches = []  # nobody will ask for them
 
     def keep(self, caches_of: Callable[[], list[Any]]) -> None:
@@ -471,14 +490,14 @@ class _KeptRows:
         Args:
             caches_of: function that returns the text's KV caches, one per layer.
         """
-        if self._behind and self._request.prompt_cache is not None:
+        if self._behind and self.request.prompt_cache is not None:
             self._cache.caches = caches_of()
             self.record(self._cache.caches)
 
     def check_current(self) -> None:
         """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
         self._cache.check_current(self._generation)
-        model = self._model
+        model = self.model
         mounted = model.adapter, model.streams, model.head
         before = self._adapter, self._streams, self._head
         if any(now is not then for now, then in zip(mounted, before, strict=True)):
@@ -515,21 +534,7 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
 
 
 def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
-    """Make the object that plans the steps of one text; of several processes, rank 0 plans.
-
-    Args:
-        model: the model.
-        request: of the text.
-        rule: draws the text's tokens.
-    """
-    ranks = model.ranks
-    if ranks is not None and not model.decides:
-        return HeardPlans(ranks)
-    own = _own_drafting(model, request, rule)
-    return own if ranks is None else ToldPlans(own, ranks)
-
-
-def _own_drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
+    """Make the object that plans the steps of one text."""
     settings = request.drafting
     if settings is None or isinstance(settings, Proposers):
         proposers = settings or USUAL
@@ -559,15 +564,19 @@ def fill(
         UserError: the KV cache cannot be quantized so.
     """
     quantization.check(model.model, model.config)
-    generation = prompt_cache.begin(model, prompt, quantization)
-    decoder = Decoder(model.model, None, prompt_cache.caches)  # streams do not run beside a prompt
-    prompt_cache.caches = decoder.caches
-    progress, reused = progress or _nobody, prompt_cache.reused
-    progress(reused, len(prompt))
-    for start, part in ((reused, prompt[reused:-1]), (len(prompt) - 1, prompt[-1:])):
-        for read in prefill(decoder, part, prefill_step_size, quantization):
-            progress(start + read, len(prompt))
-        prompt_cache.extend(generation, part)
+    request = Request(
+        prompt,
+        prefill_step_size=prefill_step_size,
+        quantization=quantization,
+        prompt_cache=prompt_cache,
+    )
+    progress, total = progress or _nobody, len(prompt)
+    reading = Prefill(model, request)
+    progress(prompt_cache.reused, total)
+    for read in reading:
+        progress(read, total)
+    for _ in Prefill(model, replace(request, prompt=[*prompt, prompt[-1]])):  # the last token
+        progress(total, total)
 
 
 def _nobody(read: int, total: int) -> None:
@@ -604,12 +613,7 @@ def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) 
 
 
 class _Loop:
-    """The loop over texts side by side: runs of plain steps and runs of tree steps in turns.
-
-    Args:
-        decoder: a decoder that has read the first text's prompt but for the last token.
-        text: the first text.
-    """
+    """The loop over texts side by side: runs of plain steps and runs of tree steps in turns."""
 
     def __init__(self, decoder: Decoder | TreeDecoder, text: Text):
         self._decoder, self._texts = decoder, [text]
@@ -620,12 +624,7 @@ class _Loop:
         self._on_time = False  # whether the last step's time is its own
 
     def join(self, text: Text, decoder: Decoder) -> None:
-        """Let a text go on beside the others from the next call on.
-
-        Args:
-            text: a new text.
-            decoder: has read the text's prompt but for the last token.
-        """
+        """Let a text go on beside the others from the next call on."""
         self._joining.append((text, decoder))
 
     @property
@@ -669,10 +668,7 @@ class _Loop:
         return bool(self._texts)
 
     def plain_steps(self) -> Iterator[Steps]:
-        """Yield steps of one token; the next call is enqueued before the last one is read.
-
-        When drafting begins, one call is under way. It is used, and no other is enqueued.
-        """
+        """Yield steps of one token; the next call is enqueued before the last one is read."""
         start, texts = time.perf_counter(), self._texts
         plans = [text.plan for text in texts]
         results = self._enqueue_plain([mx.array([text.root]) for text in texts])
@@ -718,11 +714,7 @@ class _Loop:
                 text.request.quantization.apply(self._decoder.caches)
 
     def tree_steps(self) -> Iterator[Steps]:
-        """Yield steps of trees; a step is yielded when the next one has been enqueued.
-
-        The first step of a text is yielded at once: on a CPU, enqueueing waits for most of the
-        work, and the first token should not have to wait for a second step.
-        """
+        """Yield steps of trees; a step is yielded when the next one has been enqueued."""
         pending, texts = None, self._texts
         while True:
             start = time.perf_counter()
@@ -734,6 +726,7 @@ class _Loop:
             self._note(steps)
             over = any(text.ended for text in texts) or bool(self._joining)
             over = over or all(text.plan.pipelined for text in texts)
+            # The first token does not wait for a second call: on a CPU enqueueing does most of it.
             if over or any(text.count == 1 for text in texts):
                 yield steps
                 if over:

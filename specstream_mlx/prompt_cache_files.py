@@ -279,14 +279,7 @@ def _check_name(
 def _checked_layers(
     path: Path, layers: list[Any], model: SpeculativeModel, own_windows: bool
 ) -> Iterator[Any]:
-    """Convert the caches to this project's classes, in the model's shape and dtype.
-
-    Args:
-        path: the file.
-        layers: the caches as mlx_lm reads them.
-        model: base and adapter.
-        own_windows: whether the rows were made with the windows that mlx_lm leaves out.
-    """
+    """Convert the caches to this project's classes, in the model's shape and dtype."""
     probe = make_caches(model.model, model.config)
     model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype
     windows = layer_windows(model.config, model.model)

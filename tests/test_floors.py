@@ -17,7 +17,7 @@ FLOORS = [
     {"bundled", "engine", "adapters"},
     {"drafting.eagle3"},
     {"loading", "prompts"},
-    {"drafting", "prompt_cache_files", "refused", "inspection"},
+    {"broadcast", "drafting", "prompt_cache_files", "refused", "inspection"},
     {"prompt_cache"},
     {"loop"},
     {"generation", "batch"},

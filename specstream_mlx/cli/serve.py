@@ -80,7 +80,7 @@ def serve(
         from ..serve.following import Follower
 
         models, tokenizer = _resident(model, adapter_path, adapters)
-        Follower(ranks, models, tokenizer, kept_tokens).run()
+        Follower(models, tokenizer, kept_tokens).run()
         return
     with listening(host, port) as opened:
         from ..serve.app import LOOPBACK, Limits, make_app

@@ -17,7 +17,7 @@ from .link import Link, connect, listen
 
 _PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")
 _KEY_NUMBERS = 4
-_STEP = "step"  # of ``Lockstep``; with ``None`` no step follows
+_STEP = "step"  # of ``Broadcast``; with ``None`` no step follows
 
 _PRESENT: list["Ranks"] = []
 """The ranks of this process, once they are connected; there is one group for a program."""
@@ -150,11 +150,7 @@ def ranks_of(group: mx.distributed.Group) -> Ranks | None:
 
 
 def _address_of_first() -> str:
-    """Return rank 0's address.
-
-    Raises:
-        UserError: nothing tells it.
-    """
+    """Return rank 0's address."""
     backend, address = _backend()
     if not address:
         raise UserError(

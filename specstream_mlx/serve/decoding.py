@@ -17,14 +17,12 @@ from ..drafting.batch_cost import BatchCosts
 from ..drafting.rule import auto_drafting
 from ..drafting.settings import DraftSettings
 from ..engine.guesses import NO_GUESSES, StreamGuesses
-from ..engine.kv_quantization import NEVER_QUANTIZED
 from ..engine.plan import Plan
 from ..engine.sampling import Sampling, keyed_sampler
-from ..engine.step import Decoder
 from ..engine.tree import NOTHING_VERIFIED, Verified
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
-from ..loop import Request, Step, Text, Together, check_side_by_side, prefill, share_a_pass
+from ..loop import Prefill, Request, Step, Text, Together, check_side_by_side, share_a_pass
 from ..prompt_cache import PromptCache
 from .prefixes import Prefixes
 
@@ -142,39 +140,34 @@ class Asked:
 
 def tell(model: SpeculativeModel, verb: str, *arguments: Any) -> None:
     """Tell other ranks, if there are any, of an act that they must do too; see ``Follower``."""
-    if model.ranks is not None:
+    if model.ranks is not None and model.decides:
         model.ranks.tell("work", [verb, *arguments])
 
 
 class Writing:
     """One text: its prompt is read in turns, then it takes the steps of a ``Batch``.
 
-    Args:
-        asked: what to write.
-        tokenizer: the model's.
-        prefixes: rows of prompts that were read before; they get those of this text.
-        is_alone: tells whether no other text was decoded since the last turn, so that a turn's
-            time is this text's own.
-
     Attributes:
-        asked: see above.
+        asked: what to write.
         start: when it began, in seconds of ``time.monotonic``.
         ended: what there is to say when the text is complete; ``None``: it is not.
-        cache: the rows of the prompt.
+        prefill: the prompt, once it is being read.
         number: by which other ranks know it.
     """
+
+    prefill: Prefill
 
     def __init__(
         self,
         asked: Asked,
         tokenizer: TokenizerWrapper,
         prefixes: Prefixes,
-        is_alone: Callable[[], bool],
+        is_alone: Callable[[], bool],  # whether a turn's time is this text's own
     ):
-        self.asked, self.start = asked, time.monotonic()
+        self.asked, self.start, self.number = asked, time.monotonic(), next(_NUMBERS)
         self.ended: Ended | None = None
         self._tokenizer, self._prefixes, self._is_alone = tokenizer, prefixes, is_alone
-        self.cache, self.number = PromptCache(), next(_NUMBERS)
+        self._cache = PromptCache()
         self._found, self._ids = Ended(prompt_tokens=len(asked.prompt)), list[int]()
         self._drafters, self._steps = deque[str](), deque[Step]()
         self._processors = [_Caught(make()) for make in asked.processors]
@@ -182,28 +175,22 @@ class Writing:
 
     def read(self) -> Iterator[Read]:
         """Read the prompt but for its last token, a chunk a turn."""
-        model, prompt = self.asked.model, self.asked.prompt
-        self.cache = cache = self._prefixes.cache_for(model.model, prompt)
-        generation = cache.begin(model, prompt, NEVER_QUANTIZED)
-        decoder = Decoder(model.model, None, cache.caches)  # streams do not run beside a prompt
-        cache.caches = decoder.caches
-        unread, reused = prompt[cache.reused : -1], cache.reused
-        for read in prefill(decoder, unread, CHUNK):
-            yield Read(reused + read, len(prompt))
-        cache.extend(generation, unread)
-        self._found.cached_tokens = reused
+        asked = self.asked
+        self._cache = self._prefixes.cache_for(asked.model.model, asked.prompt)
+        request = self._request()
+        self.prefill = Prefill(asked.model, request)
+        self._found.cached_tokens = self._cache.reused
+        for read in self.prefill:
+            yield Read(read, len(asked.prompt))
         self.keep()
+        steps = iter(self._steps.popleft, None)
+        self._responses = respond(self._tokenizer, request, steps, asked.stop)
 
-    def request(self) -> Request:
-        """The request that the prompt's rows are there for.
-
-        Raises:
-            UserError: the model cannot do what is asked.
-        """
+    def _request(self) -> Request:
         asked = self.asked
         request = asked.request(self._tokenizer.eos_token_ids)
         drafting, sampler = request.drafting, None
-        if drafting is None:
+        if drafting is None and asked.model.decides:
             auto = auto_drafting(asked.model, asked.prompt)
             drafting = Watched(auto, self._is_alone, self._drafters)
         if asked.sampling.temp:
@@ -212,21 +199,15 @@ class Writing:
         request = replace(
             request,
             drafting=drafting,
-            prompt_cache=self.cache,
+            prompt_cache=self._cache,
             sampler=sampler,
             logits_processors=self._processors,
         )
         request.check(asked.model)
-        steps = iter(self._steps.popleft, None)
-        self._responses = respond(self._tokenizer, request, steps, asked.stop)
         return request
 
     def take(self, step: Step) -> Written:
-        """Turn a step into tokens, up to where the text ends.
-
-        Raises:
-            Exception: a logits processor has failed.
-        """
+        """Turn a step into tokens, up to where the text ends."""
         for processor in self._processors:
             if processor.error is not None:
                 raise processor.error
@@ -248,7 +229,7 @@ class Writing:
 
     def keep(self) -> None:
         """Let later prompts have the rows."""
-        self._prefixes.keep(self.asked.model.model, self.cache)
+        self._prefixes.keep(self.asked.model.model, self._cache)
 
     def _end(self, last: GenerationResponse) -> None:
         self.ended = ended = self._found
@@ -262,21 +243,17 @@ class Writing:
 
 
 class Batch:
-    """Texts that are decoded in one pass; they join and leave between steps.
+    """Texts that are decoded in one pass, here and on other ranks; they come and go between steps.
 
-    Args:
-        model: base and adapter of the first.
+    Attributes:
+        number: by which other ranks know it.
+        steps: what each target call brings each text.
     """
 
     def __init__(self, model: SpeculativeModel):
         self._model, self._together = model, Together(model)
-        self._steps, self._number = self._together.steps(), next(_NUMBERS)
+        self.steps, self.number = self._together.steps(), next(_NUMBERS)
         self._texts: dict[Text, Writing] = {}
-        self._several = True
-        try:
-            check_side_by_side(model)
-        except UserError:
-            self._several = False
 
     @property
     def texts(self) -> list[Writing]:
@@ -285,19 +262,16 @@ class Batch:
 
     def takes(self, model: SpeculativeModel) -> bool:
         """Whether a text of this model may join the others."""
-        others = (writing.asked.model for writing in self.texts)
-        return self._several and all(share_a_pass(model, other) for other in others)
+        try:
+            check_side_by_side(model)
+        except UserError:
+            return False
+        return all(share_a_pass(model, writing.asked.model) for writing in self.texts)
 
     def join(self, writing: Writing) -> None:
-        """Let a text whose prompt has been read go on from the next step on.
-
-        Raises:
-            UserError: the model cannot do what is asked.
-        """
-        request = writing.request()
-        tell(self._model, "join", writing.number, self._number)
-        text = self._together.join(request, writing.asked.model)
-        self._texts[text] = writing
+        """Let a text whose prompt has been read go on from the next step on."""
+        tell(self._model, "join", writing.number, self.number)
+        self._texts[self._together.take(writing.prefill)] = writing
 
     def leave(self, writing: Writing) -> None:
         """Let a text go on no further."""
@@ -310,19 +284,17 @@ class Batch:
     def step(self) -> list[tuple[Writing, Written | Exception]]:
         """Decode one step, and return what it brought each text.
 
-        Texts that are complete with it, or fail by themselves, have left.
-
-        Raises:
-            Exception: the pass itself has failed; no text can go on.
+        Texts that are complete with it, or fail by themselves, have left; an error of the pass
+        itself is raised.
         """
-        tell(self._model, "step", self._number)
-        return [(self._texts[text], self._taken(text, step)) for text, step in next(self._steps)]
+        tell(self._model, "step", self.number)
+        return [(self._texts[text], self._taken(text, step)) for text, step in next(self.steps)]
 
     def close(self) -> None:
         """Let all texts go."""
         self._texts = {}
-        tell(self._model, "close", self._number)
-        self._steps.close()  # type: ignore[attr-defined]
+        tell(self._model, "close", self.number)
+        self.steps.close()  # type: ignore[attr-defined]
 
     def _taken(self, text: Text, step: Step) -> Written | Exception:
         writing = self._texts[text]
@@ -371,13 +343,7 @@ def _token(text: str, token: int, log_probs: mx.array, top: int | None) -> Token
 
 
 class Watched:
-    """A drafting that is told the time of its own steps alone, and notes whose drafts are accepted.
-
-    Args:
-        drafting: of this text.
-        is_alone: see ``Writing``.
-        drafters: gets, for each accepted draft, who guessed it: ``streams``, or else ``lookup``.
-    """
+    """A drafting that learns its own steps' time alone, and notes whose drafts are accepted."""
 
     def __init__(self, drafting: Drafting, is_alone: Callable[[], bool], drafters: deque[str]):
         self._drafting, self._is_alone, self._drafters = drafting, is_alone, drafters

@@ -5,55 +5,37 @@ and where it ends, rank 0 reads.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..distributed.ranks import Ranks
 from ..hardware import device
 from ..loading import SpeculativeModel
-from ..loop import Steps, Text, Together
-from .decoding import Asked, Writing
+from .decoding import Asked, Batch, Writing
 from .prefixes import Prefixes
 from .resident import BASE
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Texts in one pass, see ``decoding.Batch``."""
-
-    together: Together
-    steps: Iterator[Steps]
-
-
 class Follower:
-    """Texts of another rank, by the numbers that rank 0 gives them.
-
-    Args:
-        ranks: all ranks.
-        models: from ``resident``.
-        tokenizer: of the base.
-        kept_tokens: see ``Worker``; as on rank 0.
-    """
+    """Texts and batches of another rank, by the numbers that rank 0 gives them."""
 
     def __init__(
         self,
-        ranks: Ranks,
         models: Mapping[str, SpeculativeModel],
         tokenizer: TokenizerWrapper,
         kept_tokens: int,
     ):
-        self._ranks, self._models, self._tokenizer = ranks, models, tokenizer
+        self._models, self._tokenizer = models, tokenizer
         self._prefixes = Prefixes(kept_tokens)
         self._writings: dict[int, tuple[Writing, Iterator[Any]]] = {}
-        self._batches: dict[int, _Batch] = {}
-        self._texts: dict[int, tuple[_Batch, Text]] = {}
+        self._batches: dict[int, Batch] = {}
 
     def run(self) -> None:
         """Do as rank 0 says until it stops."""
-        with device.wired(self._models[BASE].model):
-            while (act := self._ranks.told("work")) is not None:
+        base = self._models[BASE]
+        assert base.ranks is not None
+        with device.wired(base.model):
+            while (act := base.ranks.told("work")) is not None:
                 verb, *arguments = act
                 getattr(self, f"_{verb}")(*arguments)
 
@@ -65,23 +47,16 @@ class Follower:
     def _read(self, number: int) -> None:
         next(self._writings[number][1], None)
 
-    def _join(self, number: int, batch_number: int) -> None:
+    def _join(self, number: int, batch: int) -> None:
         writing, _ = self._writings[number]
-        if batch_number not in self._batches:
-            together = Together(writing.asked.model)
-            self._batches[batch_number] = _Batch(together, together.steps())
-        batch = self._batches[batch_number]
-        request = writing.asked.request(self._tokenizer.eos_token_ids)
-        request = replace(request, prompt_cache=writing.cache)
-        self._texts[number] = batch, batch.together.join(request, writing.asked.model)
+        self._batches.setdefault(batch, Batch(writing.asked.model)).join(writing)
 
-    def _step(self, batch_number: int) -> None:
-        next(self._batches[batch_number].steps)
+    def _step(self, batch: int) -> None:
+        next(self._batches[batch].steps)
 
     def _leave(self, number: int) -> None:
-        batch, text = self._texts.pop(number)
-        if not text.ended:
-            batch.together.leave(text)
+        writing, _ = self._writings[number]
+        next(batch for batch in self._batches.values() if writing in batch.texts).leave(writing)
 
     def _keep(self, number: int) -> None:
         self._writings[number][0].keep()
@@ -89,7 +64,6 @@ class Follower:
     def _end(self, number: int) -> None:
         del self._writings[number]
 
-    def _close(self, batch_number: int) -> None:
-        batch = self._batches.pop(batch_number, None)
-        if batch is not None:
-            batch.steps.close()  # type: ignore[attr-defined]
+    def _close(self, batch: int) -> None:
+        if batch in self._batches:
+            self._batches.pop(batch).close()

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from specstream_mlx import cli, loop
+from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.distributed import ranks
-from specstream_mlx.distributed.lockstep import Lockstep
 from specstream_mlx.distributed.ranks import Ranks
 
 moment, file = sys.argv[1], Path(sys.argv[2])
@@ -39,7 +39,7 @@ def fail(signal_number=signal.SIGKILL):
 
 def in_step(number, then):
     """Fail before a step."""
-    goes_on, steps = Lockstep.goes_on, []
+    goes_on, steps = Broadcast.goes_on, []
 
     def counted(self, tokens):
         steps.append(tokens)
@@ -47,7 +47,7 @@ def in_step(number, then):
             tokens = then(tokens) or tokens
         return goes_on(self, tokens)
 
-    Lockstep.goes_on = counted
+    Broadcast.goes_on = counted
 
 
 def between_texts():

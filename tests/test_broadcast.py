@@ -2,15 +2,12 @@
 
 import json
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from random_models import random_tree
 
-from specstream_mlx.drafting import Sharing
-from specstream_mlx.drafting.batch_cost import BatchCosts
-from specstream_mlx.drafting.shared_plans import HeardPlans, ToldPlans
+from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.engine.plan import LIKELIEST, Plan
 from specstream_mlx.engine.tree import root_only
 
@@ -18,8 +15,8 @@ from specstream_mlx.engine.tree import root_only
 class Wire:
     """The ranks, as both ends see them."""
 
-    def __init__(self):
-        self._lines = []
+    def __init__(self, lines, is_first):
+        self._lines, self.is_first = lines, is_first
 
     def tell(self, kind, value):
         self._lines.append(json.dumps([kind, value]))
@@ -58,18 +55,8 @@ def values_of(one):
     ],
 )
 def test_all_of_a_plan_arrives(plan):
-    wire = Wire()
-    drafting = SimpleNamespace(first=lambda root: plan, plan=lambda *_: plan)
-    told, heard = ToldPlans(drafting, wire), HeardPlans(wire)
-    assert told.first(7) is plan
-    assert values_of(heard.first(7)) == values_of(plan)
-    assert told.plan(7, None) is plan
-    assert values_of(heard.plan(7, None)) == values_of(plan)
-
-
-def test_rank_0_weighs_what_a_pass_costs():
-    costs = BatchCosts()
-    told = ToldPlans(SimpleNamespace(beside=lambda texts: costs), Wire())
-    assert isinstance(told, Sharing)
-    assert told.beside(3) is costs
-    assert ToldPlans(SimpleNamespace(), Wire()).beside(3) is None
+    lines, made = [], []
+    first, other = (Broadcast(Wire(lines, is_first)) for is_first in (True, False))
+    assert first.plan(lambda: plan) is plan
+    assert values_of(other.plan(lambda: made.append(plan))) == values_of(plan)
+    assert not made  # another rank makes none

@@ -1,0 +1,79 @@
+"""What rank 0 decides for all ranks while texts are written: plans, and whether a step follows."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .config import UserError
+from .distributed.ranks import Ranks
+from .engine.plan import Plan
+from .engine.tree import DraftTree
+
+
+class Broadcast:
+    """Decisions of rank 0, on all ranks.
+
+    Only rank 0 knows clocks, and whether its user still wants more. The others receive every plan,
+    and before every step that it follows, together with a checksum of all tokens so far.
+
+    Args:
+        ranks: all ranks; ``None``: there is one process, which decides for itself.
+    """
+
+    def __init__(self, ranks: Ranks | None = None):
+        self._ranks, self._checksum = ranks, 0
+
+    def plan(self, make: Callable[[], Plan]) -> Plan:
+        """The plan of a text's next step; ``make`` is called on rank 0 alone."""
+        if self._ranks is None:
+            return make()
+        if not self._ranks.is_first:
+            return _plan(self._ranks.told("plan"))
+        plan = make()
+        self._ranks.tell("plan", _values(plan))
+        return plan
+
+    def goes_on(self, tokens: Sequence[int]) -> bool:
+        """Whether rank 0 takes another step.
+
+        Args:
+            tokens: written by the last step.
+
+        Raises:
+            UserError: rank 0 has written other tokens.
+        """
+        if self._ranks is None:
+            return True
+        self._checksum = zlib.crc32(np.array(tokens, np.int64).tobytes(), self._checksum)
+        if self._ranks.is_first:
+            self._ranks.tell("step", self._checksum)
+            return True
+        found = self._ranks.told("step")
+        if found not in (None, self._checksum):
+            raise UserError("the ranks have written different tokens, expected those of rank 0")
+        return found is not None
+
+    def over(self) -> None:
+        """Tell the others that no step follows; they may have ended by themselves."""
+        if self._ranks is not None and self._ranks.is_first:
+            self._ranks.tell("step", None)
+
+
+def _values(plan: Plan) -> dict[str, Any]:
+    """The plan as values of JSON."""
+    values, tree = {**vars(plan)}, plan.tree
+    values["expand"] = [None if one is None else one.tolist() for one in plan.expand]
+    values["tree"] = [tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()]
+    values["log_probs"] = None if tree.log_probs is None else tree.log_probs.tolist()
+    return values
+
+
+def _plan(values: dict[str, Any]) -> Plan:
+    """The plan of ``_values``."""
+    tokens, parents, depths = (np.array(one, np.int32) for one in values.pop("tree"))
+    log_probs = values.pop("log_probs")
+    tree = DraftTree(tokens, parents, depths, None if log_probs is None else np.array(log_probs))
+    expand = (None if one is None else np.array(one) for one in values.pop("expand"))
+    return Plan(tree, expand=tuple(expand), **values)
