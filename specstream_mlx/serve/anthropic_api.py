@@ -16,26 +16,11 @@ from .tool_calls import Call, Said
 
 
 def wish_of_messages(body: Messages) -> Wish:
-    """What a request asks for.
-
-    Raises:
-        RefusedError: a call stands in a user's turn, or a result in the assistant's.
-    """
+    """What a request asks for."""
     turns = [turn for message in body.messages for turn in _turns(message)]
     if system := text_of(body.system):
         turns.insert(0, {"role": "system", "content": system})
-    return Wish(
-        model=body.model,
-        prompt=turns,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=body.stop_sequences,
-        draft=body.draft,
-        tools=_tools(body),
-    )
+    return Wish(prompt=turns, stop=body.stop_sequences, tools=_tools(body), **body.said())
 
 
 def _turns(message: AnthropicMessage) -> Iterator[dict[str, Any]]:

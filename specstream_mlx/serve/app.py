@@ -6,11 +6,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -67,7 +68,8 @@ _PAGE_HEADERS = {
 }
 """A page takes nothing from elsewhere, and no other page takes it into a frame."""
 
-Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[Request], Any]
+"""Answers a GET, or makes a coroutine that answers a POST."""
 
 APIS: dict[str, tuple[type[BaseModel], Any, Any]] = {
     "/v1/chat/completions": (Chat, wish_of_chat, ChatWriter),
@@ -102,70 +104,56 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
         limits: who may ask, and how much.
         page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
     """
-    metrics, started = Metrics(service.worker), int(time.time())
-    base_bytes = parameter_bytes(service.models[BASE].model)
+    worker, models = service.worker, service.models
+    metrics, started = Metrics(worker), int(time.time())
+    base_bytes = parameter_bytes(models[BASE].model)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(service.close)
 
-    def answering(path: str) -> Callable[[Request], Awaitable[Response]]:
-        kind, wish_of, writer = APIS[path]
-
+    def posting(kind: Any, wish_of: Any, writer: Any) -> Handler:
         async def answer(request: Request) -> Response:
-            body: Any = checked(kind, await _json(request, limits.body_bytes))
-            running = await service.start(wish_of(body))
-            form = writer(body, running, service.tokenizer)
-            return await reply(request, running, form, bool(body.stream), metrics)
+            body = checked(kind, await _json(request, limits.body_bytes))
+            bodies = body.chats if kind is Together else [body]
+            running = await service.start(*map(wish_of, bodies))
+            form = writer(bodies[0], running, service.tokenizer)
+            streams = kind is Together or bool(body.stream)
+            return await reply(request, running, form, streams, metrics)
 
         return answer
 
     def model_object(name: str) -> dict[str, Any]:
-        model = service.models[name]
-        bytes_ = None if model.adapter is None else model.adapter.nbytes
-        return {
-            "id": name,
-            "object": "model",
-            "created": started,
-            "owned_by": "specstream-mlx",
-            "specstream": {
-                "base": model.path.name,
-                "mode": model.mode,
-                "streams": 0 if model.streams is None else model.streams.config.num_streams,
-                "adapter_bytes": bytes_,
-                "base_bytes": base_bytes,
-            },
-        }
-
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [*map(model_object, service.models)]})
-
-    async def one_model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in service.models:
+        if name not in models:
             raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
-        return JSONResponse(model_object(name))
+        model = models[name]
+        facts = {
+            "base": model.path.name,
+            "mode": model.mode,
+            "streams": 0 if model.streams is None else model.streams.config.num_streams,
+            "adapter_bytes": None if model.adapter is None else model.adapter.nbytes,
+            "base_bytes": base_bytes,
+        }
+        owner = {"created": started, "owned_by": "specstream-mlx"}
+        return {"id": name, "object": "model", **owner, "specstream": facts}
 
-    async def health(_: Request) -> Response:
-        worker = service.worker
-        return JSONResponse(
-            {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
-        )
+    def health(_: Request) -> Response:
+        busy = {"waiting": worker.waiting, "decoding": worker.decoding}
+        return JSONResponse({"status": "ok", **busy})
 
-    async def show_metrics(_: Request) -> Response:
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
-
-    async def openapi(_: Request) -> Response:
+    def openapi(_: Request) -> Response:
         bodies = {path: kind for path, (kind, _, _) in APIS.items()}
-        return JSONResponse(document(bodies, service.models, with_key=limits.api_key is not None))
+        return JSONResponse(document(bodies, models, with_key=limits.api_key is not None))
 
-    def guarded(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Any:
+    def guarded(path: str, method: str, handler: Handler) -> Route:
         async def guard(request: Request) -> Response:
             start = time.perf_counter()
             try:
                 _check_caller(request, limits)
-                response = await handler(request)
+                response: Any = handler(request)
+                if method == "POST":
+                    response = await response
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
             except Exception as error:
@@ -174,83 +162,70 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
             metrics.seconds.labels(path).observe(time.perf_counter() - start)
             return response
 
-        return guard
+        return Route(path, guard, methods=[method])
 
-    gets = {
+    gets: dict[str, Handler] = {
         "/health": health,
-        "/metrics": show_metrics,
+        "/metrics": lambda _: PlainTextResponse(
+            metrics.text(), media_type="text/plain; version=0.0.4"
+        ),
         "/openapi.json": openapi,
-        "/v1/models": models,
-        "/v1/models/{name}": one_model,
+        "/v1/models": lambda _: JSONResponse(
+            {"object": "list", "data": [*map(model_object, models)]}
+        ),
+        "/v1/models/{name}": lambda asked: JSONResponse(model_object(asked.path_params["name"])),
     }
-    routes = [
-        Route(path, guarded(path, handler), methods=["GET"]) for path, handler in gets.items()
-    ]
-    routes += [Route(path, guarded(path, answering(path)), methods=["POST"]) for path in APIS]
-
-    def file(path: Path) -> Callable[[Request], Awaitable[Response]]:
-        async def show(_: Request) -> Response:
-            return FileResponse(path, headers=_PAGE_HEADERS, media_type=_PAGE_TYPES[path.suffix])
-
-        return show
-
-    async def together(request: Request) -> Response:
-        chats = checked(Together, await _json(request, limits.body_bytes)).chats
-        running = await service.start(*map(wish_of_chat, chats))
-        form = ChatWriter(chats[0], running, service.tokenizer)
-        return await reply(request, running, form, True, metrics)
-
+    apis = APIS
     if page is not None:
-        for one in (path for path in page.iterdir() if path.suffix in _PAGE_TYPES):
-            path = "/" if one.name == "index.html" else f"/{one.name}"
-            routes.append(Route(path, guarded(path, file(one)), methods=["GET"]))
-        routes.append(Route("/together", guarded("/together", together), methods=["POST"]))
+        apis = APIS | {"/together": (Together, wish_of_chat, ChatWriter)}
+        for file in page.iterdir():
+            if media_type := _PAGE_TYPES.get(file.suffix):
+                place = "/" if file.name == "index.html" else f"/{file.name}"
+                gets[place] = partial(_file, file, media_type)
+    routes = [guarded(path, "GET", handler) for path, handler in gets.items()]
+    routes += [guarded(path, "POST", posting(*api)) for path, api in apis.items()]
 
     async def no_such_place(request: Request, error: Exception) -> Response:
         return refusal(request.url.path, error)
 
     return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers={HTTPException: no_such_place},
+        routes=routes, lifespan=lifespan, exception_handlers={HTTPException: no_such_place}
     )
+
+
+def _file(path: Path, media_type: str, _: Request) -> Response:
+    return FileResponse(path, headers=_PAGE_HEADERS, media_type=media_type)
 
 
 def refusal(path: str, error: Exception) -> Response:
     """The answer that tells of an error, in the form of the path's API."""
     sentence, status, name, headers = sentence_of(error), 500, None, {}
-    if isinstance(error, RefusedError):
-        status, name, headers = error.status, error.field, error.headers
-    elif isinstance(error, BusyError):
-        status, headers = 429, {"Retry-After": str(error.retry_after)}
-    elif isinstance(error, StoppedError):
-        status = 503
-    elif isinstance(error, UserError):
-        status = 400
-    elif isinstance(error, RecursionError):
-        status, sentence = 400, "the body is nested too deeply"
-    elif isinstance(error, HTTPException):
-        status, sentence, headers = error.status_code, error.detail, dict(error.headers or {})
-    else:
-        logging.getLogger(__name__).error("a request failed", exc_info=error)
+    match error:
+        case RefusedError():
+            status, name, headers = error.status, error.field, error.headers
+        case BusyError():
+            status, headers = 429, {"Retry-After": str(error.retry_after)}
+        case StoppedError():
+            status = 503
+        case UserError():
+            status = 400
+        case RecursionError():
+            status, sentence = 400, "the body is nested too deeply"
+        case HTTPException():
+            status, sentence = error.status_code, error.detail
+            headers = dict(error.headers or {})
+        case _:
+            logging.getLogger(__name__).error("a request failed", exc_info=error)
     kind = _TYPES.get(status, "invalid_request_error")
-    if path == "/v1/messages":
-        content: dict[str, Any] = {
-            "type": "error",
-            "error": {"type": kind, "message": sentence},
-        }
-    else:
+    content: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": sentence}}
+    if path != "/v1/messages":
         code = "model_not_found" if status == 404 and name == "model" else None
         content = {"error": {"message": sentence, "type": kind, "param": name, "code": code}}
     return JSONResponse(content, status, headers)
 
 
 def _check_caller(request: Request, limits: Limits) -> None:
-    """Check that a request comes from somebody who may ask.
-
-    Raises:
-        RefusedError: it does not.
-    """
+    """Check that a request comes from somebody who may ask."""
     if limits.hosts:
         found = _HOST.fullmatch(request.headers.get("host", "").lower())
         if found is None or found[1].strip("[]") not in limits.hosts:
@@ -266,11 +241,7 @@ def _check_caller(request: Request, limits: Limits) -> None:
 
 
 async def _json(request: Request, most: int) -> Any:
-    """The value of a request's body.
-
-    Raises:
-        RefusedError: it is none, too large, or too slow in coming.
-    """
+    """The value of a request's body."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError(415, "the Content-Type is another, expected application/json")
     too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")

@@ -203,6 +203,11 @@ class _Sampled(_Body):
     seed: Seed = None
     draft: Draft = None
 
+    def said(self) -> dict[str, Any]:
+        """The fields that a ``service.Wish`` has under the same names."""
+        names = "model max_tokens temperature top_p top_k min_p seed stop n draft".split()
+        return {name: getattr(self, name) for name in names if name in type(self).model_fields}
+
 
 class _OpenAI(_Sampled):
     max_tokens: Count = None

@@ -32,11 +32,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def checked(kind: type[Body], values: Any) -> Body:
-    """The body of a request; a field that is null counts as absent.
-
-    Raises:
-        RefusedError: it has a field that is not supported, or a wrong value.
-    """
+    """The body of a request; a field that is null counts as absent."""
     if not isinstance(values, dict):
         raise RefusedError(400, f"the body is {shown(values)}, expected a JSON object")
     values = {name: value for name, value in values.items() if value is not None}

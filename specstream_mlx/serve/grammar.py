@@ -30,12 +30,7 @@ _AS_PYTHON_WRITES: "JsonCompileOptions" = {
 
 
 class Grammars:
-    """Makes masks for the texts of one model.
-
-    Args:
-        tokenizer: of the model, a fast one.
-        vocab_size: columns of the model's logits.
-    """
+    """Makes masks for the texts of one model."""
 
     def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -44,15 +39,7 @@ class Grammars:
     def json(
         self, schema: dict[str, Any] | bool, prompt_tokens: int
     ) -> Callable[[], LogitsProcessor]:
-        """A function that makes the mask of one text, which is JSON that fits a schema.
-
-        Args:
-            schema: a JSON schema.
-            prompt_tokens: of the text's prompt.
-
-        Raises:
-            UserError: the schema is none, or cannot be followed token by token.
-        """
+        """A function that makes the mask of one text, which is JSON that fits a schema."""
         ends = sorted(self._tokenizer.eos_token_ids)
         if self._tokens is None:
             try:

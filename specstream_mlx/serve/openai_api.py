@@ -26,40 +26,26 @@ from .tool_calls import Call, Said
 
 
 def wish_of_chat(body: Chat) -> Wish:
-    """What a chat asks for.
-
-    Raises:
-        RefusedError: two fields contradict each other.
-    """
+    """What a chat asks for."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise RefusedError(
             400, "max_tokens and max_completion_tokens were both given, expected one", "max_tokens"
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
+    said = body.said() | {"max_tokens": body.max_completion_tokens or body.max_tokens}
     return Wish(
         prompt=[_message(message) for message in body.messages],
-        max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tools=_tools(body),
         schema=_schema(body.response_format),
-        **_common(body),
+        **said,
     )
 
 
 def wish_of_completion(body: Completion) -> Wish:
     """What a completion asks for."""
-    return Wish(
-        prompt=body.prompt,
-        max_tokens=body.max_tokens,
-        top_logprobs=body.logprobs,
-        **_common(body),
-    )
-
-
-def _common(body: Chat | Completion) -> dict[str, Any]:
-    names = "model temperature top_p top_k min_p seed stop n draft"
-    return {name: getattr(body, name) for name in names.split()}
+    return Wish(prompt=body.prompt, top_logprobs=body.logprobs, **body.said())
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -80,16 +66,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def earlier_call(its_id: str | None, called: CalledFunction, field: str) -> dict[str, Any]:
-    """A call of an earlier turn, as chat templates expect it: with arguments that are no text.
-
-    Args:
-        its_id: that its result refers to.
-        called: what was called.
-        field: of the request.
-
-    Raises:
-        RefusedError: the arguments are no JSON object.
-    """
+    """A call of an earlier turn, as chat templates expect it: with arguments that are no text."""
     try:
         arguments = json.loads(called.arguments or "{}")
     except ValueError:
@@ -118,13 +95,7 @@ def _schema(wanted: Format | None) -> dict[str, Any] | None:
 
 
 class CompletionWriter:
-    """Replies of ``/v1/completions``, whole and in chunks.
-
-    Args:
-        body: the request's.
-        running: its texts.
-        tokenizer: names the tokens of log-probabilities.
-    """
+    """Replies of ``/v1/completions``, whole and in chunks."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 

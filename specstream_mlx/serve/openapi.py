@@ -31,13 +31,7 @@ _GETS = {
 def document(
     bodies: Mapping[str, type[BaseModel]], names: Iterable[str], with_key: bool
 ) -> dict[str, Any]:
-    """Make the document.
-
-    Args:
-        bodies: of the POST requests, by path.
-        names: of the models.
-        with_key: whether requests must bear an API key.
-    """
+    """Make the document."""
     kinds = [(kind, "validation") for kind in bodies.values()]
     place = "#/components/schemas/{model}"
     _, schemas = models_json_schema(kinds, ref_template=place)  # type: ignore[arg-type]

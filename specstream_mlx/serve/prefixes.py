@@ -12,11 +12,7 @@ _LEAST = 8  # tokens; copying the rows of fewer is not worth it
 
 
 class Prefixes:
-    """KV rows of the prompts and texts that were read last.
-
-    Args:
-        most_tokens: whose rows are kept in all; 0: none are.
-    """
+    """KV rows of the prompts and texts that were read last."""
 
     def __init__(self, most_tokens: int):
         self._most = most_tokens
@@ -28,12 +24,7 @@ class Prefixes:
         return sum(len(tokens) for _, tokens, _ in self._kept)
 
     def cache_for(self, model: nn.Module, prompt: Sequence[int]) -> PromptCache:
-        """A cache of the prompt's own, with the rows of as many of its tokens as are kept.
-
-        Args:
-            model: with its LoRA; rows of another are none of its.
-            prompt: token ids.
-        """
+        """A cache of the prompt's own, with the rows of as many of its tokens as are kept."""
         asked = np.array(prompt)
         sizes = [_common(tokens, asked) if m is model else 0 for m, tokens, _ in self._kept]
         if max(sizes, default=0) < _LEAST:

@@ -13,31 +13,28 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..config import UserError
-from .decoding import Ended, Read, Token
+from .decoding import Ended, Read, Token, Written
 from .metrics import Metrics
 from .service import Running
 
 
 @dataclass
 class Choice:
-    """One text of a reply.
-
-    Attributes:
-        text: so far.
-        tokens: so far.
-        ended: what it came to, once it is complete.
-    """
+    """One text of a reply so far, and what it came to, once it is complete."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     ended: Ended = field(default_factory=Ended)
 
-    def add(self, tokens: Sequence[Token]) -> str:
-        """Take tokens in, and return their text."""
-        text = "".join(token.text for token in tokens)
-        self.text += text
-        self.tokens += tokens
-        return text
+    def take(self, event: Read | Written | Ended) -> Sequence[Token]:
+        """Take an event into the text, and return its tokens."""
+        if isinstance(event, Ended):
+            self.ended = event
+        if not isinstance(event, Written):
+            return ()
+        self.text += "".join(token.text for token in event.tokens)
+        self.tokens += event.tokens
+        return event.tokens
 
 
 class Writer(Protocol):
@@ -102,7 +99,7 @@ async def _whole(running: Running, choices: Sequence[Choice]) -> None:
     async with aclosing(running.events()) as events:
         async for event in events:
             if event is not None:
-                _take(choices[event[0]], event[1])
+                choices[event[0]].take(event[1])
 
 
 async def _left(request: Request) -> None:
@@ -126,7 +123,7 @@ async def _stream(
                     yield f": {event[1].tokens} of {event[1].total} prompt tokens are read\n\n"
                 else:
                     number, news = event
-                    tokens = _take(choices[number], news)
+                    tokens = choices[number].take(news)
                     text = "".join(token.text for token in tokens)
                     for piece in writer.wrote(number, text, tokens):
                         yield piece
@@ -145,16 +142,6 @@ async def _stream(
 def _count(metrics: Metrics, running: Running, choices: Sequence[Choice]) -> None:
     for asked, choice in zip(running.asked, choices, strict=True):
         metrics.wrote(asked.name, choice.ended)
-
-
-def _take(choice: Choice, event: Any) -> Sequence[Token]:
-    """Take an event into a text, and return its tokens."""
-    if isinstance(event, Ended):
-        choice.ended = event
-    elif not isinstance(event, Read):
-        choice.add(event.tokens)
-        return event.tokens
-    return ()
 
 
 def sentence_of(error: Exception) -> str:

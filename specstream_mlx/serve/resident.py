@@ -12,11 +12,7 @@ BASE = "base"
 
 
 def adapters_in(folder: Path) -> dict[str, Path]:
-    """The adapter directories in a folder, by name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The adapter directories in a folder, by name."""
     found = {path.parent.name: path.parent for path in folder.glob("*/adapter_config.json")}
     if not found:
         raise UserError(f"{folder} has no adapters, expected a directory of each adapter in it")

@@ -23,11 +23,7 @@ from .tool_calls import Call, Said
 
 
 def wish_of_response(body: Response) -> Wish:
-    """What a request asks for.
-
-    Raises:
-        RefusedError: the arguments of an earlier call are no JSON object.
-    """
+    """What a request asks for."""
     turns = _turns(body)
     if body.instructions is not None:
         turns.insert(0, {"role": "system", "content": body.instructions})
@@ -36,17 +32,8 @@ def wish_of_response(body: Response) -> Wish:
         schema = {"type": "object"}
     elif isinstance(wanted, NamedSchemaFormat):
         schema = wanted.schema_
-    return Wish(
-        model=body.model,
-        prompt=turns,
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        seed=body.seed,
-        draft=body.draft,
-        tools=_tools(body),
-        schema=schema,
-    )
+    most, tools = body.max_output_tokens, _tools(body)
+    return Wish(prompt=turns, max_tokens=most, tools=tools, schema=schema, **body.said())
 
 
 def _turns(body: Response) -> list[dict[str, Any]]:

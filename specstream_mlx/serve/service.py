@@ -79,13 +79,7 @@ class Service:
         self._preparing = ThreadPoolExecutor(1, "preparing")
 
     async def start(self, *wishes: Wish) -> "Running":
-        """Put the texts of a request into the queue.
-
-        Raises:
-            RefusedError, UserError: it asks for what cannot be done.
-            BusyError: the queue is full.
-            StoppedError: the server is shutting down.
-        """
+        """Put the texts of a request into the queue."""
         try:
             preparing = self._preparing.submit(
                 lambda: [asked for wish in wishes for asked in self.asked(wish)]
@@ -102,11 +96,7 @@ class Service:
             ranks.tell("work")
 
     def asked(self, wish: Wish) -> list[Asked]:
-        """The texts that a request asks for.
-
-        Raises:
-            RefusedError, UserError: it asks for what cannot be done.
-        """
+        """The texts that a request asks for."""
         model = self.models.get(wish.model)
         if model is None:
             raise RefusedError(404, f"there is no model {wish.model!r}, see /v1/models", "model")
@@ -185,16 +175,7 @@ class Service:
 
 
 class Running:
-    """The texts of one request while they are written.
-
-    Args:
-        worker: writes them.
-        asked: what to write.
-        patience: see ``Service``.
-
-    Raises:
-        BusyError, StoppedError: see ``Worker.submit``.
-    """
+    """The texts of one request while they are written."""
 
     def __init__(self, worker: Worker, asked: list[Asked], patience: float):
         self.asked, self._patience = asked, patience
@@ -211,9 +192,6 @@ class Running:
         """Yield (number of the text, event) up to all texts' ends; ``None``: there is no news.
 
         When it is closed, whoever closed it has left, and the texts are written no further.
-
-        Raises:
-            Exception: a text has failed.
         """
         left = len(self._jobs)
         try:

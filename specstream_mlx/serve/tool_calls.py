@@ -35,10 +35,6 @@ class Said:
     White space beside a call is the template's, and is left out. What looks like a call and cannot
     be read as one is text.
 
-    Args:
-        tokenizer: knows how the model writes calls; if it does not, all is text.
-        tools: that the model was told of, as OpenAI describes them; ``None``: none, all is text.
-
     Attributes:
         calls: so far.
     """
@@ -85,12 +81,7 @@ class Said:
             yield rest
 
     def _called(self, text: str, whole: bool = True) -> Iterator[str | Call]:
-        """Yield the calls that stand between two marks, or else the text with its marks.
-
-        Args:
-            text: between them.
-            whole: whether the mark behind it is there, as far as there is one.
-        """
+        """Yield the calls that stand between two marks, or else the text with its marks."""
         try:
             found = self._parse(text, self._tools)
             calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
@@ -102,11 +93,7 @@ class Said:
 
 
 def _call(found: dict[str, Any]) -> Call:
-    """The call that a parser has read.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
+    """The call that a parser has read."""
     name, arguments, its_id = found["name"], found.get("arguments") or {}, found.get("id")
     if isinstance(arguments, str):  # some models write the arguments as text
         arguments = json.loads(arguments)

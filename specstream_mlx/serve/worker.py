@@ -110,12 +110,7 @@ class Worker:
         return self._prefixes.tokens
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Put jobs into the queue, all or none.
-
-        Raises:
-            BusyError: so many cannot wait now.
-            StoppedError: no more texts are written.
-        """
+        """Put jobs into the queue, all or none."""
         with self._changed:
             if self._stopping:
                 raise StoppedError("the server is shutting down")
