@@ -327,7 +327,9 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
         "max_tokens": asked.max_tokens,
         "per_class": asked.per_category,
     }
-    files = stamps(*(asked.draft_head or ()), asked.datastore, draft and draft.path)
+    files = stamps(
+        *(asked.draft_head or ()), asked.datastore, None if draft is None else draft.path
+    )
     kept = Kept(asked.runs, [*depends_on(facts, subject), files])
     contest = Contest(asked, methods, sources, kept, outside)
     rows: list[dict[str, Any]] = []

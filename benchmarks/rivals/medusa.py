@@ -106,7 +106,7 @@ def read_medusa(tensors: Tensors) -> Medusa:
             weight = tensors.take(name, expected, hidden)
             own[int(found[1] or found[2])] = weight[tokens] if cut else weight
     tensors.check_all_taken()
-    count, depth = (1 + max(key[place] for key in layers) for place in (0, 1))
+    count, depth = 1 + max(i for i, *_ in layers), 1 + max(j for _, j, _ in layers)
     zero = mx.zeros(hidden, tensors.dtype)  # vLLM's medusa_fc_bias: false
     try:
         stacked = [

@@ -17,6 +17,7 @@ from ..runner import ONE_TOKEN, ByWorth, Drafts
 from .heads import has_streams, mounted
 from .lookahead import Lookahead
 from .pld import PromptLookup
+from .prompt_tokens import PROMPT_TOKENS
 from .rest import Retrieval
 from .suffix import Answers, Suffix
 
@@ -124,7 +125,9 @@ class Method:
             by_worth: whether the rule decides how much it drafts.
         """
         if self.head is not None:
-            return mode == "lossless"
+            head = (self.sources.heads or {})[self.head].head
+            runs_twice = head is not None and head.config.kind == PROMPT_TOKENS
+            return mode == "lossless" and not (by_worth and runs_twice)
         if self.guesses and not streams:
             return False
         return mode == "lossless" or not by_worth or self.guesses or not self.drafts
@@ -216,7 +219,7 @@ def parameters_of(method: Method, model: SpeculativeModel) -> int:
     count = 0
     for part in method.parts:
         if part == DRAFT_MODEL and method.sources.draft_model is not None:
-            weights = tree_flatten(method.sources.draft_model.model.parameters())
+            weights: Any = tree_flatten(method.sources.draft_model.model.parameters())
             count += sum(array.size for _, array in weights)
         elif part == STREAMS or part == method.head:
             owner = model if part == STREAMS else (method.sources.heads or {})[part]

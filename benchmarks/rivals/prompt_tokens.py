@@ -29,6 +29,8 @@ from specstream_mlx.models.architectures import completed, head_size
 
 from .head_tensors import Tensors
 
+PROMPT_TOKENS = "prompt tokens"
+
 _PPD = "prompt_embeddings"
 _MASKS, _PREFIX = "mask_tokens.weight", "prefix_encoder.embedding.weight"  # ends of BiTA's names
 _PPD_VALUES = {
@@ -69,7 +71,7 @@ class _RowsAndPrefix(UncommittedRows):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Write the new rows, and behind them the prefix, which no ``commit`` keeps."""
         new = ((keys, self._prefix[0]), (values, self._prefix[1]))
-        return super().update_and_fetch(*(mx.concatenate(pair, axis=2) for pair in new))
+        return super().update_and_fetch(*(mx.concatenate(list(pair), axis=2) for pair in new))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,5 +195,5 @@ def read_prompt_tokens(tensors: Tensors, model: SpeculativeModel) -> PromptToken
         prefix = [(pair[:1], pair[1:]) for pair in pairs]
     size = embeddings.size + sum(array.size for pair in prefix for array in pair)
     drafted = 0 if tokens is None else tokens.size
-    config = HeadConfig("prompt tokens", count, "plain", drafted, size, own_rows=True)
+    config = HeadConfig(PROMPT_TOKENS, count, "plain", drafted, size, own_rows=True)
     return PromptTokens(config, model, embeddings, prefix, tokens)

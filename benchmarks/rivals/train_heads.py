@@ -300,8 +300,8 @@ def write_head(
         tensors["token_map"] = vocabulary.to("cpu", torch.int32)
     config: dict[str, Any] = {"base_model_name_or_path": base_model}
     if isinstance(network, Eagle | Eagle3):
-        names = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
-        names += "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings"
+        names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
+        names += ["head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings"]
         config |= {name: getattr(network.config, name) for name in names}
         config["rope_theta"] = network.config.rope_parameters["rope_theta"]
     if isinstance(network, Eagle3):

@@ -153,18 +153,6 @@ class StepCosts:
         if self.curve.busy and old and not self._timings:
             self._left = list(self._jobs)
 
-    def forget(self) -> None:
-        """Drop the curve and measure again."""
-        self.curve = CostCurve({place: _typical(place) for place in self.curve.points})
-        self._timings, self._left = [], []
-
-    @property
-    def missing(self) -> int:
-        """The most timings that are still to come."""
-        if self.complete:
-            return 0
-        return _ROUNDS * len(self._jobs) - len(self._timings)
-
     @property
     def complete(self) -> bool:
         """True if no timing is left to take."""
@@ -197,11 +185,8 @@ class StepCosts:
         if len(self._timings) == self._saved:
             return
         self._saved = len(self._timings)
-        values: dict[str, Any] = {
-            "facts": self._facts,
-            "names": self._names,
-            "timings": self._timings,
-        }
+        values: dict[str, Any] = {"facts": self._facts, "names": self._names}
+        values["timings"] = self._timings
         if self.curve.spread is not None:
             values["curve"] = vars(self.curve)
         user_cache.write(self._path, values)

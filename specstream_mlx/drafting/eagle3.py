@@ -10,7 +10,7 @@ target's vocabulary. The next g is o. Layouts: SafeAILab/EAGLE (``cnets.py``) an
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,23 +82,15 @@ class Layer(nn.Module):
 
 
 class _Network(nn.Module):
-    """All modules of a head, by the names of their tensors.
-
-    Args:
-        args: sizes of the layer.
-        width: of the hidden states that ``fc`` reads.
-        target_size: h of the target.
-        names: of the head's tensors, which say what modules it has.
-        vocab_sizes: numbers of the tokens that are drafted, and of the target's.
-    """
+    """All modules of a head, by the names of its tensors, which say what it has."""
 
     def __init__(
         self,
         args: ModelArgs,
         width: int,
-        target_size: int,
-        names: Sequence[str],
-        vocab_sizes: tuple[int, int],
+        count: int,
+        names: Collection[str],
+        *vocab: int,
     ):
         super().__init__()
         hidden, epsilon = args.hidden_size, args.rms_norm_eps
@@ -107,15 +99,13 @@ class _Network(nn.Module):
         self.midlayer.hidden_norm = nn.RMSNorm(hidden, eps=epsilon)
         self.fc = nn.Linear(width, hidden, bias=False)
         self.norm = nn.RMSNorm(hidden, eps=epsilon)
-        self.lm_head = nn.Linear(hidden, vocab_sizes[0], bias=False)
+        self.lm_head = nn.Linear(hidden, vocab[0], bias=False)
         if "input_norm.weight" in names:
             self.input_norm = nn.RMSNorm(width, eps=epsilon)
         if "fc_norm.0.weight" in names:
-            self.fc_norm = [
-                nn.RMSNorm(target_size, eps=epsilon) for _ in range(width // target_size)
-            ]
+            self.fc_norm = [nn.RMSNorm(width // count, eps=epsilon) for _ in range(count)]
         if "embed_tokens.weight" in names:
-            self.embed_tokens = nn.Embedding(vocab_sizes[1], hidden)
+            self.embed_tokens = nn.Embedding(vocab[1], hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +166,7 @@ class Eagle3:
 
 
 class Recurrence(Protocol):
-    """The weights of a recurrent head."""
+    """The weights of a recurrent head, such as EAGLE's."""
 
     @property
     def tokens(self) -> mx.array | None:
@@ -370,7 +360,7 @@ def head_of(
         )
     tokens = _drafted(directory, named, vocab)
     drafted = vocab if tokens is None else tokens.size
-    network = _Network(args, width, hidden, list(named), (drafted, vocab))
+    network = _Network(args, width, len(boundaries), named, drafted, vocab)
     parameters = load_weights(directory, network, named, activations_dtype(model))
     head = HeadConfig(
         "eagle3",
@@ -401,7 +391,8 @@ def load_weights(
         said = reason(ValueError(" ".join(str(error).split())))
         raise UserError(f"the draft head {directory} does not fit: {said}") from None
     mx.eval(network.parameters())
-    return sum(array.size for _, array in tree_flatten(network.parameters()))
+    weights: Any = tree_flatten(network.parameters())
+    return sum(array.size for _, array in weights)
 
 
 def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:

@@ -19,15 +19,15 @@ from .settings import DraftSettings, Proposers
 
 
 class Drafter(Protocol):
-    """A grower of the draft trees of one text."""
+    """A grower of the draft trees of one text; see ``Drafting`` for arguments."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Read the tokens that were written since the last call, the newest last."""
+        """Read tokens."""
 
     def grow(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> DraftTree:
-        """Grow the next tree; see ``Drafting.plan`` for the arguments."""
+        """Grow the next tree."""
 
     def finish(self) -> None:
         """Keep what is to outlive the text."""
@@ -144,9 +144,9 @@ def fixed_drafting(
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:
     """Name what proposes beside the streams."""
-    names = []
+    names = list[str]()
     for make in settings.makers:
-        made = getattr(make, "func", make)  # of a partial
+        made: Any = getattr(make, "func", make)  # of a partial
         names.append(_NAMES.get(made) or getattr(made, "__name__", "another"))
     return names
 
