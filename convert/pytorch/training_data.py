@@ -62,7 +62,7 @@ def read_pairs(path: Path) -> list[Pair]:
             prompt, completion = value["prompt"], value["completion"]
             turns = [prompt, *value.get("earlier", [])]
             usable = all(isinstance(turn, str) for turn in turns) and len(turns) % 2 == 1
-            usable = usable and isinstance(completion, str) and completion
+            usable = usable and isinstance(completion, str) and bool(completion)
             f"{prompt}{completion}".encode()  # JSON can spell half a character, which is no text
         except (KeyError, TypeError, UnicodeEncodeError):
             usable = False
