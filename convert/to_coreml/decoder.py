@@ -3,7 +3,7 @@
 ``PackageDecoder`` has the interface by which the generation loop uses ``engine.step.Decoder``, so
 drafting, trees, acceptance, keyed draws and the loop are the same code. What differs is fixed in
 the package: streams run beside every node, nothing is pruned, and a sampled text's streams guess
-their own likeliest tokens, without the noise of ``engine.coupling``. None of it changes a text.
+their own likeliest tokens, without the noise of ``engine.noise``. None of it changes a text.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specstream_mlx.engine.coupling import STRENGTHS, Coupling
-from specstream_mlx.engine.noise import Noise
+from specstream_mlx.engine.noise import STRENGTHS, Coupling, Noise
 from specstream_mlx.engine.sampling import normalized
 
 VOCAB, COUNT = 30, 150

@@ -7,8 +7,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ..candidates import best_tokens, named
-from ..coupling import STRENGTHS, Coupling
-from ..noise import Noise
+from ..noise import STRENGTHS, Coupling, Noise
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
 from ..tree import DraftTree
 from .rule import Ask, VerifyRule

@@ -13,8 +13,8 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ..candidates import best_tokens, named
-from ..processors import NodeProcessors
 from ..rows import TreeNodes
+from ..sampling import NodeProcessors
 from ..tree import DraftTree
 
 
