@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.loading import load
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from specstream_mlx import DraftSettings, UserError
-from specstream_mlx.config import is_integer, shown
+from specstream_mlx.errors import is_integer, shown
 from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
 

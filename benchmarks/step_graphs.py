@@ -35,12 +35,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import DraftSettings, SpeculativeModel
-from specstream_mlx.config import Mode
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.errors import Mode
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.loop import Request, steps

@@ -20,7 +20,7 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_CONFIG,
     STREAM_TENSORS,
 )
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import architecture_of

@@ -8,10 +8,10 @@ from .hardware import blas as blas  # before anything that imports mlx.core
 if TYPE_CHECKING:
     from .batch import batch_generate as batch_generate
     from .chat import Chat as Chat
-    from .config import UserError as UserError
     from .drafting.settings import DraftSettings as DraftSettings
     from .engine.sampling import Sampling as Sampling
     from .engine.sampling import keyed_sampler as keyed_sampler
+    from .errors import UserError as UserError
     from .generation import GenerationResponse as GenerationResponse
     from .generation import astream_generate as astream_generate
     from .generation import generate as generate
@@ -31,7 +31,7 @@ _HOMES = {
     "Sampling": "engine.sampling",
     "SpeculativeModel": "loading",
     "StreamConfig": "stream_config",
-    "UserError": "config",
+    "UserError": "errors",
     "astream_generate": "generation",
     "batch_generate": "batch",
     "generate": "generation",

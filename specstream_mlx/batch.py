@@ -17,9 +17,9 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .config import UserError, shown
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.sampling import KeyedSampler
+from .errors import UserError, shown
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Request, Step, Text, Together, check_side_by_side, fill, share_a_pass

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from .config import UserError
 from .distributed.ranks import Ranks
 from .engine.plan import Plan
 from .engine.tree import DraftTree
+from .errors import UserError
 
 
 class Broadcast:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .config import UserError
+from .errors import UserError
 from .generation import GenerationResponse, stream_generate
 from .loading import SpeculativeModel
 from .prompt_cache import PromptCache

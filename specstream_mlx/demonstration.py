@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from .config import UserError
+from .errors import UserError
 from .hardware import user_cache
 
 NAME = "smollm2"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from .config import UserError, is_number, shown
+from .errors import UserError, is_number, shown
 
 if TYPE_CHECKING:
     import mlx.core as mx

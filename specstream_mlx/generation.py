@@ -17,13 +17,13 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .config import UserError
 from .drafting import Drafting
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.kv_quantization import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
+from .errors import UserError
 from .hardware import device
 from .loading import SpeculativeModel
 from .loop import Progress, Request, Step, decode, fill

@@ -13,7 +13,7 @@ from typing import Any
 
 from .adapters.description import ADAPTER_CONFIG, AdapterDescription, describe
 from .adapters.torch_files import STREAM_CONFIG
-from .config import VOCABULARY, UserError, check_integer, shown
+from .errors import VOCABULARY, UserError, check_integer, shown
 from .files import Headers, model_headers, read_json, short
 from .loading import WEIGHTS, weight_files
 from .models.architectures import check_config, completed, tied_where_untold

@@ -21,13 +21,13 @@ from .adapters.files import Adapter, read_adapter
 from .adapters.kept import kept_adapters
 from .adapters.lora import base_weights, unmount
 from .adapters.mounting import as_mounted, mount
-from .config import Mode, UserError, shown
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
 from .drafting.eagle3 import head_files, read_head
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of, with_same_weights
+from .errors import Mode, UserError, shown
 from .files import (
     check_finite,
     model_headers,

@@ -14,7 +14,6 @@ import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .broadcast import Broadcast
-from .config import UserError, shown
 from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
 from .drafting.draft_model import check_draft_model
@@ -31,6 +30,7 @@ from .engine.step import Decoder, StepResult
 from .engine.tree import DraftTree, Verified, root_only
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
+from .errors import UserError, shown
 from .hardware import device
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows

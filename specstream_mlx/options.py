@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from .config import (
+from .errors import (
     MAX_TREE_SIZE,
     MOST,
     MOST_STREAMS,

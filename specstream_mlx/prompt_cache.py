@@ -10,10 +10,10 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
-from .config import UserError, shown
 from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
 from .engine.mlx_lm_caches import as_ours, check_goes_back, check_heads
+from .errors import UserError, shown
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
 from .prompt_cache_files import StoredRows, read, write

@@ -25,10 +25,10 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import lora_digest
-from .config import UserError
 from .engine.kv import make_caches
 from .engine.kv_quantization import KVQuantization
 from .engine.mlx_lm_caches import as_mlx_lm, as_ours, check_goes_back
+from .errors import UserError
 from .files import not_finite, parse_json, reason, short, staged_file
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows

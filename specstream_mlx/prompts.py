@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .config import UserError, is_integer, shown
+from .errors import UserError, is_integer, shown
 from .files import check_tokens, template_error
 from .models.architectures import context_length
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .config import UserError, shown
+from .errors import UserError, shown
 from .hardware import device
 from .loading import SpeculativeModel
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .config import MOST_LAYERS, MOST_STREAMS, VOCABULARY, Mode, UserError, shown
+from .errors import MOST_LAYERS, MOST_STREAMS, VOCABULARY, Mode, UserError, shown
 from .options import TEXT, check_options, choice, integer, number, option, what
 
 FORMAT_VERSION = 2

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from specstream_mlx import files
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory, staged_file
 
 _STOPS_HALFWAY = """

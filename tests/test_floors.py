@@ -8,7 +8,7 @@ import pytest
 from imports import MODULES, imported
 
 FLOORS = [
-    {"config"},
+    {"errors"},
     {"options"},
     {"files", "stream_config"},
     {"terminal"},

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specstream_mlx.adapters.files import LoraPart, write_adapter
-from specstream_mlx.config import VOCABULARY
+from specstream_mlx.errors import VOCABULARY
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.stream_config import StreamConfig

@@ -25,7 +25,7 @@ from typing import Any
 from mlx_lm.sample_utils import LogitsProcessor
 
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
-from specstream_mlx.config import MAX_TREE_SIZE, is_integer, is_number
+from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
 from specstream_mlx.loading import load_draft_model, model_directory, read_config
 from specstream_mlx.options import (
     FLAG,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specstream_mlx import bundled, demonstration
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json, staged_directory
 from specstream_mlx.options import PATH, option
 from specstream_mlx.terminal.commands import program

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json_lines, staged_directory, staged_file
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of

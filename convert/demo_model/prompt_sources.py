@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json_lines, read_text, reason, staged_file
 from specstream_mlx.options import PATH, each, option
 from specstream_mlx.terminal.commands import program

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from specstream_mlx import demonstration
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program

@@ -23,7 +23,7 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
     tensor_file,
 )
-from specstream_mlx.config import VOCABULARY, UserError
+from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_holds_only, check_shapes, staged_directory, tensor_headers
 
 from .reference import SpeculativeStreamingModel

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from specstream_mlx.config import UserError, check_integer, is_number, shown
+from specstream_mlx.errors import UserError, check_integer, is_number, shown
 from specstream_mlx.files import check_shapes, staged_file
 from specstream_mlx.train.stream_settings import check_identity
 

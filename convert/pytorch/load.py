@@ -27,7 +27,7 @@ from specstream_mlx.adapters.torch_files import (
     STREAM_TENSORS,
     tensor_file,
 )
-from specstream_mlx.config import VOCABULARY, UserError, shown
+from specstream_mlx.errors import VOCABULARY, UserError, shown
 from specstream_mlx.files import model_headers, read_json, reason, short
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint

@@ -24,7 +24,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.config import UserError, shown
+from specstream_mlx.errors import UserError, shown
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note

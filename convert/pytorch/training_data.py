@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import (
     check_tokens,
     read_json_lines,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import append
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.items import Batches, Item

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.config import Mode, UserError, check_integer, shown
+from specstream_mlx.errors import Mode, UserError, check_integer, shown
 from specstream_mlx.files import parse_json, reason
 from specstream_mlx.loading import read_tokenizer
 

@@ -15,7 +15,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.config import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
@@ -32,6 +31,7 @@ from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason
 from specstream_mlx.generation import GenerationResponse, respond
 from specstream_mlx.loop import Request, Step, prefill, steps

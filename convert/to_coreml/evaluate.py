@@ -21,7 +21,7 @@ from coremltools import proto
 from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
 from coremltools.converters.mil.mil import Function, Operation, types
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import reason
 
 from .saved import model_file, read_spec

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 import coremltools as ct
 import numpy as np
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import reason
 
 from .evaluate import Package

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import read_adapter
 from specstream_mlx.adapters.mounting import as_mounted, mount
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import not_finite, staged_directory
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.models.fingerprint import fingerprint

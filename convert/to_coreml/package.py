@@ -14,7 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Program
 from coremltools.models import MLModel
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.models.streams import Streams
 
 from .functions import Emission, own_arrays

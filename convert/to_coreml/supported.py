@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specstream_mlx.config import UserError, shown
+from specstream_mlx.errors import UserError, shown
 from specstream_mlx.models.architectures import architecture_of, completed, context_length
 from specstream_mlx.stream_config import StreamConfig
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from specstream_mlx.config import UserError, shown
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.errors import UserError, shown
 from specstream_mlx.files import read_json, staged_file
 from specstream_mlx.loop import Request
 

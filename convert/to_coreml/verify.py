@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import decoded
 from specstream_mlx.options import FLAG, PATH, TEXTS, most_tokens, option, what
 from specstream_mlx.terminal.commands import program

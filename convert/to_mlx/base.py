@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_finite, staged_directory
 from specstream_mlx.loading import read_model, read_tokenizer, weight_files
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from specstream_mlx.config import UserError
 from specstream_mlx.drafting.eagle3 import Eagle3, head_config, head_of
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory
 from specstream_mlx.loading import read_config, read_model
 

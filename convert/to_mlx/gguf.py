@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import save_config
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.models.architectures import check_config
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specstream_mlx.config import shown
+from specstream_mlx.errors import shown
 
 from .gguf_header import Header
 

@@ -22,7 +22,7 @@ from gguf.constants import (
     GGUFValueType,
 )
 
-from specstream_mlx.config import UserError, is_number, shown
+from specstream_mlx.errors import UserError, is_number, shown
 from specstream_mlx.files import short
 
 _MAGIC = b"GGUF"

@@ -17,7 +17,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from specstream_mlx.config import shown
+from specstream_mlx.errors import shown
 from specstream_mlx.files import reason
 
 from .gguf_header import Header

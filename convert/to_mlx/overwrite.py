@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, ADAPTER_FILES
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import MODEL_FILES, other_file
 
 

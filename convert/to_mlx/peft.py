@@ -23,7 +23,7 @@ from specstream_mlx.adapters.lora import (
     selected_modules,
 )
 from specstream_mlx.adapters.torch_files import LORA_CONFIG, LORA_TENSORS, tensor_file
-from specstream_mlx.config import UserError, check_integer, is_number, shown
+from specstream_mlx.errors import UserError, check_integer, is_number, shown
 from specstream_mlx.files import read_json
 from specstream_mlx.models.architectures import architecture_of
 

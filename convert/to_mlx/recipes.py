@@ -12,7 +12,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 MSA_RECIPES = ("msa_4_6", "msa_4_8")
 _EMBEDDINGS_RECIPE = "embeddings_4_8"

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import make_shards
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import not_finite
 
 _DTYPES = {

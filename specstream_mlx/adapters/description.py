@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import VOCABULARY, UserError, check_integer, is_number, shown
+from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
 from ..files import Headers, check_tensors, read_json, short, tensor_headers
 from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint

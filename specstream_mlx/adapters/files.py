@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..config import VOCABULARY, UserError, shown
+from ..errors import VOCABULARY, UserError, shown
 from ..files import check_tensors, read_arrays, tensor_headers
 from ..stream_config import StreamConfig
 from .description import (

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import staged_directory
 from ..hardware import user_cache
 from .description import ADAPTER_CONFIG, ADAPTER_FILES

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..config import VOCABULARY
+from ..errors import VOCABULARY
 from ..models.streams import Streams
 from .files import Adapter
 from .lora import base_weights, put_on, unmount

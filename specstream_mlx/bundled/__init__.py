@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import read_json
 from ..models.fingerprint import fingerprint
 

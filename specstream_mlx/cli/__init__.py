@@ -12,7 +12,7 @@ from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Any
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..terminal import commands
 from ..terminal.errors import reported
 from . import launched

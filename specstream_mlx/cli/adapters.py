@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from .. import bundled
-from ..config import UserError
+from ..errors import UserError
 from ..options import FLAG, PATH, TEXT, option
 from ..terminal.notes import note
 from .options import JSON, base_model

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ..config import UserError
+from ..errors import UserError
 from ..files import prompt_lines
 from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, option
 from .options import ModelOptions

@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..config import UserError
+from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
 from ..options import FLAG, TEXT, LengthOptions, option
 from ..terminal.interrupts import noted_interrupt

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import UserError
+from ..errors import UserError
 from ..options import KVCacheOptions
 
 if TYPE_CHECKING:

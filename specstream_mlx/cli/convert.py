@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..config import UserError
+from ..errors import UserError
 from ..options import FLAG, PATH, TEXT, choice, each, integer, one_of, option
 from ..terminal.notes import note
 

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import UserError
 from ..demonstration import NAME
+from ..errors import UserError
 from . import launched
 from .options import JSON, base_model
 

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from ..config import UserError
 from ..demonstration import MODEL
+from ..errors import UserError
 from ..hardware import blas
 from ..options import PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note

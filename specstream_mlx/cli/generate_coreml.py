@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import UserError
+from ..errors import UserError
 from ..options import KVCacheOptions, LengthOptions
 from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, SamplingOptions
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
-    from ..config import Mode
     from ..engine.profile import Profile
+    from ..errors import Mode
     from ..generation import GenerationResponse
     from ..loop import Progress, Request
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from ..config import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from mlx.core.distributed import Group

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from .. import bundled, options
-from ..config import UserError
+from ..errors import UserError
 from ..files import decoded
 from ..options import FLAG, PATH, TEXT, KVCacheOptions, PrefillOptions, choice, option
 from ..terminal.notes import note

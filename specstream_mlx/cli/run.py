@@ -9,12 +9,12 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..config import Mode
 from ..drafting.fixed import describe, names_of
 from ..drafting.settings import USUAL, DraftSettings, Proposers
 from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler
 from ..engine.verify.rule import VerifyRule
+from ..errors import Mode
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel

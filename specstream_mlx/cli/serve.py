@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import UserError
 from ..demonstration import MODEL
+from ..errors import UserError
 from ..options import PATH, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import read_text, reason
 from ..options import FLAG, PATH, TEXT, check_options, choice, integer, kinds_of, number, option
 from ..terminal.interrupts import noted_interrupt

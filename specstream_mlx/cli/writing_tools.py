@@ -5,7 +5,7 @@ import sys
 import webbrowser
 from typing import TYPE_CHECKING
 
-from ..config import UserError
+from ..errors import UserError
 from ..options import FLAG, TEXT, TEXTS, integer, most_tokens, option
 from ..terminal.notes import note
 from .serve import check_extra

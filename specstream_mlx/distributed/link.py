@@ -17,7 +17,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, Any
 
-from ..config import UserError
+from ..errors import UserError
 
 BEAT = 1.0
 """Seconds between two signs of life."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import UserError
+from ..errors import UserError
 from .link import Link, connect, listen
 
 _PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")

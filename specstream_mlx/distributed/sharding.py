@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..config import UserError
+from ..errors import UserError
 from .lora import take_lora
 from .ranks import Ranks
 

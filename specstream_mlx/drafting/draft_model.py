@@ -15,13 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..config import UserError, shown
 from ..engine.borrowed_model import BorrowedModel
 from ..engine.guesses import Guesses, Path, StreamGuesses
 from ..engine.kv import UncommittedRows, commit, make_caches
 from ..engine.rows import Rows
 from ..engine.tree import Verified
 from ..engine.verify.rule import VerifyRule
+from ..errors import UserError, shown
 from ..hardware import device
 from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel

@@ -22,11 +22,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
 from ..adapters.mounting import activations_dtype
-from ..config import UserError, check_integer, is_number, shown
 from ..engine.borrowed_model import BorrowedModel, rope_at
 from ..engine.conditioned_guesses import guess
 from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, OwnRows, Rank
 from ..engine.kv import UncommittedRows
+from ..errors import UserError, check_integer, is_number, shown
 from ..files import read_arrays, read_json, reason
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 

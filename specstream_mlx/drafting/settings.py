@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import MAX_TREE_SIZE, UserError
 from ..engine.draft_head import HeadConfig
 from ..engine.plan import LIKELIEST, Plan, StreamPlace
 from ..engine.tree import DraftTree
+from ..errors import MAX_TREE_SIZE, UserError
 from ..options import DraftOptions, ProposerOptions, check_options
 from ..stream_config import StreamConfig
 from .draft_model import DraftModel

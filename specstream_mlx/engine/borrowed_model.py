@@ -19,7 +19,7 @@ import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
-from ..config import UserError
+from ..errors import UserError
 from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.head_rows import rows_of

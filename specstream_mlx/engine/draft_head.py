@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
-from ..config import Mode
+from ..errors import Mode
 from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
 from .guesses import StreamGuesses

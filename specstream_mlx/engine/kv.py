@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
-from ..config import UserError
+from ..errors import UserError
 from ..models.architectures import layer_windows
 from .rows import Rows
 

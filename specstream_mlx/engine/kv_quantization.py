@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, maybe_quantize_kv_cache
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
-from ..config import UserError
+from ..errors import UserError
 from ..models.architectures import ARCHITECTURES, architecture_of, head_size
 from ..options import check_arguments
 from .tree import DraftTree

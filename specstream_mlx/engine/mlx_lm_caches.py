@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from .kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from ..config import UserError
+from ..errors import UserError
 
 MOST_SEEDS = 2**64
 

@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import (
     greedy_sampler,
 )
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..options import SamplerOptions, check_arguments
 from .noise import Noise
 from .prune import rows_of_all

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..config import UserError
+from ..errors import UserError
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .kv import make_caches

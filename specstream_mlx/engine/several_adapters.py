@@ -21,7 +21,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
-from ..config import VOCABULARY
+from ..errors import VOCABULARY
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel

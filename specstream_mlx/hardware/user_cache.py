@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..config import UserError
+from ..errors import UserError
 from ..files import read_json, staged_file
 
 Value = TypeVar("Value")

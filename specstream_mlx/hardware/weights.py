@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
-from ..config import UserError
+from ..errors import UserError
 from . import device, user_cache
 from .cpu.products import blocks_pay, product_seconds, use_blocks
 

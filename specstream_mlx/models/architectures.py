@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
+from ..errors import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
 from ..files import Headers
 from .rope import (
     POSITION_ONLY,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import UserError, is_number, shown
+from ..errors import UserError, is_number, shown
 
 POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Rope types whose angles depend on a token's position alone, not on the length of the text.

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..config import UserError
+from ..errors import UserError
 from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, wish_of_messages
 from .bodies import Chat, Completion, Messages, Together

@@ -11,7 +11,6 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..config import UserError
 from ..drafting import Drafting, Sharing
 from ..drafting.batch_cost import BatchCosts
 from ..drafting.rule import auto_drafting
@@ -20,6 +19,7 @@ from ..engine.guesses import NO_GUESSES, StreamGuesses
 from ..engine.plan import Plan
 from ..engine.sampling import Sampling, keyed_sampler
 from ..engine.tree import NOTHING_VERIFIED, Verified
+from ..errors import UserError
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
 from ..loop import Prefill, Request, Step, Text, Together, check_side_by_side, share_a_pass

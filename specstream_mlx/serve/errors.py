@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..config import shown
+from ..errors import shown
 
 
 class RefusedError(Exception):

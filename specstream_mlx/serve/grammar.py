@@ -16,7 +16,7 @@ from llguidance.hf import from_tokenizer
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..config import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

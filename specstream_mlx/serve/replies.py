@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..config import UserError
+from ..errors import UserError
 from .decoding import Ended, Read, Token, Written
 from .metrics import Metrics
 from .service import Running

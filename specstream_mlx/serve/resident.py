@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..adapters.kept import check_name
-from ..config import UserError
+from ..errors import UserError
 from ..loading import SpeculativeModel
 
 BASE = "base"

@@ -6,7 +6,7 @@ from contextlib import suppress
 import uvicorn
 from starlette.applications import Starlette
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 
 _FAREWELL = 30  # seconds that running replies have after the first signal
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..config import UserError
+from ..errors import UserError
 from ..hardware import device
 from .decoding import Asked, Batch, Ended, Read, Writing, Written, tell
 from .prefixes import Prefixes

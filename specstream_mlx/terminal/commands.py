@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..options import FLAG, Kind, Spec, options_of
 from .errors import reported
 

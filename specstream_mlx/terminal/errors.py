@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from ..config import UserError
+from ..errors import UserError
 from ..files import short
 from .stray_warnings import without_stray_warnings
 

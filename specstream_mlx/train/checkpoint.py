@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import check_shapes, not_finite, parse_json, reason, staged_file, tensor_headers
 from .parameters import Parameters
 from .stream_settings import check_identity

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.datasets import create_dataset
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import check_tokens, read_json_lines, template_error
 from ..prompts import chat_prompt
 from .items import Item

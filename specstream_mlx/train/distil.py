@@ -11,8 +11,8 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
-from ..config import UserError, shown
 from ..engine.sampling import keyed_sampler
+from ..errors import UserError, shown
 from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx_lm.tuner.utils import build_schedule
 
-from ..config import UserError, shown
+from ..errors import UserError, shown
 from ..files import reason
 from .parameters import Parameters, is_of_streams
 from .stream_settings import warm_up_updates

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..config import VOCABULARY
+from ..errors import VOCABULARY
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 

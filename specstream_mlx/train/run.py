@@ -20,7 +20,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import LoraPart, write_adapter
-from ..config import VOCABULARY, UserError, check_integer, is_number, shown
+from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
 from ..files import append, other_file, reason, staged_directory
 from .checkpoint import Checkpoint
 from .data import Split

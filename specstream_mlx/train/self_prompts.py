@@ -19,9 +19,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
-from ..config import UserError, shown
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
+from ..errors import UserError, shown
 from ..files import append, read_json_lines
 from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt

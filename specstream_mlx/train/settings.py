@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import UserError, check_integer, is_number, shown
+from ..errors import UserError, check_integer, is_number, shown
 from ..options import FIELDS, FLAG, PATH, TEXT, choice, integer, option
 from .stream_settings import StreamSettings
 

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, lora_digest, read_adapter
-from ..config import VOCABULARY, UserError, shown
+from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
 from ..stream_config import StreamConfig

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import Mode, UserError, shown
+from ..errors import Mode, UserError, shown
 from ..options import PATH, POSITIVE, TEXT, check_options, choice, kinds_of, number, option
 from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 

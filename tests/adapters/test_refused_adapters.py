@@ -16,7 +16,7 @@ from specstream_mlx.adapters.description import (
     STREAM_KEY,
     describe,
 )
-from specstream_mlx.config import VOCABULARY
+from specstream_mlx.errors import VOCABULARY
 from specstream_mlx.models.fingerprint import fingerprint
 
 

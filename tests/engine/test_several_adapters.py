@@ -9,12 +9,12 @@ from mlx.utils import tree_flatten
 from random_models import STREAMS, paired, random_prompt, random_tree, speculative_model
 
 from specstream_mlx.adapters.lora import put_on
-from specstream_mlx.config import VOCABULARY
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.several_adapters import layout_of, with_same_weights
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.by_name import find_rule
+from specstream_mlx.errors import VOCABULARY
 from specstream_mlx.models.streams import Streams
 
 KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]

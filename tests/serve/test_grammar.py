@@ -12,8 +12,8 @@ from random_models import random_prompt
 from tiny_models import VOCAB_SIZE
 
 from specstream_mlx import stream_generate
-from specstream_mlx.config import UserError
 from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.errors import UserError
 from specstream_mlx.serve.grammar import Grammars
 
 TREE = {"tree_width": 4, "tree_size": 8, "lookup": True}

@@ -11,11 +11,11 @@ from random_models import plain_tokens, random_prompt, speculative_model
 from serving import until
 
 from specstream_mlx import load, stream_generate
-from specstream_mlx.config import VOCABULARY, UserError
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.loop import Request, decode
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve.decoding import Asked, Ended, Read, Watched, Written

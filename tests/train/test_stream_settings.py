@@ -2,7 +2,7 @@
 
 import pytest
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.stream_settings import LearningRates, StreamSettings
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mlx_lm.sample_utils import Sampler
 
-from ...config import UserError
+from ...errors import UserError
 from ..sampling import sampling_of, takes_arg_max
 from .keyed import KeyedRule
 from .rejection import RejectionRule

@@ -7,9 +7,9 @@ import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model
 
 from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acceptance
-from specstream_mlx.config import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.errors import UserError
 from specstream_mlx.loop import decode
 
 

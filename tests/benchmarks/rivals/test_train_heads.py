@@ -16,9 +16,9 @@ from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
 from benchmarks.rivals.train_heads import Drafts, HeadSettings, head_loss, write_head
 from specstream_mlx import load
-from specstream_mlx.config import UserError
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows
+from specstream_mlx.errors import UserError
 
 DEPTH = 3
 SOME = {"draft_vocabulary": 9}

@@ -15,7 +15,7 @@ from specstream_mlx.convert.demo_model.prompt_sources import (
     runs_in,
 )
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 NEWS = [f"Satz {at} von heute steht hier ganz allein." for at in range(30)]
 SENTENCES = (

@@ -8,7 +8,7 @@ import pytest
 from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
 from specstream_mlx.convert.pytorch.training_data import read_pairs
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from torch_tiny import tiny_batch, tiny_model
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 

@@ -12,7 +12,7 @@ from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.training_settings import LoraSettings, TrainSettings
 from torch_tiny import tiny_batch
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, token
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import tiny_tokenizer
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.train.items import Item
 
 

@@ -27,7 +27,7 @@ from specstream_mlx.convert.to_coreml.supported import check_adapter
 from specstream_mlx.convert.to_coreml.verify import main as verify
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.stream_config import StreamConfig
 
 BOUND = 1e-5

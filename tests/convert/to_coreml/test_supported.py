@@ -3,7 +3,7 @@
 import pytest
 from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, check_base, check_names
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 from specstream_mlx.stream_config import StreamConfig
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}

@@ -10,7 +10,7 @@ from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 from tiny_gguf import HEAD_DIM, HIDDEN, random_blocks, tiny_gguf
 from tiny_models import VOCAB_SIZE
 
-from specstream_mlx.config import UserError
+from specstream_mlx.errors import UserError
 
 
 def refused(file):
