@@ -92,7 +92,7 @@ class BorrowedModel:
         self._stream_mlps: dict[int, StreamMLP] = {}
         self._asking: dict[int, AskingRope] = {}
         self._drafted: nn.Module | None = None
-        self._lm_head = self._holder.get(self._head_name)
+        self._lm_head: Any = self._holder.get(self._head_name)
         if streams is None:
             return
         for number in range(streams.config.first_msa_layer, len(self._layers)):

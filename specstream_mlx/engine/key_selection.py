@@ -68,6 +68,7 @@ class SelectingRows(UncommittedRows, AskedCache):
         mask = super().make_mask(count, return_array, window_size)
         if not self._selects:
             return mask
+        assert isinstance(mask, mx.array)  # as wherever there are streams
         self._mask = mx.array(mask)  # a copy, since other layers select other keys
         return self._mask
 
