@@ -9,14 +9,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import tiny_models
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+from mlx_lm.utils import dequantize_model
 from random_models import random_tree, step_by
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
-from specstream_mlx.convert.to_coreml.reference_model import decoded_model, decoded_streams
 from specstream_mlx.convert.to_coreml.supported import Sizes
+from specstream_mlx.convert.to_coreml.weights import operation_name
 
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting import best_first
@@ -153,6 +154,23 @@ def with_lora(model, seed, keys=LORA_KEYS):
     model.load_weights(drawn, strict=False)
 
 
+def decoded_model(model, weights):
+    """A model in float32 with what a package holds of its weights: ``Package.weights``."""
+    model = dequantize_model(model)
+    model.update(tree_map(halved, model.parameters()))
+    for name, part in model.named_modules():
+        found = weights.get(operation_name(name.removesuffix(".linear")))
+        if isinstance(part, nn.Linear | nn.Embedding) and found is not None:
+            assert found.shape == part.weight.shape, name
+            part.weight = mx.array(found)
+    return model
+
+
+def halved(p):
+    """Floats rounded to half precision, in float32."""
+    return p.astype(mx.float16).astype(mx.float32) if mx.issubdtype(p.dtype, mx.floating) else p
+
+
 def random_streams(case, seed=1):
     """Random streams of a case."""
     if case.streams is None:
@@ -184,7 +202,9 @@ class Pair:
         for name, (model, streams) in list(self._models.items()):
             weights = self.package.weights(f"{name}_logits{SIZES.nodes[0]}")
             model = decoded_model(model, weights)
-            self._models[name] = model, streams and decoded_streams(streams)
+            if streams is not None:
+                streams.update(tree_map(halved, streams.parameters()))
+            self._models[name] = model, streams
 
     def _write(self):
         """Export the models; returns how each weight was written."""

@@ -122,14 +122,7 @@ class Contents:
         )
 
     def _check_functions(self, states: Mapping[str, Sequence[Any]]) -> None:
-        """Check that the program has the functions and the rows that are said of it.
-
-        Args:
-            states: of each of the program's functions.
-
-        Raises:
-            UserError: it has others.
-        """
+        """Check that the program has the functions and the rows that are said of it."""
         for adapter in self.adapters.values():
             names = [f"prefill{self.sizes.chunk}"]
             for count in self.sizes.nodes:
@@ -145,14 +138,7 @@ class Contents:
                         raise UserError(f"{state.name} has other rows than {self.sizes.rows}")
 
     def adapter(self, name: str | None = None) -> ExportedAdapter:
-        """One of the adapters.
-
-        Args:
-            name: ``None``: the only one.
-
-        Raises:
-            UserError: there is none of that name, or several and none was named.
-        """
+        """One of the adapters."""
         there = f"{self.path} has {', '.join(self.adapters)}"
         if name is None and len(self.adapters) > 1:
             raise UserError(f"no adapter was named, expected one of several: {there}")
@@ -184,11 +170,7 @@ class Contents:
         return {"adapter": np.fromfile(file, np.float16)}
 
     def read_tokenizer(self) -> TokenizerWrapper:
-        """The tokenizer beside the package.
-
-        Raises:
-            UserError: it is missing or cannot be read.
-        """
+        """The tokenizer beside the package."""
         if not self.tokenizer.is_dir():
             raise UserError(
                 f"{self.tokenizer} is missing, expected the tokenizer's directory beside "

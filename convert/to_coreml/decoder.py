@@ -203,11 +203,7 @@ class PackageDecoder:
         return settings
 
     def _begin(self, prompt: Sequence[int]) -> int:
-        """Go back to the rows that a prompt has in common with those that are there.
-
-        Returns:
-            How many they are; the last token's is never one.
-        """
+        """Go back to the rows that a prompt has in common with those that are there."""
         # The last path is in its place only once a further step has committed it.
         known = self._rows[: self._start]
         if self.adapter.mode == "shared":  # rows of a text have seen their streams
@@ -233,13 +229,7 @@ class PackageDecoder:
         self._settle()
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``.
-
-        Args:
-            plans: of one text; its tree has at most as many nodes as the package's largest. All
-                streams run beside every node; ``width`` says whether their guesses are wanted.
-            rules: of this generation.
-        """
+        """Verify a tree and let the accepted node's streams guess; see ``Decoder.step``."""
         [plan], [rule] = plans, rules
         self._tree, tree, nodes = plan.tree, plan.tree, len(plan.tree)
         count = min(size for size in self.contents.sizes.nodes if size >= nodes)

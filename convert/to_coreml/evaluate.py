@@ -51,7 +51,7 @@ class Package:
         self.functions: Mapping[str, Function] = _Functions(path, spec)
         states = next((f.state for f in spec.description.functions if len(f.state)), ())
         self._shapes = {s.name: tuple(s.type.stateType.arrayType.shape) for s in states}
-        self._constants: dict[Operation, Any] = {}
+        self._constants: dict[Operation | str, Any] = {}  # matrices by name, for all functions
 
     def states(self) -> dict[str, np.ndarray]:
         """Empty caches; functions that are called change them."""
@@ -102,12 +102,13 @@ class Package:
         return {op.name: self._constant(op) for op in operations if op.op_type.startswith("const")}
 
     def _constant(self, op: Operation) -> Any:
-        if op not in self._constants:
+        key = op if op.op_type == "const" else op.name
+        if key not in self._constants:
             value = op.outputs[0].val
             if op.op_type != "const":
                 value = _expanded(*(op.inputs[name].val for name in ("data", "scale", "offset")))
-            self._constants[op] = self._rounded(value, op.outputs[0].dtype)
-        return self._constants[op]
+            self._constants[key] = self._rounded(value, op.outputs[0].dtype)
+        return self._constants[key]
 
     def _run(self, op: Operation, values: Values) -> tuple[np.ndarray, ...]:
         given = {}

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import coremltools as ct
 import numpy as np
@@ -17,21 +17,13 @@ from .saved import read_spec
 REFUSALS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """What executors raise for inputs that a function does not take."""
 
-ComputeUnits = Literal["cpuOnly", "cpuAndGPU", "cpuAndNeuralEngine", "all"]
-"""Swift's names."""
-
-COMPUTE_UNITS: dict[ComputeUnits, ct.ComputeUnit] = dict(
-    zip(
-        get_args(ComputeUnits),
-        (
-            ct.ComputeUnit.CPU_ONLY,
-            ct.ComputeUnit.CPU_AND_GPU,
-            ct.ComputeUnit.CPU_AND_NE,
-            ct.ComputeUnit.ALL,
-        ),
-        strict=True,
-    )
-)
+COMPUTE_UNITS = {
+    "cpuOnly": ct.ComputeUnit.CPU_ONLY,
+    "cpuAndGPU": ct.ComputeUnit.CPU_AND_GPU,
+    "cpuAndNeuralEngine": ct.ComputeUnit.CPU_AND_NE,
+    "all": ct.ComputeUnit.ALL,
+}
+"""By Swift's names."""
 
 
 class Executor(Protocol):
@@ -66,7 +58,7 @@ class CoreML:
         UserError: Core ML cannot compile the package.
     """
 
-    def __init__(self, path: str | Path, units: ComputeUnits = "cpuAndGPU"):
+    def __init__(self, path: str | Path, units: str = "cpuAndGPU"):
         self.title = f"Core ML, {units}"
         self._path, self._units = path, COMPUTE_UNITS[units]
         self._functions: dict[str, ct.models.CompiledMLModel] = {}

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mlx.utils import tree_flatten
@@ -16,6 +17,8 @@ from specstream_mlx.files import not_finite, staged_directory
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.models.fingerprint import fingerprint
 
+from .contents import Contents
+from .faithful import check_faithful, readings
 from .package import PackageBuilder, adapters_directory, save
 from .supported import Sizes, check_adapter, check_base, check_names
 from .weights import Encoding
@@ -40,6 +43,7 @@ def export(
     *,
     sampling: bool = False,
     supplied: bool = False,
+    check: bool = True,
     show: Progress = lambda done, total, description: None,
 ) -> list[Encoding]:
     """Write a Core ML package, and its tokenizer beside it.
@@ -53,13 +57,15 @@ def export(
         sampling: with functions for sampling.
         supplied: one set of functions to which the host supplies an adapter's arrays; these are
             written too, float16, one behind the other, a file for each adapter.
+        check: see whether the package writes what the model does, in half precision.
         show: is told how far it is.
 
     Returns:
         How each weight was written.
 
     Raises:
-        UserError: something is not supported, does not fit or cannot be read or written.
+        UserError: something is not supported, does not fit or cannot be read or written, or the
+            package would write something else.
     """
     names = [function_name(path) for path in adapters]
     check_names(names)
@@ -72,6 +78,11 @@ def export(
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")
     _check(model, adapters, sizes, supplied)
+    expected = {}
+    if check:
+        show(0, None, "Reading a text with MLX")
+        sources: dict[str, Path | None] = dict(zip(names, adapters, strict=True))
+        expected = readings(model, sources or {BASE: None}, sizes)
     config = read_config(model)
     base, full_config = read_model(model, to_run=False)
     tokenizer = read_tokenizer(model, full_config)
@@ -117,12 +128,16 @@ def export(
         show(0, None, "Writing the package")
         package = place / output.name
         save(model, package)
+        for name, array in builder.arrays.items():
+            array.astype("<f2").tofile(places[1] / f"{name}.bin")
+        contents = Contents.read(package)
+        if supplied:
+            contents = replace(contents, supplied=places[1])
+        check_faithful(package, contents, expected, show)
         for part in list(package.iterdir()):
             part.rename(place / part.name)
         package.rmdir()
         tokenizer.save_pretrained(places[0])
-        for name, array in builder.arrays.items():
-            array.astype("<f2").tofile(places[1] / f"{name}.bin")
     return builder.report
 
 

@@ -77,11 +77,7 @@ class Emission:
     supplied: Mapping[str, tuple[int, ...]] | None = None
 
     def functions(self, sampling: bool = False) -> dict[str, Callable[[], Function]]:
-        """Makers of the adapter's functions, by name.
-
-        Args:
-            sampling: ``logits<n>`` and ``draft`` too.
-        """
+        """Makers of the adapter's functions, by name."""
         made = {f"prefill{self.sizes.chunk}": partial(prefill, self)}
         for count in self.sizes.nodes:
             made[f"step{count}"] = partial(step, self, count)
@@ -250,11 +246,7 @@ class _Beside:
         return mb.concat(values=[main, beside], axis=0)
 
     def sees(self, ancestors: Var) -> Var:
-        """(rows, rows) which row sees which: Eq. 2, in shared mode Eq. 3.
-
-        Args:
-            ancestors: (n, n) ancestors-or-self.
-        """
+        """(rows, rows) which row sees which: Eq. 2, in shared mode Eq. 3."""
         count, gamma, config = self._count, self._gamma, self._config
         nodes = np.repeat(np.arange(count, dtype=np.int32), gamma)
         to_main = mb.gather(x=ancestors, indices=nodes, axis=0)

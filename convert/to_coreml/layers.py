@@ -247,13 +247,7 @@ def base_of(module: nn.Module) -> nn.Module:
 
 
 def rms_norm(x: Var, epsilon: float, twice: Var | None = None) -> Var:
-    """RMS norm as the layer norm of [x, -x], whose mean is 0: no square leaves half precision.
-
-    Args:
-        x: (.., h).
-        epsilon: is taken in half precision.
-        twice: (2 h,) the weights, then the weights again; ``None``: no weights.
-    """
+    """RMS norm as the layer norm of [x, -x], whose mean is 0: no square leaves half precision."""
     both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
     weights = {} if twice is None else {"gamma": twice}
     both = mb.layer_norm(x=both, axes=[-1], epsilon=np.float16(epsilon), **weights)
@@ -285,11 +279,6 @@ def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
     """(count, d) float32: cosines, then sines, by which a layer's rope turns at each position.
 
     A rope is linear in each pair, so it is asked about the pair (1, 0).
-
-    Args:
-        rope: a layer's, which pairs (i, i + d / 2).
-        size: d.
-        count: positions, from 0 on.
     """
     unit = mx.array([1.0] * (size // 2) + [0.0] * (size // 2))
     found = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)

@@ -111,11 +111,7 @@ class PackageBuilder:
         return self._store.report
 
     def model(self, facts: Mapping[str, Any]) -> MLModel:
-        """The package in memory.
-
-        Args:
-            facts: further metadata: of the base, its tokenizer, ..
-        """
+        """The package in memory."""
         model = converted(self._program)
         said = {
             "version": FORMAT_VERSION,
@@ -164,12 +160,7 @@ def _described(streams: Streams) -> dict[str, Any]:
 
 
 def save(model: MLModel, path: Path) -> None:
-    """Write a package; its parts are readable as any file of the user's.
-
-    Args:
-        model: from ``PackageBuilder.model``.
-        path: ends in ``.mlpackage``; nothing is there.
-    """
+    """Write a package; its parts are readable as any file of the user's."""
     model.save(str(path))
     for part in path.rglob("*"):  # which coremltools lets only their owner read, in part
         part.chmod(0o755 if part.is_dir() else 0o644)

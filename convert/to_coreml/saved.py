@@ -12,11 +12,7 @@ from specstream_mlx.files import read_json, reason, short
 
 
 def require_coremltools(command: str) -> None:
-    """Check that coremltools is installed.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that coremltools is installed."""
     if find_spec("coremltools") is None:
         raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
 
@@ -46,11 +42,7 @@ def model_file(path: Path) -> Path:
 
 
 def read_spec(path: Path) -> Any:
-    """A package's ``Model`` protobuf: its programs and what is said of them, without weights.
-
-    Raises:
-        UserError: there is no package, or its model cannot be read.
-    """
+    """A package's ``Model`` protobuf: its programs and what is said of them, without weights."""
     file = model_file(path)
     from coremltools import proto  # which takes seconds, so what is not there is refused first
 

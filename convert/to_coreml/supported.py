@@ -104,18 +104,7 @@ def check_adapter(
     sizes: Sizes,
     supplied: bool = False,
 ) -> None:
-    """Check that an adapter can be exported.
-
-    Args:
-        name: for the sentence.
-        streams: its streams, or ``None``.
-        fields: its ``adapter_config.json``.
-        sizes: of the package.
-        supplied: its arrays are to be supplied by the host.
-
-    Raises:
-        UserError: it cannot; one sentence says what stands against it.
-    """
+    """Check that an adapter can be exported."""
     if fields.get("fine_tune_type") == "dora":
         raise UserError(f"{name}: fine_tune_type is 'dora', expected 'lora' to export to Core ML")
     keys = (fields.get("lora_parameters") or {}).get("keys") or ()
@@ -142,11 +131,7 @@ def check_adapter(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that adapters' names can begin functions' names.
-
-    Raises:
-        UserError: one cannot, or there are two of a name.
-    """
+    """Check that adapters' names can begin functions' names."""
     for name in names:
         if not name.isascii() or not name.isidentifier():
             raise UserError(

@@ -222,14 +222,7 @@ class Store:
         return self._held[name]
 
     def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> np.ndarray | Groups:
-        """Some rows of a matrix, as it is written, under a name of their own.
-
-        Args:
-            name: of the rows.
-            of: the matrix's name.
-            module: its layer.
-            ids: of the rows.
-        """
+        """Some rows of a matrix, as it is written, under a name of their own."""
         if name not in self._held:
             whole = self.matrix(of, module)
             if isinstance(whole, Groups):

@@ -26,8 +26,9 @@ class Difference:
 
     Attributes:
         position: the number of the first token that differs, from 1.
-        gap: our logit of our token less that of the other one, or, where tokens are drawn, of the
-            scores that they are drawn by; ``None`` where one output only goes on behind the other.
+        gap: our logit of our token less that of the other one (for a package, MLX's logits, its
+            token first), or, where tokens are drawn, of the scores that they are drawn by;
+            ``None`` where one output only goes on behind the other.
     """
 
     position: int
@@ -53,7 +54,8 @@ class Comparison:
 
     Attributes:
         plain_text: mlx_lm's text.
-        pairs: by rising speedup; none where a side generated a single token, here or in each pair.
+        pairs: by rising speedup; none where a side generated a single token, here or in each pair,
+            ``None`` where nothing is timed.
         dtype: dtype that both sides compute in.
         own_dtype: dtype of mlx_lm when it loads the model by itself; ``None`` if our output is not
             compared with mlx_lm's.
@@ -66,7 +68,7 @@ class Comparison:
     """
 
     plain_text: str
-    pairs: list[Pair]
+    pairs: list[Pair] | None
     dtype: str | None
     own_dtype: str | None
     reference: str
@@ -117,6 +119,32 @@ def compare(run: Run, tokens: list[int]) -> Comparison:
         window_left_out=(
             window if past_window and same is False and expected is plain_tokens else None
         ),
+    )
+
+
+def compare_texts(reference: Run, tokens: list[int]) -> Comparison:
+    """Compare an exported package's output, token for token, with MLX's in float32.
+
+    Args:
+        reference: the same text by MLX, in float32.
+        tokens: the package's output.
+    """
+    expected, text = [], ""
+    with progress("Comparing") as show:
+        for response in reference.responses():
+            expected.append(response.token)
+            text += response.text
+            show(len(expected), reference.max_tokens)
+    same = tokens == expected if reference.is_plain_text else None
+    return Comparison(
+        plain_text=text,
+        pairs=None,
+        dtype="float32",
+        own_dtype=None,
+        reference="MLX",
+        identical=same,
+        first_difference=_difference(reference, expected, tokens) if same is False else None,
+        window_left_out=None,
     )
 
 

@@ -44,6 +44,12 @@ class ExportOptions:
         "One set of functions that take an adapter as an array, instead of a set each; the arrays "
         "are written too.",
     )
+    check: bool = option(
+        True,
+        FLAG,
+        "Leave out the check, before the package is there, that in half precision it prefers the "
+        "tokens that MLX does in float32.",
+    )
     report: bool = option(False, FLAG, "Print how each tensor was written.")
 
     def directories(self) -> list[Path]:
@@ -88,6 +94,7 @@ def export_coreml(*, options: ExportOptions) -> None:
             Sizes(options.context, options.nodes, options.chunk, options.candidates),
             sampling=options.sampling,
             supplied=options.lora_io,
+            check=options.check,
             show=show,
         )
     for line in lines if options.report else ():

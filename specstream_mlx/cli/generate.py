@@ -2,11 +2,13 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..demonstration import MODEL
 from ..errors import UserError
@@ -16,7 +18,7 @@ from ..terminal.notes import note
 from . import launched, reporting
 from .continued_prompt import ContinuedPrompt
 from .draft_marks import DraftMarks
-from .generate_coreml import package_run, refuse_beside_coreml
+from .generate_coreml import compare_package, package_run, refuse_beside_coreml
 from .options import (
     ModelOptions,
     OutputOptions,
@@ -102,10 +104,11 @@ def generate(
         refuse_beside_coreml(drafts, model, prompt, kv_cache, output)
         if prompt_cache_file is not None:
             raise UserError("--coreml and --prompt-cache-file were both given, expected one")
-        package = package_run(coreml, model.adapter, prompt, length, sampling, drafts, rule)
+        package = package_run(coreml, model, prompt, length, sampling, drafts, rule)
         if not (package.on_device or output.quiet):
             note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
-        _answer(package, (str(coreml), package.adapter), output)
+        compared = partial(compare_package, package, model)
+        _answer(package, (str(coreml), package.adapter), output, compared)
         return
     if prompt_cache_file is not None and output.compare:
         raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
@@ -154,18 +157,27 @@ def generate(
     run.check()
     if not (output.quiet or model.no_streams):
         _note_missing_streams(run, source)
-    _answer(run, (source.model_name, source.adapter_name), output)
+    _answer(run, (source.model_name, source.adapter_name), output, partial(_compare, run))
 
 
-def _answer(run: "Run | PackageRun", names: Names, output: OutputOptions) -> None:
+def _compare(run: "Run", tokens: list[int]) -> "Comparison":
+    from .comparison import compare
+
+    return compare(run, tokens)
+
+
+def _answer(
+    run: "Run | PackageRun",
+    names: Names,
+    output: OutputOptions,
+    compare: "Callable[[list[int]], Comparison]",
+) -> None:
     """Generate, and print what ``output`` asks for."""
     written, comparison = _Written(), None
     try:
         _write(run, output, written)
         if output.compare:
-            from .comparison import compare
-
-            comparison = compare(cast("Run", run), written.tokens)  # no package is compared
+            comparison = compare(written.tokens)
     except KeyboardInterrupt:
         _report(run, names, output, written, None)
         raise
@@ -195,7 +207,7 @@ def _report(
             run.verify,
             run.seed,
             everything=output.verbose,
-            rate=comparison is None,
+            rate=comparison is None or comparison.pairs is None,
         )
     if output.profile:
         reporting.profile(run.profile.report())
@@ -296,11 +308,11 @@ def _values(
     if comparison is not None:
         pairs, pair, difference = comparison.pairs, comparison.shown, comparison.first_difference
         values |= {
-            "generation_tps": pair and pair.ours,
+            "generation_tps": last.generation_tps if pairs is None else pair and pair.ours,
             "plain": {"text": comparison.plain_text, "generation_tps": pair and pair.plain},
             "speedup": pair and pair.speedup,
-            "speedup_range": pair and [pairs[0].speedup, pairs[-1].speedup],
-            "pairs": len(pairs),
+            "speedup_range": [pairs[0].speedup, pairs[-1].speedup] if pairs else None,
+            "pairs": len(pairs or ()),
             "dtype": comparison.dtype,
             "mlx_lm_dtype": comparison.own_dtype,
             "identical": comparison.identical,

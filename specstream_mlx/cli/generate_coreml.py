@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UserError
 from ..options import KVCacheOptions, LengthOptions
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from ..errors import Mode
     from ..generation import GenerationResponse
     from ..loop import Progress, Request
+    from .comparison import Comparison
+    from .run import Run
 
 _WITHOUT_PACKAGE: dict[type, tuple[str, ...]] = {
     ModelOptions: ("model", "adapter_path", "no_streams", "draft_head", "weights"),
     PromptOptions: ("prefill_step_size",),
     KVCacheOptions: tuple(field.name for field in fields(KVCacheOptions)),
-    OutputOptions: ("compare", "profile"),
+    OutputOptions: ("profile",),
 }
 """Options that are about MLX's own model, by group."""
 
@@ -35,11 +37,14 @@ _DRAFTS_WITHOUT_PACKAGE = "max_nodes", "prune_threshold", "draft_model"
 
 def refuse_beside_coreml(drafts: dict[str, Any], *groups: Any) -> None:
     """Check that no option was given that a package cannot follow."""
+    compares = any(isinstance(group, OutputOptions) and group.compare for group in groups)
+    needed = ("model", "adapter_path") if compares else ()
     given = [
         field.name
         for group in groups
         for field in fields(group)
         if field.name in _WITHOUT_PACKAGE[type(group)]
+        and field.name not in needed
         and getattr(group, field.name) != field.default
     ]
     for name in (*given, *(name for name in _DRAFTS_WITHOUT_PACKAGE if name in drafts)):
@@ -109,7 +114,7 @@ class PackageRun:
 
 def package_run(
     path: Path,
-    adapter: str | None,
+    model: ModelOptions,
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: SamplingOptions,
@@ -124,11 +129,15 @@ def package_run(
     from specstream_mlx.convert.to_coreml.contents import Contents
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
+    from specstream_mlx.convert.to_coreml.export import function_name
 
     from ..loop import Request
     from ..prompts import chat_prompt, encode_prompt
 
     contents = Contents.read(path)
+    adapter = model.adapter
+    if model.adapter_path is not None:  # to compare with
+        adapter = function_name(model.adapter_path)
     chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()
     if prompt.ignore_chat_template:
         ids = encode_prompt(tokenizer, text)
@@ -151,6 +160,71 @@ def package_run(
         length.max_tokens,
         tuple(length.stop or ()),
         has_core_ml(),
+    )
+
+
+def compare_package(package: PackageRun, model: ModelOptions, tokens: list[int]) -> "Comparison":
+    """Compare a package's output with MLX's; see ``_reference``."""
+    from .comparison import compare_texts
+
+    return compare_texts(_reference(package, model), tokens)
+
+
+def _reference(package: PackageRun, model: ModelOptions) -> "Run":
+    """The same text by MLX, in float32 and one token a step.
+
+    Args:
+        package: the package's run.
+        model: names what the package was made of, where that is not the demonstration model and
+            an adapter that has a name.
+
+    Raises:
+        UserError: that is not known, or of another architecture.
+    """
+    import mlx.core as mx
+
+    from specstream_mlx.convert.to_coreml.export import BASE, function_name
+
+    from .. import bundled, demonstration
+    from ..drafting.settings import DraftSettings
+    from ..loading import load, named_adapters
+    from ..models.fingerprint import fingerprint
+    from .run import CommonArguments, Run
+
+    adapters = {function_name(path): path for path in named_adapters().values()}
+    if demonstration.is_meant(model.model):
+        adapters["streams"] = bundled.streams_path()
+    directory = model.adapter_path or adapters.get(package.adapter)
+    if directory is None and package.adapter != BASE:
+        raise UserError(
+            f"--compare does not know the adapter {package.adapter}, expected --adapter-path with "
+            "the directory that the package was made of"
+        )
+    loaded, tokenizer = load(demonstration.model_path(model.model))
+    if fingerprint(loaded.config) != package.decoder.contents.fingerprint:
+        raise UserError(
+            f"--model is {loaded.path}, of another architecture than the package's base, expected "
+            "the model that the package was made of"
+        )
+    loaded.model.set_dtype(mx.float32)
+    loaded.swap_adapter(directory)
+    request = package.request
+    return Run(
+        model=loaded,
+        tokenizer=tokenizer,
+        prompt=list(request.prompt),
+        common=CommonArguments(
+            max_tokens=request.max_tokens or package.max_tokens,
+            prefill_step_size=request.prefill_step_size,
+            sampler=cast(Any, request.sampler),
+            logits_processors=request.logits_processors or (),
+            kv_bits=None,
+            kv_group_size=64,
+            quantized_kv_start=0,
+        ),
+        settings=DraftSettings(speculation=False),
+        rule=request.rule,
+        stop=package.stop,
     )
 
 

@@ -286,7 +286,9 @@ class OutputOptions:
         False,
         FLAG,
         "Then run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
-        "output is the same. rejection and typical draw otherwise: the rates alone.",
+        "output is the same. rejection and typical draw otherwise: the rates alone. With --coreml: "
+        "MLX in float32, token for token; --model and --adapter-path say what the package was made "
+        "of.",
     )
     profile: bool = option(
         False, FLAG, "Then say what each part of the generation took. It runs slower for that."

@@ -64,9 +64,9 @@ def comparison(result: "Comparison") -> None:
     """A pair of rates, its ratio among those of all pairs, and whether the outputs are the same."""
     note("=" * 10)
     pair = result.shown
-    if pair is None:
+    if pair is None and result.pairs is not None:
         note("Rates: none, since a side generated a single token")
-    else:
+    elif pair is not None and result.pairs:
         low, high = result.pairs[0].speedup, result.pairs[-1].speedup
         note(f"mlx_lm: {pair.plain:.3f} tokens-per-sec")
         note(f"specstream-mlx: {pair.ours:.3f} tokens-per-sec")

@@ -16,6 +16,8 @@ from specstream_mlx.convert.to_coreml.package import METADATA
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 from transformers import AutoTokenizer
 
+from specstream_mlx.loading import read_model
+
 SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
 
 
@@ -58,7 +60,7 @@ def test_a_base_alone_has_no_streams(base, tmp_path):
     ("flags", "sentence"),
     [
         (("--context", 4096), "context is 4096, expected at most the model's 512"),
-        (("--nodes", "4,many"), "found 4,many, expected numbers as in 8,16"),
+        (("--nodes", "4,many"), "found '4,many', expected numbers as in 8,16"),
         (("--adapter", "nowhere"), "nowhere"),
     ],
 )
@@ -90,6 +92,20 @@ def test_refused_before_a_weight_is_read(base, adapters, tmp_path, monkeypatch):
     (other / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
     assert "rope_traditional is True, expected False" in refusal(export(other, output))
     assert not output.exists()
+
+
+def test_a_package_that_prefers_other_tokens_is_refused(base, tmp_path, monkeypatch):
+    def turned(*arguments, **options):
+        model, config = read_model(*arguments, **options)
+        model.model.norm.weight *= -1
+        return model, config
+
+    monkeypatch.setattr(exporting, "read_model", turned)
+    output = tmp_path / "x.mlpackage"
+    sentence = refusal(export(base, output))
+    assert "base: in half precision the package prefers another token" in sentence
+    assert not list(tmp_path.iterdir())
+    assert export(base, output, "--no-check").exit_code == 0
 
 
 def test_what_fails_leaves_nothing(base, tmp_path, monkeypatch):

@@ -59,11 +59,29 @@ def test_what_differs_is_named(lossless, recorded, exact):
         for call in run["calls"]:
             if "candidates" in call["outputs"]:
                 call["outputs"]["candidates"][0][0] += 1
+                call["outputs"]["logProbs"][0][0] -= 5.0  # which is that of another guess
     sentence = vectors.replay(changed, lossless.package, exact).complaint()
     if exact:
         assert "integers are equal, expected at least 100%" in sentence
     else:
         assert sentence is None  # near-ties are few, but there are some
+
+
+def test_what_is_said_of_the_same_guess_must_be_the_same(conditioned):
+    asked = [vectors.Asked("one", [1, 2, 3], 4)]
+    contents = Contents.read(conditioned.path)
+    recorded = vectors.record(contents, conditioned.package, asked)
+    step = next(c["outputs"] for c in recorded["runs"][0]["calls"] if "step" in c["function"])
+    for place, wrong in (((1, 0, 0), True), ((1, 0, 1), False)):
+        changed = deepcopy(recorded)
+        step = next(c["outputs"] for c in changed["runs"][0]["calls"] if "step" in c["function"])
+        depth, path, guess = place
+        step["logProbs"][depth][path][guess] -= 2.0
+        if not wrong:  # the guess of another path
+            first, second = divmod(step["candidateParents"][depth][path], SIZES.candidates)
+            step["candidates"][depth - 1][first][second] += 1
+        complaint = vectors.replay(changed, conditioned.package, exact=False).complaint()
+        assert (complaint is not None) == wrong, complaint
 
 
 CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}

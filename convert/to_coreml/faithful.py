@@ -1,0 +1,120 @@
+"""Whether a package computes what its model does: checked before the package is there.
+
+MLX reads a text in float32. The package, executed with every operation rounded to half precision,
+must prefer the same token behind each of its tokens, near-ties apart.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from specstream_mlx.config import UserError
+
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.step import Decoder, StepResult
+from specstream_mlx.engine.tree import DraftTree, root_only
+from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.loading import load
+from specstream_mlx.prompts import chat_prompt
+
+from .contents import Contents
+from .decoder import PackageDecoder
+from .evaluate import Package
+from .supported import Sizes
+
+TEXT = (
+    "The old harbour lies between two hills. In the morning boats go out for herring, and by noon "
+    "the market on the quay is full of people who argue about prices, the weather and the new "
+    "bridge. Last Tuesday Ana asked Tom whether he could bring the 12 boxes back before Friday. He "
+    "wrote that he would, but the van broke down near the station and nobody answered the phone."
+)
+
+NEAR_TIE = 0.1
+"""The most by which MLX may prefer another token than a package does."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as MLX reads it in float32.
+
+    Attributes:
+        tokens: of the text.
+        logits: (n, vocab) behind those of its second half.
+    """
+
+    tokens: list[int]
+    logits: np.ndarray
+
+
+def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> dict[str, Reading]:
+    """MLX's readings of ``TEXT``, by adapter.
+
+    Args:
+        model: directory of the base.
+        adapters: directories by name; ``None``: the bare base.
+        sizes: of the package.
+    """
+    loaded, tokenizer = load(model)
+    loaded.model.set_dtype(mx.float32)
+    found = {}
+    for name, path in adapters.items():
+        loaded.swap_adapter(path)
+        tokens = chat_prompt(tokenizer, TEXT, loaded.prompt_template)[: sizes.context]
+        caches = make_caches(loaded.model, loaded.config)
+        steps = _steps(Decoder(loaded.model, loaded.streams, caches), tokens, sizes)
+        logits = [np.array(result.logits) for result in steps]
+        found[name] = Reading(tokens, np.concatenate(logits))
+    return found
+
+
+def check_faithful(
+    package: Path,
+    contents: Contents,
+    expected: Mapping[str, Reading],
+    show: Callable[[int, int, str], None],
+) -> None:
+    """Check that a package prefers the tokens that MLX does, in half precision.
+
+    Args:
+        package: its directory.
+        contents: of the package.
+        expected: by adapter.
+        show: is told how far it is.
+
+    Raises:
+        UserError: it prefers another one, and that is no near-tie.
+    """
+    executor = Package(package, "fp16")
+    for number, (name, reading) in enumerate(expected.items()):
+        show(number, len(expected), f"Comparing {name} with MLX")
+        steps = _steps(PackageDecoder(contents, executor, name), reading.tokens, contents.sizes)
+        found = np.concatenate([np.array(result.predictions) for result in steps])
+        preferred = np.take_along_axis(reading.logits, found[:, None], axis=1)[:, 0]
+        gaps = reading.logits.max(axis=1) - preferred
+        if not gaps.max() <= NEAR_TIE:
+            count = (~(gaps <= NEAR_TIE)).sum()
+            raise UserError(
+                f"{name}: in half precision the package prefers another token than MLX in float32 "
+                f"at {count} of {len(gaps)} places of a text, by up to {gaps.max():.2g}, expected "
+                f"at most {NEAR_TIE} (--no-check exports it all the same)"
+            )
+
+
+def _steps(
+    decoder: Decoder | PackageDecoder, tokens: list[int], sizes: Sizes
+) -> Iterator[StepResult]:
+    """Read half of a text as a prompt, then the rest as drafts that are all accepted."""
+    half, plan = len(tokens) // 2, Plan(root_only(0), place="none")
+    if isinstance(decoder, Decoder) and decoder.streams is not None:
+        plan = replace(plan, place="beside", streams=decoder.streams.config.num_streams)
+    for first in range(0, half, sizes.chunk):
+        decoder.prefill(mx.array(tokens[first : min(first + sizes.chunk, half)]))
+    for first in range(half, len(tokens), sizes.most_nodes):
+        path = np.array(tokens[first : first + sizes.most_nodes], np.int32)
+        depths = np.arange(len(path), dtype=np.int32)
+        tree = DraftTree(path, depths - 1, depths)
+        yield from decoder.step([replace(plan, tree=tree)], [VerifyRule()])
+        decoder.commit([depths.tolist()], [depths.tolist()])
