@@ -147,7 +147,7 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
     names = list[str]()
     for make in settings.makers:
         made: Any = getattr(make, "func", make)  # of a partial
-        names.append(_NAMES.get(made) or getattr(made, "__name__", "another"))
+        names.append(_NAMES.get(made) or str(getattr(made, "__name__", "another")))
     return names
 
 
