@@ -68,8 +68,6 @@ NOT_RUN = {
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "
     "tests/benchmarks/test_spec_bench.py runs it",
-    "python -m benchmarks.rivals": "measures for minutes; tests/benchmarks/rivals runs it on a "
-    "tiny model",
     "specstream-mlx benchmark speedup": "measures for minutes; tests/benchmarks/test_speedup.py "
     "runs its parts on a tiny model",
 }
