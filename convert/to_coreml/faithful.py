@@ -10,13 +10,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from specstream_mlx.config import UserError
 
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.errors import UserError
 from specstream_mlx.loading import load
 from specstream_mlx.prompts import chat_prompt
 
