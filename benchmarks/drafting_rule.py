@@ -31,9 +31,10 @@ from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
-from specstream_mlx.loop import Request, decode
 from specstream_mlx.options import most_tokens
 from specstream_mlx.prompt_cache import PromptCache
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track

@@ -43,9 +43,10 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import Mode
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
-from specstream_mlx.loop import Request, steps
+from specstream_mlx.loop import steps
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
+from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import StreamSettings

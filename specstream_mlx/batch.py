@@ -22,11 +22,13 @@ from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Request, Step, Text, Together, check_side_by_side, fill, share_a_pass
+from .loop import Text
 from .options import check_arguments, checked
 from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
+from .request import Request, Step
+from .scheduler import Scheduler, check_side_by_side, fill, share_a_pass
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 """Default settings of a batch: chains, since rows are dear there."""
@@ -311,20 +313,20 @@ def _write(
     ended: Callable[[], None],
 ) -> None:
     """Decode until every text has ended."""
-    start, together = time.perf_counter(), Together(texts[0].model)
+    start, scheduler = time.perf_counter(), Scheduler(texts[0].model)
     waiting, reading = list(texts), 0.0
     going: dict[Text, _Text] = {}
 
     def fill_up() -> None:
         nonlocal reading
         began = time.perf_counter()
-        while waiting and len(together) < size:
+        while waiting and len(scheduler) < size:
             text = waiting.pop(0)
-            going[together.join(text.request, text.model)] = text
+            going[scheduler.join(text.request, text.model)] = text
         reading += time.perf_counter() - began
 
     fill_up()
-    for steps in together.steps():
+    for steps in scheduler.steps():
         stats.generation_steps += 1
         for one, step in steps:
             text = going[one]

@@ -26,12 +26,13 @@ from .engine.verify.rule import VerifyRule
 from .errors import UserError
 from .hardware import device
 from .loading import SpeculativeModel
-from .loop import Progress, Request, Step, decode, fill
 from .models.architectures import text_limit
 from .options import checked
 from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
 from .refused import check_kv_size, refuse_others
+from .request import Progress, Request, Step
+from .scheduler import decode, fill
 
 
 @dataclass

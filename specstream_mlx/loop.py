@@ -1,48 +1,30 @@
-"""Generations: prompts, plain steps and tree steps, one ``Step`` per text and target call.
-
-One loop decodes texts side by side, which join and leave between steps; a generation by itself is a
-loop of one.
-"""
+"""The loop over target calls: plain steps and tree steps of texts whose prompts have been read."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .broadcast import Broadcast
 from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
-from .drafting.draft_model import check_draft_model
-from .drafting.fixed import fixed_drafting
-from .drafting.rule import auto_drafting
-from .drafting.settings import USUAL, DraftSettings, Proposers
 from .engine.draft_head import HeadWatch
 from .engine.guesses import NO_GUESSES
 from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import Plan
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import check_drawn, normalized, sampling_of
+from .engine.sampling import check_drawn
 from .engine.step import Decoder, StepResult
-from .engine.tree import DraftTree, Verified, root_only
-from .engine.verify.by_name import VerifyName, find_rule
+from .engine.tree import Verified, root_only
 from .engine.verify.rule import VerifyRule
-from .errors import UserError, shown
 from .hardware import device
-from .loading import SpeculativeModel
-from .models.architectures import architecture_of, layer_windows
-from .options import check_arguments
-from .prompt_cache import PromptCache
-from .prompts import check_prompt
+from .request import Request, Step
 
 _AWAY = 0.2
 """Share of a step's time that others may have had the thread, if it is to count as the step's."""
-
-Progress = Callable[[int, int], Any]
-"""Called with the number of a prompt's tokens that have been read, and of all."""
 
 
 class TreeDecoder(Protocol):
@@ -64,173 +46,6 @@ class TreeDecoder(Protocol):
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted rows of the last step; see ``Decoder.commit``."""
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The tokens of one text that one target call committed.
-
-    Attributes:
-        tokens: the accepted drafts, then the correction or bonus token.
-        plan: the plan of the step.
-        tested_nodes: number of nodes that the target tested, root included, pruned ones not.
-        seconds: time from the reading of the step before to the reading of this one; of the first
-            step, from its enqueuing.
-        result: the device arrays of the call.
-        rows: for each token, the row of ``result.logits`` that predicts it.
-    """
-
-    tokens: list[int]
-    plan: Plan
-    tested_nodes: int
-    seconds: float
-    result: StepResult
-    rows: list[int]
-
-    @property
-    def tree(self) -> DraftTree:
-        """The tree that was drafted."""
-        return self.plan.tree
-
-    def log_probs(self) -> mx.array | None:
-        """Return the target's log-probabilities (tokens, vocab), a row for each token.
-
-        ``None``: the decoder returned no logits.
-        """
-        logits = self.result.logits
-        if logits is None:
-            return None
-        return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and all else that a generation depends on besides its model.
-
-    Attributes:
-        prompt: token ids, at least one.
-        drafting: settings of every step's drafts; or an object, made for this text, that plans its
-            steps. ``None`` or ``Proposers``: the rule plans them, see ``drafting.rule``.
-        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
-            is the last, and no further call is enqueued; without them decoding never ends.
-        prefill_step_size: number of prompt tokens per pass.
-        quantization: settings of the KV cache's quantization.
-        sampler: draws the tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
-            ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
-            likeliest token.
-        logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        verify: the verify rule, by name or a class of one's own; ``None``: ``greedy`` where
-            ``sampler`` takes the arg-max, else ``keyed``.
-        prompt_cache: KV rows of earlier turns. The part of the prompt that they already hold is not
-            read again; afterwards the cache holds this prompt too, and in lossless mode the text.
-        progress: called before the prompt is read, after each pass, and when the first token is
-            there; tokens that ``prompt_cache`` holds count as read.
-        profile: adds up the seconds of each part of the generation. To do so it waits at the end of
-            every part, which makes the generation slower and changes nothing else.
-    """
-
-    prompt: Sequence[int]
-    drafting: DraftSettings | Proposers | Drafting | None = None
-    max_tokens: int | None = None
-    end_tokens: Collection[int] = ()
-    prefill_step_size: int = 2048
-    quantization: KVQuantization = NEVER_QUANTIZED
-    sampler: Sampler | None = None
-    logits_processors: Sequence[LogitsProcessor] | None = None
-    verify: VerifyName | type[VerifyRule] | None = None
-    prompt_cache: PromptCache | None = None
-    progress: Progress | None = None
-    profile: Profile = NO_PROFILE
-
-    @property
-    def rule(self) -> type[VerifyRule]:
-        """The verify rule; where none was given, the sampler decides.
-
-        Raises:
-            UserError: the rule does not fit the sampler.
-        """
-        return find_rule(self.verify, self.sampler)
-
-    def new_rule(self) -> VerifyRule:
-        """Make the verify rule of a text."""
-        return self.rule(self.sampler, self.logits_processors, self.prompt)
-
-    def check(self, model: SpeculativeModel) -> None:
-        """Check that a model can do what this request asks for.
-
-        Raises:
-            UserError: a value is out of range, or the model cannot do what is asked; names the
-                first such value.
-        """
-        check_prompt(
-            list(self.prompt),
-            model.config,
-            0 if self.prompt_cache is None else self.prompt_cache.unknown_rows,
-        )
-        check_arguments(
-            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
-            prefill_step_size=self.prefill_step_size,
-        )
-        rule, vocab_size = self.rule, model.config["vocab_size"]
-        sampling = sampling_of(self.sampler)
-        if sampling is not None:
-            sampling.check(vocab_size)
-        self.quantization.check(model.model, model.config)
-        known = DraftSettings | Proposers | Drafting
-        if self.drafting is not None and not isinstance(self.drafting, known):
-            raise UserError(f"settings is {shown(self.drafting)}, expected DraftSettings or None")
-        if isinstance(self.drafting, DraftSettings | Proposers) and model.decides:
-            check_draft_model(self.drafting.draft_model, model)
-        if not isinstance(self.drafting, DraftSettings):
-            if rule.name == "rejection":
-                raise UserError(
-                    "verify is 'rejection' and the drafts change from step to step, expected a "
-                    "tree of fixed shape"
-                )
-            return
-        streams = model.guessing
-        if rule.draws_drafts:
-            self.drafting.check_drawn(streams)
-        self.drafting.check(vocab_size, streams)
-
-    def check_side_by_side(self) -> None:
-        """Check that this text's rows may lie beside those of others.
-
-        Raises:
-            UserError: they are quantized, or to be quantized.
-        """
-        cache = self.prompt_cache
-        if self.quantization.bits is not None or (
-            cache is not None and cache.quantized is not None
-        ):
-            raise UserError(
-                "the KV cache of one of several texts is quantized, expected a KVCache for each "
-                "layer"
-            )
-
-
-def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    """Generate from a request, one ``Step`` per target call.
-
-    From the second ``Step`` on, a step is yielded when the call after it already runs.
-
-    Args:
-        model: base and adapter.
-        request: the prompt and how to go on from it.
-
-    Raises:
-        UserError: the model cannot do what is asked; while decoding, another generation has taken
-            the prompt cache, or the adapter was swapped.
-    """
-    request.check(model)
-    return _decode(model, request)
-
-
-def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    together = Together(model)
-    together.join(request)
-    for [(_, step)] in together.steps():
-        yield step
 
 
 class Text:
@@ -321,268 +136,6 @@ Steps = list[tuple[Text, Step]]
 """The steps of one target call, one for each text that was part of it."""
 
 
-class Together:
-    """Texts that are decoded side by side: they join and leave between steps.
-
-    Each is token for token what it would be alone.
-
-    Args:
-        model: base and adapter.
-    """
-
-    def __init__(self, model: SpeculativeModel):
-        self._model = model
-        self._loop: _Loop | None = None
-        self._rows: dict[Text, Prefill] = {}
-        self._broadcast = Broadcast(model.ranks)
-
-    def __len__(self) -> int:
-        """Count the texts that go on."""
-        return len(self._rows)
-
-    def join(self, request: Request, model: SpeculativeModel | None = None) -> Text:
-        """Read a prompt; its text goes on beside the others from the next call on.
-
-        Args:
-            request: a request that has been checked.
-            model: the base with another adapter, see ``share_a_pass``; ``None``: the same one.
-
-        Raises:
-            UserError: the prompt cache cannot be used; or there are other texts, beside which the
-                model or its KV cache cannot be run.
-        """
-        return self.take(Prefill(model or self._model, request))
-
-    def take(self, prefill: "Prefill") -> Text:
-        """Let a text go on as ``join`` does, whose prompt is read already, or is read here."""
-        model, request = prefill.model, prefill.request
-        if self._rows:
-            check_side_by_side(model)
-            for one in (request, *(text.request for text in self._rows)):
-                one.check_side_by_side()
-        for _ in prefill:
-            pass
-        request.profile.border("prefill")
-        rule = request.new_rule()
-        drafting = _drafting(model, request, rule) if model.decides else None
-        text = Text(request, drafting, rule, model.head_watch, self._broadcast)
-        if self._loop is None:
-            self._loop = _Loop(prefill.decoder, text)
-        else:
-            self._loop.join(text, prefill.decoder)
-        self._rows[text] = prefill
-        return text
-
-    def leave(self, text: Text) -> None:
-        """Stop a text early; the call under way is the last one that it is part of."""
-        text.ended = True
-        self._let_go(text)
-
-    def steps(self) -> Iterator[Steps]:
-        """Decode until all texts have ended; texts may join or leave after each yield.
-
-        Raises:
-            UserError: see ``decode``.
-        """
-        loop = self._loop
-        if loop is None:
-            return
-        try:
-            for steps in loop.steps():
-                tokens = [token for _, step in steps for token in step.tokens]
-                steps = [(text, step) for text, step in steps if text in self._rows]
-                for text, step in steps:
-                    self._rows[text].note(step)
-                    if text.ended:
-                        self._let_go(text)
-                    else:
-                        self._rows[text].record(loop.caches)
-                yield steps
-                self._check_current()  # before the next step writes
-                if not self._broadcast.goes_on(tokens):
-                    return
-        finally:
-            self._broadcast.over()
-            for text in list(self._rows):
-                self._let_go(text)
-
-    def _let_go(self, text: Text) -> None:
-        rows, loop = self._rows.pop(text), self._loop
-        if loop is not None:
-            rows.keep(lambda: loop.caches_of(text))
-        text.finish()
-
-    def _check_current(self) -> None:
-        for rows in self._rows.values():
-            rows.check_current()
-
-
-class Prefill:
-    """A prompt that is read in chunks, but for its last token; then the KV rows of its text.
-
-    An iterator: each ``next`` reads a chunk, and returns how many of the prompt's tokens are there.
-
-    Attributes:
-        model, request: of the text; the request has been checked.
-        decoder: reads the prompt.
-    """
-
-    def __init__(self, model: SpeculativeModel, request: Request):
-        request.profile.start()
-        self.model, self.request, given = model, request, request.prompt_cache
-        self._adapter, self._streams, self._head = model.adapter, model.streams, model.head
-        self._cache = PromptCache() if given is None else given
-        self._generation = self._cache.begin(model, request.prompt, request.quantization)
-        self._newest, self._progress = request.prompt[-1], request.progress
-        self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
-        ranks = model.ranks
-        self.decoder = Decoder(
-            model.model,
-            model.streams,
-            self._cache.caches,
-            request.profile,
-            share=None if ranks is None else ranks.share,
-            head=model.head,
-        )
-        self._cache.caches = self.decoder.caches
-        self._chunks = self._read()
-
-    def __iter__(self) -> Iterator[int]:
-        return self._chunks
-
-    def _read(self) -> Iterator[int]:
-        request, reused = self.request, self._cache.reused
-        progress, total = request.progress or _nobody, len(request.prompt)
-        unread = request.prompt[reused:-1]
-        progress(reused, total)
-        for read in prefill(self.decoder, unread, request.prefill_step_size, request.quantization):
-            progress(reused + read, total)
-            yield reused + read
-        self._cache.extend(self._generation, unread)
-
-    def note(self, step: Step) -> None:
-        """Take in a step of the text."""
-        if self._progress is not None:
-            total = len(self.request.prompt)
-            self._progress(total, total)  # the first token is there
-            self._progress = None
-        if self.model.mode == "lossless":  # no later prompt can use rows that have seen streams
-            self._behind += [self._newest, *step.tokens[:-1]]
-        self._newest = step.tokens[-1]
-
-    def record(self, caches: list[Any]) -> None:
-        """Tell the prompt cache of the rows so far, if they are written into its own caches.
-
-        Rows of several texts lie in common caches, and are copied to it in the end.
-
-        Args:
-            caches: the caches that are written to.
-        """
-        if caches is self._cache.caches:
-            self._cache.extend(self._generation, self._behind)
-            self._behind = []
-        elif self.request.prompt_cache is None:
-            self._cache.caches = []  # nobody will ask for them
-
-    def keep(self, caches_of: Callable[[], list[Any]]) -> None:
-        """Hand the rows to the prompt cache at the end.
-
-        Args:
-            caches_of: function that returns the text's KV caches, one per layer.
-        """
-        if self._behind and self.request.prompt_cache is not None:
-            self._cache.caches = caches_of()
-            self.record(self._cache.caches)
-
-    def check_current(self) -> None:
-        """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
-        self._cache.check_current(self._generation)
-        model = self.model
-        mounted = model.adapter, model.streams, model.head
-        before = self._adapter, self._streams, self._head
-        if any(now is not then for now, then in zip(mounted, before, strict=True)):
-            raise UserError("the adapter was swapped during a generation, expected after its end")
-
-
-def check_side_by_side(model: SpeculativeModel) -> None:
-    """Check that several texts may go through a model at once.
-
-    Raises:
-        UserError: it has sliding windows, learned positions, or an attention that takes no mask per
-            sequence.
-    """
-    name = model.config["model_type"]
-    architecture = architecture_of(name)
-    reason = None
-    if architecture.positions != "rope":
-        reason = "its positions are learned"
-    elif architecture.array_masks:
-        reason = "its attention is not known to take a mask per sequence"
-    elif any(window is not None for window in layer_windows(model.config, model.model)):
-        reason = "it has sliding windows"
-    if reason:
-        raise UserError(
-            f"model_type is {name!r}, which cannot decode in batches: {reason}; "
-            "expected one prompt at a time"
-        )
-
-
-def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
-    """Whether texts of two models can be decoded side by side: one base, adapters that fit."""
-    same_head = first.head is second.head
-    return first is second or (same_head and first.layout.fits(second.layout))
-
-
-def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
-    """Make the object that plans the steps of one text."""
-    settings = request.drafting
-    if settings is None or isinstance(settings, Proposers):
-        proposers = settings or USUAL
-        return auto_drafting(model, request.prompt, request.quantization, proposers, rule)
-    if isinstance(settings, DraftSettings):
-        return fixed_drafting(settings, model, request.prompt, rule)
-    return settings
-
-
-def fill(
-    prompt_cache: PromptCache,
-    model: SpeculativeModel,
-    prompt: Sequence[int],
-    prefill_step_size: int = 2048,
-    quantization: KVQuantization = NEVER_QUANTIZED,
-    progress: Progress | None = None,
-) -> None:
-    """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens.
-
-    Args:
-        prompt_cache: the cache to fill; tokens whose rows it already holds are not read again.
-        model: base and adapter.
-        prompt, prefill_step_size, quantization: see ``Request``.
-        progress: called before the prompt is read and after each pass.
-
-    Raises:
-        UserError: the KV cache cannot be quantized so.
-    """
-    quantization.check(model.model, model.config)
-    request = Request(
-        prompt,
-        prefill_step_size=prefill_step_size,
-        quantization=quantization,
-        prompt_cache=prompt_cache,
-    )
-    progress, total = progress or _nobody, len(prompt)
-    reading = Prefill(model, request)
-    progress(prompt_cache.reused, total)
-    for read in reading:
-        progress(read, total)
-    for _ in Prefill(model, replace(request, prompt=[*prompt, prompt[-1]])):  # the last token
-        progress(total, total)
-
-
-def _nobody(read: int, total: int) -> None:
-    """Show no progress; a ``Progress``."""
-
-
 def prefill(
     decoder: TreeDecoder,
     tokens: Sequence[int],
@@ -608,11 +161,11 @@ def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) 
         request: see ``decode``.
         drafting: the object that plans the steps; pipelined plans need a ``Decoder``.
     """
-    for [(_, step)] in _Loop(decoder, Text(request, drafting)).steps():
+    for [(_, step)] in Loop(decoder, Text(request, drafting)).steps():
         yield step
 
 
-class _Loop:
+class Loop:
     """The loop over texts side by side: runs of plain steps and runs of tree steps in turns."""
 
     def __init__(self, decoder: Decoder | TreeDecoder, text: Text):

@@ -6,7 +6,7 @@ from random_models import request
 
 from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 KINDS = [
     DraftSettings(speculation=False),

@@ -17,7 +17,7 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import random_streams, tiny_llama, tiny_llama_config
 
-from specstream_mlx import loop
+from specstream_mlx import scheduler
 from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
@@ -27,7 +27,8 @@ from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.loop import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -324,7 +325,7 @@ class Oracle:
                 oracle.paths += map(list, paths)
                 oracle.kept_paths += map(list, kept_paths)
 
-        monkeypatch.setattr(loop, "Decoder", WatchedDecoder)
+        monkeypatch.setattr(scheduler, "Decoder", WatchedDecoder)
         if drafts:
             monkeypatch.setattr(fixed, "FixedTrees", lambda *_: oracle)
         return self

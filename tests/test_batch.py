@@ -23,7 +23,7 @@ from tiny_models import tiny_tokenizer
 from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import Together, decode
+from specstream_mlx.scheduler import Scheduler, decode
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -122,7 +122,7 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
         alone(model, prompt, limit + 6, sampler())
         for prompt, limit, sampler in zip(prompts, limits, samplers, strict=True)
     ]
-    together, caches = Together(model), [PromptCache() for _ in prompts]
+    together, caches = Scheduler(model), [PromptCache() for _ in prompts]
     texts, found, sizes, longest = [], {}, set(), 0
 
     def join():
@@ -180,7 +180,7 @@ def test_the_rule_drafts_in_batches_too(mode):
 
 
 def test_texts_with_quantized_rows_stay_alone():
-    texts = Together(speculative_model())
+    texts = Scheduler(speculative_model())
     texts.join(request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32))
     with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
         texts.join(request(PROMPTS[1], DraftSettings()))

@@ -33,8 +33,8 @@ from torch_tiny import tiny_completions
 
 from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
 from specstream_mlx.inspection import inspect_directory
-from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_prompt, chat_suffix
+from specstream_mlx.scheduler import fill
 
 SECONDS = 10
 MARK = "code-was-run"

@@ -34,7 +34,7 @@ from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine import conditioned_guesses
 from specstream_mlx.engine import step as engine_step
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 MODELS = [
     ("grouped heads, tied", "lossless", "adapter"),

@@ -8,7 +8,7 @@ from random_models import random_prompt, request, speculative_model
 
 from specstream_mlx import PromptCache
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 LENGTH, CHUNK = 8000, 256
 # MLX's CPU backend counts ten operations as one task, so that it may allocate the outputs of ten

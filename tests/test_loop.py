@@ -6,10 +6,10 @@ import pytest
 from changing_drafts import FEW, KINDS, AnyDrafting, switching
 from random_models import plain_tokens, random_prompt, request, speculative_model
 
-from specstream_mlx import UserError, loop
+from specstream_mlx import UserError, scheduler
 from specstream_mlx.drafting.batch_cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import Together, decode
+from specstream_mlx.scheduler import Scheduler, decode
 
 
 @pytest.mark.parametrize(("seed", "base"), [(0, "grouped heads, tied"), (1, "sliding windows")])
@@ -34,10 +34,10 @@ def calls(monkeypatch):
             made.append(name)
             return method(self, *args)
 
-        monkeypatch.setattr(loop.Decoder, name, call)
+        monkeypatch.setattr(scheduler.Decoder, name, call)
 
     for name in ("next_token", "step", "uncommit"):
-        noted(name, getattr(loop.Decoder, name))
+        noted(name, getattr(scheduler.Decoder, name))
     return made
 
 
@@ -109,7 +109,7 @@ class Weighing(AnyDrafting):
 
 def test_passes_of_several_texts_are_told_with_their_rows_and_tokens():
     model, costs = speculative_model(mode="shared"), Told()
-    together, draftings, seen = Together(model), [], []
+    together, draftings, seen = Scheduler(model), [], []
     for number, limit in enumerate((30, 12, 12)):
         prompt = random_prompt(5 + number, seed=number)
         draftings.append(Weighing(model, prompt, number, KINDS[:3]))

@@ -23,8 +23,8 @@ from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.loop import decode, fill
 from specstream_mlx.prompts import check_prompt
+from specstream_mlx.scheduler import decode, fill
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
 SETTINGS = {

@@ -15,8 +15,8 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from specstream_mlx.loop import fill
 from specstream_mlx.prompts import chat_suffix
+from specstream_mlx.scheduler import fill
 
 TEXT, QUESTION = "the meeting is at noon, please", "send the report to the team?"
 KV = ("--kv-bits", 4, "--kv-group-size", 32, "--quantized-kv-start", 0)

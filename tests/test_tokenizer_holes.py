@@ -11,7 +11,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import root_only
 from specstream_mlx.generation import respond
-from specstream_mlx.loop import Request, Step
+from specstream_mlx.request import Request, Step
 
 HOLE = 30
 

@@ -34,7 +34,8 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason
 from specstream_mlx.generation import GenerationResponse, respond
-from specstream_mlx.loop import Request, Step, prefill, steps
+from specstream_mlx.loop import prefill, steps
+from specstream_mlx.request import Request, Step
 
 from .contents import Contents
 from .executors import REFUSALS, Executor
@@ -75,7 +76,7 @@ class PackageDecoder:
     # A text ------------------------------------------------------------------------------------
 
     def decode(self, request: Request) -> Iterator[Step]:
-        """Generate from a request, one ``Step`` per call, as ``loop.decode`` does.
+        """Generate from a request, one ``Step`` per call, as ``scheduler.decode`` does.
 
         A prompt that begins as an earlier one did, or, in lossless mode, as that and its text did,
         is read from there on.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.profile import Profile
     from ..errors import Mode
     from ..generation import GenerationResponse
-    from ..loop import Progress, Request
+    from ..request import Progress, Request
     from .comparison import Comparison
     from .run import Run
 
@@ -131,8 +131,8 @@ def package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
     from specstream_mlx.convert.to_coreml.export import function_name
 
-    from ..loop import Request
     from ..prompts import chat_prompt, encode_prompt
+    from ..request import Request
 
     contents = Contents.read(path)
     adapter = model.adapter

@@ -18,8 +18,8 @@ from ..errors import Mode
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..loading import SpeculativeModel
-from ..loop import Progress
 from ..prompt_cache import PromptCache
+from ..request import Progress
 
 
 class CommonArguments(TypedDict):

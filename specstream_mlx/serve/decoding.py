@@ -22,8 +22,10 @@ from ..engine.tree import NOTHING_VERIFIED, Verified
 from ..errors import UserError
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel
-from ..loop import Prefill, Request, Step, Text, Together, check_side_by_side, share_a_pass
+from ..loop import Text
 from ..prompt_cache import PromptCache
+from ..request import Request, Step
+from ..scheduler import Prefill, Scheduler, check_side_by_side, share_a_pass
 from .prefixes import Prefixes
 
 CHUNK = 512
@@ -251,8 +253,8 @@ class Batch:
     """
 
     def __init__(self, model: SpeculativeModel):
-        self._model, self._together = model, Together(model)
-        self.steps, self.number = self._together.steps(), next(_NUMBERS)
+        self._model, self._scheduler = model, Scheduler(model)
+        self.steps, self.number = self._scheduler.steps(), next(_NUMBERS)
         self._texts: dict[Text, Writing] = {}
 
     @property
@@ -271,7 +273,7 @@ class Batch:
     def join(self, writing: Writing) -> None:
         """Let a text whose prompt has been read go on from the next step on."""
         tell(self._model, "join", writing.number, self.number)
-        self._texts[self._together.take(writing.prefill)] = writing
+        self._texts[self._scheduler.take(writing.prefill)] = writing
 
     def leave(self, writing: Writing) -> None:
         """Let a text go on no further."""
@@ -279,7 +281,7 @@ class Batch:
         del self._texts[text]
         tell(self._model, "leave", writing.number)
         if not text.ended:
-            self._together.leave(text)
+            self._scheduler.leave(text)
 
     def step(self) -> list[tuple[Writing, Written | Exception]]:
         """Decode one step, and return what it brought each text.

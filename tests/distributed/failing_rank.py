@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from specstream_mlx import cli, loop
+from specstream_mlx import cli, scheduler
 from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.distributed import ranks
 from specstream_mlx.distributed.ranks import Ranks
@@ -69,7 +69,7 @@ def other(tokens):
 
 
 if moment == "prefill":
-    loop.prefill = lambda *_: fail()
+    scheduler.prefill = lambda *_: fail()
 elif moment == "decoding":
     in_step(3, lambda _: fail())
 elif moment == "hanging":

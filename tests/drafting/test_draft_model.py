@@ -26,7 +26,7 @@ from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
 from specstream_mlx.engine.tree import NOTHING_VERIFIED
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 
 def bare(base="grouped heads, tied", seed=0):

@@ -22,7 +22,7 @@ from specstream_mlx.drafting.eagle3 import read_head
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.draft_head import LEAST, STEPS, HeadWatch
 from specstream_mlx.engine.guesses import StreamGuesses
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.tree import root_only
 from specstream_mlx.hardware import user_cache
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 SIZES = (1, 2, 4, 8, 16)
 

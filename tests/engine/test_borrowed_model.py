@@ -21,8 +21,8 @@ from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.step import Decoder, UnsupportedModelError
-from specstream_mlx.loop import decode
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.scheduler import decode
 
 TREE = full_tree(PROMPT[-1], np.array([[1, 2], [3, 4]]), 2)
 

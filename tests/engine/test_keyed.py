@@ -28,7 +28,7 @@ from specstream_mlx.engine.rows import TreeNodes
 from specstream_mlx.engine.tree import root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rule import Ask
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 FILTERS = {
     "temperature": {"temp": 0.5},

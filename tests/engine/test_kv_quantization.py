@@ -31,7 +31,7 @@ from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
 from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 
 def dequantized(cache, count):

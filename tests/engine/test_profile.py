@@ -9,7 +9,7 @@ from random_models import random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.profile import PARTS, Profile
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 PLAIN = DraftSettings(speculation=False)
 CASES = {

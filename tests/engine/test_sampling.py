@@ -18,7 +18,7 @@ from random_models import (
 
 from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 BINARY = {"tree_width": 2, "tree_size": None}
 BEST_FIRST = {"tree_width": 3, "tree_size": 8}

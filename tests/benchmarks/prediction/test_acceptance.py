@@ -10,7 +10,7 @@ from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acc
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guesses import StreamGuesses
 from specstream_mlx.errors import UserError
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 
 def test_counts_are_conditional_on_the_depths_before():

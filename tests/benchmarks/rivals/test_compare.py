@@ -19,7 +19,7 @@ from benchmarks.rivals.texts import SQL_NODES, classes_of
 from benchmarks.runner import MLX_LM, ONE_TOKEN
 from specstream_mlx import DraftSettings, UserError, bundled, load
 from specstream_mlx.drafting.fixed import names_of
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]

@@ -35,7 +35,7 @@ from benchmarks.rivals.heads import mounted as read
 from specstream_mlx import UserError
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.loop import Together, decode
+from specstream_mlx.scheduler import Scheduler, decode
 
 STEPS = 6
 TREES = {
@@ -73,7 +73,7 @@ def test_heads_guess_as_the_formulas_do(mounted, tree):
 @pytest.mark.parametrize("mounted", ONE_OF_EACH, indirect=True)
 def test_texts_side_by_side_have_guesses_of_their_own(mounted):
     model, logits_of = mounted
-    together, texts = Together(model), {}
+    together, texts = Scheduler(model), {}
     for seed, length in enumerate((9, 1, 14)):
         prompt = random_prompt(length, seed=seed)
         text = plain_tokens(model.model, prompt, 60)

@@ -10,7 +10,7 @@ from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rejection import RejectionRule
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.loop import decode
+from specstream_mlx.scheduler import decode
 
 
 @pytest.mark.parametrize(
