@@ -158,7 +158,7 @@ def steps(decoder: Decoder | TreeDecoder, request: Request, drafting: Drafting) 
 
     Args:
         decoder: a decoder that has read the prompt but for the last token.
-        request: see ``decode``.
+        request: see ``scheduler.decode``.
         drafting: the object that plans the steps; pipelined plans need a ``Decoder``.
     """
     for [(_, step)] in Loop(decoder, Text(request, drafting)).steps():

@@ -7,14 +7,14 @@ that the rest of the program takes. MLX is imported only for that.
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from .. import bundled, options
 from ..errors import UserError
 from ..files import decoded
-from ..options import FLAG, PATH, TEXT, KVCacheOptions, PrefillOptions, choice, option
+from ..options import FLAG, PATH, TEXT, PrefillOptions, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from ..drafting.settings import DraftSettings, Proposers
-    from ..engine.kv_quantization import KVQuantization
     from ..engine.sampling import KeyedSampler
     from ..loading import SpeculativeModel
 
@@ -259,16 +258,6 @@ class RuleOptions:
 
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
-
-
-# KV cache ---------------------------------------------------------------------------------------
-
-
-def quantization(kv_cache: KVCacheOptions) -> "KVQuantization":
-    """The same as one object of the engine's."""
-    from ..engine.kv_quantization import KVQuantization
-
-    return KVQuantization(*astuple(kv_cache))
 
 
 # Output -----------------------------------------------------------------------------------------

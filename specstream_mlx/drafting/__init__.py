@@ -1,4 +1,4 @@
-"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``auto``."""
+"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``rule``."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable

@@ -59,7 +59,7 @@ GAIN_MEMORY = 4
 """Rounds of a drafter of proposals that its average gain is of (not studied)."""
 
 LONGEST_REST = 64
-"""Steps that a drafter of proposals rests at most, see ``backoff``."""
+"""Steps that a drafter of proposals rests at most, see ``calibration.Backoff``."""
 
 PLAIN_RUN = 2
 """Plain steps in a row, of which the last is timed: the calls before and after it are pipelined."""

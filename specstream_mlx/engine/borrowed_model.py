@@ -281,12 +281,8 @@ class BorrowedModel:
         """Return the stored rows (.., h) of the embedding for tokens (..)."""
         return self._embedding(tokens)
 
-    def bare_head(self, hidden: mx.array) -> mx.array:
-        """Apply the LM head without the final norm; returns logits (sequences, rows, vocab)."""
-        return self._through(hidden, _NO_NORM)
-
     def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-        """Return a function like ``bare_head`` that scores tokens (n,) alone; ``None``: all."""
+        """Return the LM head without the final norm, for tokens (n,) alone; ``None``: for all."""
         head = None if tokens is None else rows_of(self._lm_head, tokens)
         return lambda hidden: self._through(hidden, _NO_NORM, head)
 

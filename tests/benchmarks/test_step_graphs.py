@@ -23,7 +23,7 @@ from specstream_mlx import DraftSettings
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
 
-LAYERS, MSA_LAYERS = 6, 4
+LAYERS = 6
 
 
 @pytest.fixture(autouse=True)

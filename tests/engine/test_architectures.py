@@ -96,7 +96,8 @@ def test_the_bare_head_passes_the_final_norm_by(case):
     found = pair(case)
     size = 5, found.model.config["hidden_size"]
     hidden = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    logits = BorrowedModel(found.model.model, boundaries=[0]).bare_head(mx.array(hidden)[None])[0]
+    bare_head = BorrowedModel(found.model.model, boundaries=[0]).bare_head_of(None)
+    logits = bare_head(mx.array(hidden)[None])[0]
     with torch.no_grad():
         assert_close(logits, found.torch_model.lm_head(torch.tensor(hidden)).numpy())
 

@@ -141,7 +141,6 @@ KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 """Adapters and arguments of four prompts each."""
 SAMPLINGS = {"greedy": None, "seed 3": 3, "seed 11": 11}
-BOTH = list(SAMPLINGS.items())[:2]
 
 
 def prompts_of(number: int) -> list[list[int]]:
