@@ -59,7 +59,7 @@ TASK_SHAPE: dict[str, Any] = {
 ANSWERS = Path(__file__).parent / "text" / "answers"
 DRAFT_VOCABULARY = 11_264
 """One call of the whole head is a fifth of the base's plain step; adapters stay below 3 MB."""
-MOST_ANSWER_TOKENS, MOST_TASK_TOKENS = 1536, 1024
+MOST_ANSWER_TOKENS = MOST_TASK_TOKENS = 1024
 """Of an item; longer ones are left out."""
 _LONGER = 0.5
 """Share of the texts that a tuned base answers which are letters, lists and the like."""
