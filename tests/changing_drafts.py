@@ -12,7 +12,7 @@ KINDS = [
     DraftSettings(speculation=False),
     DraftSettings(num_streams=0, lookup=True),
     DraftSettings(tree_width=2, tree_size=None),
-    DraftSettings(tree_width=3, tree_size=6, stream_nodes=2),
+    DraftSettings(tree_width=3, tree_size=6),
     DraftSettings(tree_width=3, tree_size=9, max_nodes=4),
     DraftSettings(lookup=True, tree_size=6),
 ]
