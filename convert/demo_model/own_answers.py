@@ -5,10 +5,11 @@ general use, which are more various; and about passages, which are earlier answe
 summarize or to be asked about is longer than a draw. All of it goes on where it was stopped.
 """
 
+import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from specstream_mlx.files import read_json_lines, staged_directory, staged_file
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of
 
-from ..pytorch.generation import Writer
+from ..pytorch.generation import Writer, Written
 from ..pytorch.training_data import Pair
 from . import tasks
 
@@ -94,11 +95,12 @@ def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: in
         seed: of the draws.
 
     Raises:
-        UserError: a file cannot be read or written.
+        UserError: a file cannot be read or written, or the parts that are there are of others.
     """
     wanted = [value for _, value in read_json_lines(prompts)]
     parts = target.with_name(f"{target.stem}-parts")
-    parts.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
+    claim(parts / "prompts.json", {"prompts": digest, "seed": seed, "at_once": _AT_ONCE})
     for start in range(0, len(wanted), _AT_ONCE):
         part = parts / f"{start:06}.jsonl"
         if not part.exists():
@@ -111,7 +113,7 @@ def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: in
             with staged_file(part) as scratch:
                 scratch.write_text("".join(lines))
     with staged_file(target) as scratch:
-        scratch.write_text("".join(part.read_text() for part in sorted(parts.iterdir())))
+        scratch.write_text("".join(part.read_text() for part in sorted(parts.glob("*.jsonl"))))
 
 
 def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bool) -> list[str]:
@@ -130,14 +132,8 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
             if not answer.text:
                 continue
             said[i].append(answer.text)
-            line = {
-                "prompt": pair.prompt,
-                "earlier": list(pair.earlier),
-                "completion": answer.text,
-                "finish_reason": "stop" if answer.ended else "length",
-                "source": wanted[i]["source"],
-            }
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            more = {"earlier": list(pair.earlier), "source": wanted[i]["source"]}
+            lines.append(_line(pair.prompt, answer, more))
     return lines
 
 
@@ -211,8 +207,13 @@ def _lines(
     prompts = [wanted[place] for place in places]
     lines = []
     for prompt, answer in zip(prompts, writer.answers(prompts, template, most_tokens), strict=True):
-        reason = "stop" if answer.ended else "length"
-        line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason}
         if answer.text:
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.append(_line(prompt, answer, {}))
     return lines
+
+
+def _line(prompt: str, answer: Written, more: Mapping[str, Any]) -> str:
+    """The line of JSON of an answer, as ``read_pairs`` reads it."""
+    reason = "stop" if answer.ended else "length"
+    line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason, **more}
+    return json.dumps(line, ensure_ascii=False) + "\n"

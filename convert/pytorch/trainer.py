@@ -115,14 +115,6 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     if held_out:
         with autocast(settings, device):
             accuracy = evaluate(model, held_out, settings.batch_size)
-            by_source: dict[str, list[Item]] = {}
-            for item in held_out:
-                by_source.setdefault(item.source.partition(":")[0], []).append(item)
-            if len(by_source) > 1:
-                accuracy["by_source"] = {
-                    source: evaluate(model, own, settings.batch_size)
-                    for source, own in by_source.items()
-                }
         log_held_out(settings, step, accuracy)
         note(_describe(accuracy))
     write_adapter(model, adapter)
@@ -227,14 +219,32 @@ def evaluate(
 
     Returns:
         ``main``, ``streams`` (a list) and ``pruner``: shares of right top-1 predictions; and
-        ``chain``: tokens that a chain draft would gain per step if the text were the data's.
+        ``chain``: tokens that a chain draft would gain per step if the text were the data's. Where
+        items are of several sources, ``by_source``: the same of each, named up to a colon.
     """
     device = next(model.parameters()).device
-    correct = counts = torch.zeros((), dtype=torch.int64)
-    ordered = sorted(items, key=lambda item: len(item.tokens))
-    for start in track(range(0, len(ordered), batch_size), "held-out text"):
-        hits, of = count_correct(model, collate(ordered[start : start + batch_size], device))
-        correct, counts = correct + hits, counts + of
+    by_source: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: len(item.tokens)):
+        by_source.setdefault(item.source.partition(":")[0], []).append(item)
+    batches = [
+        (source, own[start : start + batch_size])
+        for source, own in by_source.items()
+        for start in range(0, len(own), batch_size)
+    ]
+    zeros = torch.zeros((), dtype=torch.int64)
+    found = dict.fromkeys(by_source, (zeros, zeros))
+    for source, batch in track(batches, "held-out text"):
+        (correct, counts), (hits, of) = found[source], count_correct(model, collate(batch, device))
+        found[source] = correct + hits, counts + of
+    every = sum(c for c, _ in found.values()), sum(n for _, n in found.values())
+    accuracy = _shares(*every)
+    if len(found) > 1:
+        accuracy["by_source"] = {source: _shares(*counted) for source, counted in found.items()}
+    return accuracy
+
+
+def _shares(correct: Tensor, counts: Tensor) -> dict[str, Any]:
+    """What ``evaluate`` returns, of the counts of ``count_correct``."""
     main, *streams, pruner, chain = (correct / counts.clamp(min=1)).tolist()
     return {"main": main, "streams": streams, "pruner": pruner, "chain": chain}
 

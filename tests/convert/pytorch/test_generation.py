@@ -215,6 +215,9 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     monkeypatch.setattr(writer, "replies", None)  # parts that are there are not made again
     own_answers.write_prompted_answers(writer, prompts, tmp_path / "answers.jsonl", 0)
     assert (tmp_path / "answers.jsonl").read_bytes() == before
+    prompts.write_text(prompts.read_text().replace("mumu", "dede"))
+    with pytest.raises(UserError, match="prompts was"):
+        own_answers.write_prompted_answers(writer, prompts, tmp_path / "answers.jsonl", 0)
 
 
 @pytest.mark.parametrize("length", [1, 3])

@@ -98,6 +98,29 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
     assert again == pytest.approx(held_out, abs=1e-6)
 
 
+def test_held_out_items_are_counted_by_their_source(first, tied, data):
+    model = load_adapter(tied, first)
+    items = tokenize(read_pairs(data), tiny_tokenizer(), "Do: {text}", 64)
+    sources = ["news:short", "news:long", "talks"]
+    named = [replace(item, source=sources[i % 3]) for i, item in enumerate(items)]
+    found = trainer.evaluate(model, named, 8)
+    by_source = found.pop("by_source")
+    for name, own in {"news": ("news:short", "news:long"), "talks": ("talks",)}.items():
+        expected = trainer.evaluate(model, items_of(named, own), 8)
+        assert flat(by_source.pop(name)) == pytest.approx(flat(expected), abs=1e-6)
+    assert not by_source
+    expected = trainer.evaluate(model, items, 8)
+    assert flat(found) == pytest.approx(flat(expected), abs=1e-6)
+
+
+def items_of(items, sources):
+    return [replace(item, source="") for item in items if item.source in sources]
+
+
+def flat(accuracy):
+    return [accuracy["main"], *accuracy["streams"], accuracy["pruner"], accuracy["chain"]]
+
+
 @pytest.mark.parametrize("step", [1, 7])
 def test_resuming_equals_not_stopping(step, settings, first):
     """Also where it stopped before its first checkpoint."""
