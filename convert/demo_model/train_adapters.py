@@ -37,7 +37,7 @@ from ..pytorch.training_data import read_pairs
 from ..pytorch.training_settings import LoraSettings, TrainSettings
 from ..to_pytorch import convert_to_pytorch
 from . import mixture, tasks
-from .longer import longer
+from .longer_inputs import longer
 from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers, write_prompted_answers
 
 STREAMS, BASE, OWN_ANSWERS = "streams", "base", "answers"

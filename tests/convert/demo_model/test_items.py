@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import errors, mixture, tasks
-from specstream_mlx.convert.demo_model.longer import longer
+from specstream_mlx.convert.demo_model.longer_inputs import longer
 
 WRITTEN = [task for task in tasks.TASKS if task != "proofread"]
 
