@@ -10,9 +10,8 @@ prints the answers. Drafts are those of ``generate`` without options. Every text
 be that of one token a step, and in lossless mode, where it is timed, mlx_lm's.
 
 ``exact``: the answer is one of those accepted, spaces and quotes apart. ``unchanged``: of the texts
-that are right as they stand, those that come back as they are. ``from the text``: no name and no
-number that neither the text nor an accepted answer has (``invented``). ``perplexity``: per token of
-the likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR`` is tokens a call;
+that are right as they stand, those that come back as they are. ``perplexity``: per token of the
+likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR`` is tokens a call;
 ``depth 1``.. the share of calls that accepted so many drafted tokens or more; ``by lookup``: of the
 accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
 with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
@@ -39,7 +38,6 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 
-from .invented import invented
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import (
     MLX_LM,
@@ -93,18 +91,16 @@ def by_lookup(prompt: Sequence[int], run: Run) -> int:
 
 
 def quality(
-    task: str, outputs: Sequence[str], items: Sequence[tuple[str, Sequence[str]]]
+    outputs: Sequence[str], items: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, float | None]:
     """Score answers."""
     accepted = [answers for _, answers in items]
     pairs = list(zip(outputs, items, strict=True))
     right = [(out, [text]) for out, (text, answers) in pairs if text in answers]
-    made_up = [bool(invented(task, out, " ".join([text, *known]))) for out, (text, known) in pairs]
     return {
         "exact": exact_match(outputs, accepted),
         "rouge_l": rouge_l(outputs, accepted),
         "unchanged": exact_match(*zip(*right, strict=True)) if right else None,
-        "from_text": 1 - statistics.mean(made_up),
     }
 
 
@@ -181,9 +177,9 @@ def measure(
     row = {"task": task, "writer": writer, "method": OURS, "items": len(found)}
     row |= drafted(prompts, runs)
     items = [] if task == PROSE else task_items(texts.origin, task, texts.count)
-    row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "from_text", "perplexity"))
+    row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "perplexity"))
     if items:
-        row |= quality(task, [run.text.strip() for run in runs], items)
+        row |= quality([run.text.strip() for run in runs], items)
         row["perplexity"] = perplexity(mounted, found)
     if timed:
         turns = compared(mounted, prompts[:timed], rounds)
@@ -210,7 +206,6 @@ COLUMNS = {
     "exact": "{exact:.2f}",
     "unchanged": "{unchanged:.2f}",
     "ROUGE-L": "{rouge_l:.2f}",
-    "from the text": "{from_text:.2f}",
     "perplexity": "{perplexity:.2f}",
     "CR": "{call_reduction:.2f}",
     "nodes a call": "{nodes:.1f}",
