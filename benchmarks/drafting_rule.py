@@ -28,9 +28,8 @@ from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.rule import AutoDrafting, new_pace, places_of
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
-from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
-from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
+from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from specstream_mlx.options import most_tokens
 from specstream_mlx.prompt_cache import PromptCache
 from specstream_mlx.request import Request

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from specstream_mlx.engine.guesses import NO_GUESSES
+from specstream_mlx.engine.guess import NO_GUESSES
 
 from .runner import Run, Way
 

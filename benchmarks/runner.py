@@ -44,9 +44,8 @@ from specstream_mlx.drafting.fixed import fixed_drafting
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.rule import AutoDrafting, auto_drafting, new_pace, pace_of
 from specstream_mlx.drafting.settings import USUAL, Proposers
-from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
-from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.tree import NOTHING_VERIFIED, Verified
+from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.plan import NOTHING_VERIFIED, Plan, Verified
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device

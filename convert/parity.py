@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.plan import DraftTree, Plan
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loading import load
 from specstream_mlx.models.streams import ConditionedHead

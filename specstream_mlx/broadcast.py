@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from .distributed.ranks import Ranks
-from .engine.plan import Plan
-from .engine.tree import DraftTree
+from .engine.plan import DraftTree, Plan
 from .errors import UserError
 
 

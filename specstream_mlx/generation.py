@@ -19,7 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .drafting import Drafting
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
-from .engine.kv_quantization import KVQuantization
+from .engine.kv import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule

@@ -12,13 +12,12 @@ from .broadcast import Broadcast
 from .drafting import Drafting, Sharing
 from .drafting.batch_cost import BatchCosts
 from .engine.draft_head import HeadWatch
-from .engine.guesses import NO_GUESSES
-from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from .engine.plan import Plan
+from .engine.guess import NO_GUESSES
+from .engine.kv import NEVER_QUANTIZED, KVQuantization
+from .engine.plan import Plan, Verified, root_only
 from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import check_drawn
 from .engine.step import Decoder, StepResult
-from .engine.tree import Verified, root_only
 from .engine.verify.rule import VerifyRule
 from .hardware import device
 from .request import Request, Step

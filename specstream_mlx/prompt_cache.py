@@ -10,9 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
-from .engine.kv import make_caches
-from .engine.kv_quantization import KVQuantization
-from .engine.mlx_lm_caches import as_ours, check_goes_back, check_heads
+from .engine.kv import KVQuantization, as_ours, check_goes_back, check_heads, make_caches
 from .errors import UserError, shown
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows

@@ -25,9 +25,7 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import lora_digest
-from .engine.kv import make_caches
-from .engine.kv_quantization import KVQuantization
-from .engine.mlx_lm_caches import as_mlx_lm, as_ours, check_goes_back
+from .engine.kv import KVQuantization, as_mlx_lm, as_ours, check_goes_back, make_caches
 from .errors import UserError
 from .files import not_finite, parse_json, reason, short, staged_file
 from .loading import SpeculativeModel

@@ -10,12 +10,11 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from .drafting import Drafting
 from .drafting.draft_model import check_draft_model
 from .drafting.settings import DraftSettings, Proposers
-from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from .engine.plan import Plan
+from .engine.kv import NEVER_QUANTIZED, KVQuantization
+from .engine.plan import DraftTree, Plan
 from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import normalized, sampling_of
 from .engine.step import StepResult
-from .engine.tree import DraftTree
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown

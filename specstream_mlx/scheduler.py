@@ -12,7 +12,7 @@ from .drafting import Drafting
 from .drafting.fixed import fixed_drafting
 from .drafting.rule import auto_drafting
 from .drafting.settings import USUAL, DraftSettings, Proposers
-from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from .engine.kv import NEVER_QUANTIZED, KVQuantization
 from .engine.step import Decoder
 from .engine.verify.rule import VerifyRule
 from .errors import UserError

@@ -24,9 +24,8 @@ from specstream_mlx.drafting import best_first
 from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.plan import DraftTree, Plan, root_only
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.loop import prefill, steps
 from specstream_mlx.stream_config import StreamConfig

@@ -20,10 +20,9 @@ from tiny_models import random_streams, tiny_llama, tiny_llama_config
 from specstream_mlx import scheduler
 from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.kv import KVQuantization, make_caches
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel

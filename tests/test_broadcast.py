@@ -8,8 +8,7 @@ import pytest
 from random_models import random_tree
 
 from specstream_mlx.broadcast import Broadcast
-from specstream_mlx.engine.plan import LIKELIEST, Plan
-from specstream_mlx.engine.tree import root_only
+from specstream_mlx.engine.plan import LIKELIEST, Plan, root_only
 
 
 class Wire:

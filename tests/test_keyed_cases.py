@@ -32,7 +32,7 @@ from benchmarks.rivals.suffix import Suffix
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import Proposers
-from specstream_mlx.engine import conditioned_guesses
+from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine import step as engine_step
 from specstream_mlx.scheduler import decode
 
@@ -260,7 +260,7 @@ def test_random_cases(first, count, models):
 def shortlists(monkeypatch):
     """Conditioned heads score a few tokens behind each path, as on large vocabularies."""
     monkeypatch.setattr(engine_step, "WHOLE_HEAD", 0)
-    monkeypatch.setattr(conditioned_guesses, "SHORTLIST", 7)
+    monkeypatch.setattr(guessing, "SHORTLIST", 7)
 
 
 @pytest.mark.usefixtures("shortlists")

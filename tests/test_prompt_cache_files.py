@@ -14,7 +14,7 @@ from random_models import plain_tokens, random_prompt
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import PromptCache, UserError, generate, load
-from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.engine.kv import NEVER_QUANTIZED, KVQuantization
 from specstream_mlx.prompts import chat_suffix
 from specstream_mlx.scheduler import fill
 

@@ -8,8 +8,7 @@ from tiny_models import tiny_tokenizer
 
 from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.tree import root_only
+from specstream_mlx.engine.plan import Plan, root_only
 from specstream_mlx.generation import respond
 from specstream_mlx.request import Request, Step
 

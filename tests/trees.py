@@ -5,7 +5,7 @@ import numpy as np
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.proposer import Material, Proposer
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 
 
 def ranks_of(tree, candidates):

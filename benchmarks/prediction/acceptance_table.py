@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstration, load
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.errors import UserError, is_number, shown
 from specstream_mlx.files import read_json
 from specstream_mlx.request import Request

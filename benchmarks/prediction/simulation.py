@@ -21,7 +21,7 @@ import numpy as np
 
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.borrowed_model import FIRST_HANDED_OVER
-from specstream_mlx.engine.tree import DraftTree
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program
 

@@ -21,7 +21,6 @@ from mlx_lm.models.llama import ModelArgs, TransformerBlock
 from specstream_mlx import UserError
 from specstream_mlx.drafting.eagle3 import llama_args, load_weights
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
-from specstream_mlx.engine.conditioned_guesses import guess
 from specstream_mlx.engine.draft_head import (
     AcceptedRows,
     Candidates,
@@ -30,6 +29,7 @@ from specstream_mlx.engine.draft_head import (
     OwnRows,
     Rank,
 )
+from specstream_mlx.engine.guess import guess
 
 from .head_tensors import Tensors
 

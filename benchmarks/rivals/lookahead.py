@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from specstream_mlx.drafting import constants
 from specstream_mlx.drafting.calibration import Backoff, HitRates
 from specstream_mlx.drafting.proposer import Material, Price, Proposer
-from specstream_mlx.engine.guesses import Guesses, Path
-from specstream_mlx.engine.tree import Verified
+from specstream_mlx.engine.guess import Guesses, Path
+from specstream_mlx.engine.plan import Verified
 
 _FIRST, _FURTHER, _OTHER = 0.2, 0.5, 0.05  # rates at the beginning of a text
 _PATIENCE = 8  # rounds of a full window before it is judged

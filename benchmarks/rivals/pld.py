@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from specstream_mlx.drafting import constants
 from specstream_mlx.drafting.calibration import HitRates
 from specstream_mlx.drafting.proposer import Material, Proposer
-from specstream_mlx.engine.guesses import Guesses, Path
+from specstream_mlx.engine.guess import Guesses, Path
 
 _LONGEST, _RUN = 3, 10
 

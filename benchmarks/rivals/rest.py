@@ -23,8 +23,8 @@ import numpy as np
 
 from specstream_mlx import UserError, demonstration
 from specstream_mlx.drafting.proposer import Material, Price, Proposer
-from specstream_mlx.engine.guesses import Guesses, Path
-from specstream_mlx.engine.tree import Verified
+from specstream_mlx.engine.guess import Guesses, Path
+from specstream_mlx.engine.plan import Verified
 from specstream_mlx.files import reason, staged_file
 from specstream_mlx.loading import model_directory, read_config, read_tokenizer
 from specstream_mlx.options import PATH, TEXT, option

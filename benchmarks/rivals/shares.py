@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 from specstream_mlx.drafting import constants
-from specstream_mlx.engine.guesses import Guesses
+from specstream_mlx.engine.guess import Guesses
 
 Shares = Sequence[tuple[int, float]]
 """Tokens, with their shares of all that was seen in that place."""

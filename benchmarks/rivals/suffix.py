@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 
 from specstream_mlx.drafting.proposer import Material, Proposer
-from specstream_mlx.engine.guesses import Guesses, Path
+from specstream_mlx.engine.guess import Guesses, Path
 
 from .shares import HitShares
 

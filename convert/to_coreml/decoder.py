@@ -19,6 +19,7 @@ from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
 from specstream_mlx.engine.plan import (
+    DraftTree,
     Plan,
     StreamPlace,
 )
@@ -29,7 +30,6 @@ from specstream_mlx.engine.profile import (
 from specstream_mlx.engine.rows import TreeNodes, shapes_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
-from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason

@@ -12,9 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.plan import Plan
+from specstream_mlx.engine.plan import DraftTree, Plan, root_only
 from specstream_mlx.engine.step import Decoder, StepResult
-from specstream_mlx.engine.tree import DraftTree, root_only
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.loading import load

@@ -1,7 +1,7 @@
 """Guesses of the streams beside the accepted node, in MIL, with fixed shapes.
 
 Plain streams guess k tokens each. Streams that know the token before guess depth by depth behind
-the k likeliest paths of the depth before, as ``engine.conditioned_guesses`` with ``LIKELIEST``.
+the k likeliest paths of the depth before, as ``engine.guess`` with ``LIKELIEST``.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from specstream_mlx.engine.conditioned_guesses import SHORTLIST
-from specstream_mlx.engine.step import WHOLE_HEAD
+from specstream_mlx.engine.guess import SHORTLIST, WHOLE_HEAD
 from specstream_mlx.models.streams import Streams
 
 from .layers import Network, base_of, part, rms_norm

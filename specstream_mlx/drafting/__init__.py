@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from ..engine.guesses import StreamGuesses
-from ..engine.plan import Plan
-from ..engine.tree import NOTHING_VERIFIED, Verified
+from ..engine.guess import StreamGuesses
+from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
 from .batch_cost import BatchCosts
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.guesses import Guesses, Path
-from ..engine.tree import DraftTree
+from ..engine.guess import Guesses, Path
+from ..engine.plan import DraftTree
 
 Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""

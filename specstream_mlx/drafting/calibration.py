@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..engine.guesses import NO_GUESSES, Guesses, Path, StreamGuesses
+from ..engine.guess import NO_GUESSES, Guesses, Path, StreamGuesses
 from . import constants
 
 Kind = TypeVar("Kind")

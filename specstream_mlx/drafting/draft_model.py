@@ -16,10 +16,10 @@ import mlx.nn as nn
 import numpy as np
 
 from ..engine.borrowed_model import BorrowedModel
-from ..engine.guesses import Guesses, Path, StreamGuesses
+from ..engine.guess import Guesses, Path, StreamGuesses
 from ..engine.kv import UncommittedRows, commit, make_caches
+from ..engine.plan import Verified
 from ..engine.rows import Rows
-from ..engine.tree import Verified
 from ..engine.verify.rule import VerifyRule
 from ..errors import UserError, shown
 from ..hardware import device

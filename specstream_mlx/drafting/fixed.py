@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..engine.guesses import Guesses, Path, StreamGuesses
-from ..engine.plan import Plan
-from ..engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
+from ..engine.guess import Guesses, Path, StreamGuesses
+from ..engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import constants

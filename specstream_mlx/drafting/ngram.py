@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from ..engine.guesses import Guesses, Path
+from ..engine.guess import Guesses, Path
 from . import constants
 from .calibration import HitRates
 from .proposer import Material, Proposer

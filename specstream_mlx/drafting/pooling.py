@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ..engine.guesses import Guesses, Path
+from ..engine.guess import Guesses, Path
 from .best_first import Children
 from .constants import COINCIDENCE, UNLISTED
 from .proposer import Proposer

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..engine.guesses import Guesses, Path
-from ..engine.tree import Verified
+from ..engine.guess import Guesses, Path
+from ..engine.plan import Verified
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import constants

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.draft_head import HeadConfig
-from ..engine.guesses import StreamGuesses
-from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from ..engine.plan import LIKELIEST, Plan
-from ..engine.tree import NOTHING_VERIFIED, DraftTree, Verified, root_only
+from ..engine.guess import StreamGuesses
+from ..engine.kv import NEVER_QUANTIZED, KVQuantization
+from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from ..stream_config import StreamConfig

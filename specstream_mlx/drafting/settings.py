@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.draft_head import HeadConfig
-from ..engine.plan import LIKELIEST, Plan, StreamPlace
-from ..engine.tree import DraftTree
+from ..engine.plan import LIKELIEST, DraftTree, Plan, StreamPlace
 from ..errors import MAX_TREE_SIZE, UserError
 from ..options import DraftOptions, ProposerOptions, check_options
 from ..stream_config import StreamConfig

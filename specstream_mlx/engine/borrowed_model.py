@@ -22,8 +22,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from ..errors import UserError
 from ..hardware.cpu.rotations import Rotations, shared_rotations
 from ..models.architectures import architecture_of
-from ..models.head_rows import rows_of
-from ..models.streams import Streams
+from ..models.streams import Streams, rows_of
 from .kv import LayerCache
 from .profile import NO_PROFILE, Profile
 

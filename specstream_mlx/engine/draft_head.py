@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache
 from ..errors import Mode
 from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
-from .guesses import StreamGuesses
+from .guess import StreamGuesses
 from .kv import UncommittedRows
 from .rows import Rows
 

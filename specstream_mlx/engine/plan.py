@@ -1,12 +1,11 @@
-"""The plan of one decoding step: values that whoever drafts has chosen."""
+"""Draft trees, and the plan of one decoding step: values that the planner has chosen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
-
-from .tree import DraftTree
 
 StreamPlace = Literal["plain", "none", "beside", "head"]
 """Where streams run: ``beside`` the nodes, or ``none``. ``plain`` is ``none`` where nothing is
@@ -17,17 +16,107 @@ LIKELIEST: None = None
 """An expansion that takes the guesses of the highest joint probability, ``width`` of them."""
 
 
+@dataclass(frozen=True)
+class DraftTree:
+    """Drafted tokens in breadth-first order; node 0 is the root, the newest committed token.
+
+    Attributes:
+        tokens: (n,) int32, the root first.
+        parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
+            before its children.
+        depths: (n,) int32, 0 for the root.
+        log_probs: (n,) joint log-probability in nats of each node's path, as drafted; 0 for the
+            root. ``None``: unknown.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+    log_probs: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """(n, n) bool: row i is true at node i and at each of its ancestors."""
+        mask = np.eye(len(self), dtype=bool)
+        for node in range(1, len(self)):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """List the indices from the root to ``node``."""
+        path = [node]
+        while path[-1]:
+            path.append(int(self.parents[path[-1]]))
+        return path[::-1]
+
+    def to_depth(self, depth: int) -> "DraftTree":
+        """Cut the tree to nodes of at most this depth, which come first."""
+        count = int(np.searchsorted(self.depths, depth, side="right"))
+        if count == len(self):
+            return self
+        log_probs = None if self.log_probs is None else self.log_probs[:count]
+        return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count], log_probs)
+
+    def likeliest_last(self, count: int) -> np.ndarray:
+        """Return the ``count`` nodes that are most probably the last accepted one, ascending.
+
+        The accepted path ends at a node if it is right and none of its children is. Only one child
+        can be, so the probability is P(path) - sum P(path of child). Ties go to the lower index.
+        """
+        if self.log_probs is None:
+            raise ValueError("nobody knows how probable the nodes are")
+        paths = np.exp(self.log_probs)
+        further = np.bincount(self.parents[1:], paths[1:], minlength=len(self))
+        best = np.argsort(further - paths, kind="stable")[:count]
+        return np.sort(best)
+
+
+def root_only(root: int) -> DraftTree:
+    """Make the tree without drafts."""
+    token, parent, depth = (np.array([value], np.int32) for value in (root, -1, 0))
+    return DraftTree(token, parent, depth, np.zeros(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """A tree that the target has tested, and its own tokens there.
+
+    Attributes:
+        tree: the tree.
+        predictions: (n,) int32, the target's token after each node; -1 at nodes that were pruned.
+    """
+
+    tree: DraftTree
+    predictions: np.ndarray
+
+    def after(self, path: Sequence[int]) -> int | None:
+        """Return the target's token after the root and ``path``; ``None``: not tested."""
+        node, tokens, parents = 0, self.tree.tokens, self.tree.parents
+        for token in path:
+            found = np.flatnonzero((tokens == token) & (parents == node))
+            if not len(found):
+                return None
+            node = int(found[0])
+        token = int(self.predictions[node])
+        return None if token < 0 else token
+
+
+NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The plan of the next step.
 
     Attributes:
-        tree: the tree to verify; its root is the newest committed token, which is not in the KV
-            cache yet.
+        tree: the tree to verify; its root is not in the KV cache yet.
         place: where the streams run; in shared mode ``beside``, as the target sees them.
         streams: number of streams that run, from the first on.
         width: candidates of each stream for the next tree; 0: the streams guess nothing.
-        expand: for each stream that guesses, but the last, the numbers of the guesses behind which
+        expand: for each stream that guesses, but the last, the numbers of the guesses after which
             the next stream guesses, counted over all paths of its depth with ``width`` candidates
             each; or ``LIKELIEST``. Plain streams ignore it.
         beside: number of nodes with streams: those that are most probably accepted last; ``None``:
@@ -47,31 +136,27 @@ class Plan:
 
     @property
     def pipelined(self) -> bool:
-        """True if the call after the step may be enqueued before the step is read."""
+        """Whether the call after the step may be enqueued before the step is read."""
         return self.place == "plain"
 
     @property
     def runs_streams(self) -> bool:
-        """True if any streams run."""
+        """Whether any streams run."""
         return self.place == "beside"
 
     @property
     def prunes(self) -> bool:
-        """True if early-exit pruning may drop nodes of the tree."""
+        """Whether early-exit pruning may drop nodes of the tree."""
         nodes = len(self.tree)
         fewer = self.keep is not None and self.keep < nodes
         return fewer or (self.threshold is not None and nodes > 1)
 
 
 def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
-    """Return the plan that asks for most; a pass of several sequences follows it, trees apart.
+    """Return the plan that a pass of several sequences follows, trees apart: the one for most.
 
-    No text depends on where lossless streams run, on what they guess or on what pruning drops, so
-    where some are shared, all streams run beside all nodes.
-
-    Args:
-        plans: one for each sequence.
-        shared: whether its streams are shared.
+    No text depends on where lossless streams run, on what they guess or on what pruning drops.
+    Where some sequences' streams are ``shared``, all streams run beside all nodes.
     """
     plan = max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
     own = next((own for own, is_shared in zip(plans, shared, strict=True) if is_shared), plan)

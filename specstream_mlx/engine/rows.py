@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from .tree import DraftTree
+from .plan import DraftTree
 
 _MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
 

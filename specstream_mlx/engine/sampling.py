@@ -20,8 +20,8 @@ from mlx_lm.sample_utils import (
 from ..errors import UserError, shown
 from ..options import SamplerOptions, check_arguments
 from .noise import Noise
+from .plan import DraftTree
 from .prune import rows_of_all
-from .tree import DraftTree
 
 
 @dataclass(frozen=True)

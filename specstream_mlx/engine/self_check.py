@@ -14,9 +14,8 @@ from ..errors import UserError
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .kv import make_caches
-from .plan import Plan
+from .plan import DraftTree, Plan
 from .step import Decoder
-from .tree import DraftTree
 from .verify.rule import VerifyRule
 
 _PARENTS = [-1, 0, 0, 1, 1, 2]

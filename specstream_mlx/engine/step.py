@@ -19,21 +19,16 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
-from .conditioned_guesses import Shortlists, WholeHead, guess, without_barred
 from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
-from .guesses import NO_GUESSES, StreamGuesses
+from .guess import NO_GUESSES, WHOLE_HEAD, Scorer, StreamGuesses, guess, without_barred
 from .key_selection import KeySelection, SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
-from .plan import Plan, widest
+from .plan import DraftTree, Plan, widest
 from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
-from .tree import DraftTree
 from .verify.rule import Ask, Verdict, VerifyRule
-
-WHOLE_HEAD = 4096
-"""Tokens that may be drafted, up to which conditioned heads score all of them behind every path."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -522,8 +517,7 @@ class Decoder:
         if short is None:
             count = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
             short = count > WHOLE_HEAD
-        scorer = Shortlists if short else WholeHead
-        scores = scorer(model, head, hidden, token, ids, streams.barred)
+        scores = Scorer(model, head, hidden, token, ids, streams.barred, short)
 
         def of_stream(stream: int, before: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
             drafts = drafted(*scores.logits(stream, before), stream)

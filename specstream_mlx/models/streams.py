@@ -1,6 +1,7 @@
 """The trained parts of speculative streams: embeddings, initialisation, adapters, head, pruner."""
 
 from collections.abc import Callable
+from copy import copy
 from operator import is_
 from typing import Any
 from weakref import ref
@@ -10,7 +11,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..stream_config import StreamConfig
-from .head_rows import rows_of
 
 ValueRotation = Callable[[mx.array], mx.array]
 
@@ -236,3 +236,19 @@ class Streams(nn.Module):
             x: (sequences, rows, h) normalised input.
         """
         return self.streams["adapters"][layer](x)
+
+
+_BY_ROW = ("weight", "scales", "biases", "bias", "m")  # the last is DoRA's
+
+
+def rows_of(head: nn.Module, ids: mx.array | slice) -> nn.Module:
+    """Make a head that scores some tokens only; tensors that are not cut are shared."""
+    cut = copy(head)
+    for name in _BY_ROW:
+        if name in cut:
+            cut[name] = cut[name][ids]
+    if "linear" in cut:
+        cut["linear"], cut["lora_b"] = rows_of(cut["linear"], ids), cut["lora_b"][:, ids]
+    if "embedding" in cut:
+        cut["embedding"], cut["lora_a"] = rows_of(cut["embedding"], ids), cut["lora_a"][ids]
+    return cut

@@ -15,10 +15,9 @@ from ..drafting import Drafting, Sharing
 from ..drafting.batch_cost import BatchCosts
 from ..drafting.rule import auto_drafting
 from ..drafting.settings import DraftSettings
-from ..engine.guesses import NO_GUESSES, StreamGuesses
-from ..engine.plan import Plan
+from ..engine.guess import NO_GUESSES, StreamGuesses
+from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
 from ..engine.sampling import Sampling, keyed_sampler
-from ..engine.tree import NOTHING_VERIFIED, Verified
 from ..errors import UserError
 from ..generation import GenerationResponse, respond
 from ..loading import SpeculativeModel

@@ -35,7 +35,7 @@ from specstream_mlx.convert.to_coreml.vectors import FORMAT
 
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.answers import by_lookup, drafted, perplexity, quality
 from benchmarks.runner import Run
 from benchmarks.texts import Text
-from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 
 
 def run_of(calls):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.drafting_rule import VARIANTS, Recording, assumed, changed, rates_of
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.stream_config import StreamConfig
 
 STREAMS = StreamConfig(

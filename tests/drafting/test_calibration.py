@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specstream_mlx.drafting.calibration import StreamAverages
-from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 
 GUESSES = np.array([[1, 2], [3, 4], [5, 6]])
 PROBABILITIES = np.array([[0.8, 0.1], [0.5, 0.2], [0.25, 0.25]])

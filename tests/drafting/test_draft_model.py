@@ -24,8 +24,8 @@ from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
 from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
+from specstream_mlx.engine.plan import NOTHING_VERIFIED
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
-from specstream_mlx.engine.tree import NOTHING_VERIFIED
 from specstream_mlx.scheduler import decode
 
 

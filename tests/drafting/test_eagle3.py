@@ -21,7 +21,7 @@ from specstream_mlx import UserError, load
 from specstream_mlx.drafting.eagle3 import read_head
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.draft_head import LEAST, STEPS, HeadWatch
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.scheduler import decode
 
 

@@ -26,7 +26,7 @@ from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 

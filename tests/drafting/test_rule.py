@@ -17,10 +17,9 @@ from specstream_mlx.drafting.cost import CostCurve, StepCosts
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.rule import AutoDrafting, auto_drafting, new_pace, pace_of, places_of
-from specstream_mlx.engine.guesses import NO_GUESSES, StreamGuesses
-from specstream_mlx.engine.kv_quantization import KVQuantization
-from specstream_mlx.engine.plan import Plan
-from specstream_mlx.engine.tree import root_only
+from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
+from specstream_mlx.engine.kv import KVQuantization
+from specstream_mlx.engine.plan import Plan, root_only
 from specstream_mlx.hardware import user_cache
 from specstream_mlx.scheduler import decode
 

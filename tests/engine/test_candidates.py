@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from specstream_mlx.engine.candidates import best_tokens, drawn_candidates
+from specstream_mlx.engine.guess import best_tokens, drawn_candidates
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])

@@ -11,10 +11,10 @@ from random_models import PROMPT, VOCAB_SIZE, speculative_model, step_by
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine import conditioned_guesses, step
+from specstream_mlx.engine import guess as guessing
+from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
-from specstream_mlx.engine.conditioned_guesses import guess
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses, guess
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import LIKELIEST
 from specstream_mlx.engine.step import Decoder
@@ -99,7 +99,7 @@ def test_the_token_before_matters():
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
 def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, monkeypatch):
-    monkeypatch.setattr(conditioned_guesses, "SHORTLIST", VOCAB_SIZE)
+    monkeypatch.setattr(guessing, "SHORTLIST", VOCAB_SIZE)
     model, settings = speculative_model(tied, seed=2, **HEAD), DraftSettings(tree_width=3)
     if bits:
         nn.quantize(
@@ -120,7 +120,7 @@ def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, mon
 
 @pytest.mark.parametrize("vocabulary", [0, 40])
 def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabulary, monkeypatch):
-    monkeypatch.setattr(conditioned_guesses, "SHORTLIST", 5)
+    monkeypatch.setattr(guessing, "SHORTLIST", 5)
     model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
     settings = DraftSettings(tree_width=3)
     decoder, result, features = step_of(model, settings, shortlists=True)

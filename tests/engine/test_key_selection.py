@@ -20,10 +20,9 @@ from random_models import (
 from trees import full_tree
 
 from specstream_mlx.engine.key_selection import SelectingRows
-from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.kv import KVQuantization, make_caches
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree
 
 BASES = ["grouped heads, tied", "one kv head, untied", "sliding windows"]
 

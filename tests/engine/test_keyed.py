@@ -22,10 +22,10 @@ from random_models import (
 from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.noise import Noise
+from specstream_mlx.engine.plan import root_only
 from specstream_mlx.engine.rows import TreeNodes
-from specstream_mlx.engine.tree import root_only
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rule import Ask
 from specstream_mlx.scheduler import decode

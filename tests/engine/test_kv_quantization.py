@@ -29,8 +29,7 @@ from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.kv import WindowedQuantizedKVCache
-from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.kv import KVQuantization, WindowedQuantizedKVCache
 from specstream_mlx.scheduler import decode
 
 

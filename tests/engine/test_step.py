@@ -24,8 +24,8 @@ from trees import full_tree
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.rows import TreeShapes
-from specstream_mlx.engine.tree import DraftTree
 
 
 def some_tree(seed=0, depth=3):

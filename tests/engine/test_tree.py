@@ -7,7 +7,7 @@ import pytest
 from random_models import random_tree
 from trees import assert_well_formed
 
-from specstream_mlx.engine.tree import DraftTree, root_only
+from specstream_mlx.engine.plan import DraftTree, root_only
 
 
 def test_ancestors_and_paths_follow_the_parents():

@@ -7,7 +7,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear
 
-from specstream_mlx.models.head_rows import rows_of
+from specstream_mlx.models.streams import rows_of
 
 TOKENS, HIDDEN = 40, 64
 TUNED = {nn.Linear: (LoRALinear, DoRALinear), nn.Embedding: (LoRAEmbedding, DoRAEmbedding)}

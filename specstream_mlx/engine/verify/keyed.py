@@ -6,10 +6,10 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..candidates import best_tokens, named
+from ..guess import best_tokens
 from ..noise import STRENGTHS, Coupling, Noise
+from ..plan import DraftTree
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
-from ..tree import DraftTree
 from .rule import Ask, VerifyRule
 
 
@@ -72,7 +72,7 @@ class KeyedRule(VerifyRule):
             gumbel = gumbel[:, ask.ids]
         logits = ask.logits.astype(mx.float32) * (1.0 / self._sampling.temp)
         scores = self._coupling.scores(logits, gumbel, learns=not ask.stream, ids=ask.ids)
-        return named(*best_tokens(scores, ask.width), ask.ids)
+        return best_tokens(scores, ask.width, ask.ids)
 
     def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
         if self._sampling is None or not self._vocab_size:

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..candidates import drawn_candidates
-from ..tree import DraftTree
+from ..guess import drawn_candidates
+from ..plan import DraftTree
 from .keyed import KeyedRule
 from .rule import Ask
 

@@ -12,10 +12,10 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..candidates import best_tokens, named
+from ..guess import best_tokens
+from ..plan import DraftTree
 from ..rows import TreeNodes
 from ..sampling import NodeProcessors
-from ..tree import DraftTree
 
 
 class Verdict(NamedTuple):
@@ -127,7 +127,7 @@ class VerifyRule:
         Returns:
             (rows, k) candidates of each row and their log-probabilities.
         """
-        return named(*best_tokens(ask.logits, ask.width), ask.ids)
+        return best_tokens(ask.logits, ask.width, ask.ids)
 
     def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
         """Let a drafter that has read the text guess a token behind it.

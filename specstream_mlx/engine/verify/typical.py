@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 
-from ..candidates import best_tokens, named
+from ..guess import best_tokens
+from ..plan import DraftTree
 from ..rows import TreeNodes
-from ..tree import DraftTree
 from .keyed import KeyedRule
 from .rule import Ask, accepted_lengths
 
@@ -30,7 +30,7 @@ class TypicalRule(KeyedRule):
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
     def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
-        return named(*best_tokens(ask.logits, ask.width), ask.ids)
+        return best_tokens(ask.logits, ask.width, ask.ids)
 
 
 def typical(

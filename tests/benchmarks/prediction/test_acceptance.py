@@ -8,7 +8,7 @@ from random_models import plain_tokens, random_prompt, request, speculative_mode
 
 from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acceptance
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guesses import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.errors import UserError
 from specstream_mlx.scheduler import decode
 

@@ -12,7 +12,7 @@ from benchmarks.rivals.lookahead import Lookahead
 from specstream_mlx.drafting.best_first import tree_of, with_paths
 from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
-from specstream_mlx.engine.tree import NOTHING_VERIFIED, Verified, root_only
+from specstream_mlx.engine.plan import NOTHING_VERIFIED, Verified, root_only
 from specstream_mlx.scheduler import decode
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.rivals.rest import Datastore, Retrieval, suffix_array, write_datastore
 from specstream_mlx import UserError
 from specstream_mlx.drafting.proposer import FREE, Material
-from specstream_mlx.engine.tree import NOTHING_VERIFIED
+from specstream_mlx.engine.plan import NOTHING_VERIFIED
 
 
 def some_tokens(seed, count=300, vocab_size=5):

@@ -29,8 +29,8 @@ from transformers import AttentionInterface
 
 from specstream_mlx import load
 from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.tree import DraftTree
 from specstream_mlx.loading import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
 

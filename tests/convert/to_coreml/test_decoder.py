@@ -25,7 +25,7 @@ from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import Proposers
-from specstream_mlx.engine.kv_quantization import KVQuantization
+from specstream_mlx.engine.kv import KVQuantization
 from specstream_mlx.request import Request
 
 GREEDY = {}
