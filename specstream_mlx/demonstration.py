@@ -49,9 +49,8 @@ def base_path(tell: Callable[[str], None] = silent) -> Path:
         if (target / "config.json").exists():  # another process made it meanwhile
             return target
         # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
-        from specstream_mlx.convert.to_mlx.base import convert_base
+        from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
         from specstream_mlx.convert.to_mlx.gguf import convert_gguf
-        from specstream_mlx.convert.to_mlx.recipes import Quantization
 
         tell(f"Converting {MODEL} once, to {target}")
         if file is not None:

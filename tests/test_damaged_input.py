@@ -25,8 +25,7 @@ from specstream_mlx.convert.pytorch.trainer import train
 from specstream_mlx.convert.pytorch.training_data import read_pairs
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import Quantization
+from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_completions
@@ -721,14 +720,12 @@ def test_flags_of_generate(flag, value, good, offline):
 
 
 CONVERT = ("convert", "--mlx-path", "out", "--model")
-MIXED = (*CONVERT, "base", "--quant-predicate", "msa_4_8", "--num-msa-layers")
 COMMANDS = [
     *(("adapters", "info", path) for path in (LONG, "", "none", "/dev/null", "/")),
     *(("adapters", "info", path, "--model", LONG) for path in ("adapter", "peft")),
     *((*CONVERT, value) for value in (LONG, "", "none", "base/config.json")),
     *((*CONVERT, "base", "--adapter-path", value) for value in (LONG, "none")),
     (*CONVERT, "base", "--quant-predicate", "x"),
-    *((*MIXED, value) for value in ("0", "9", DIGITS)),
     *(("benchmark", "speedup", "--prompts", value) for value in (LONG, "none", "base")),
     *(("benchmark", "speedup", "--max-tokens", value) for value in ("1", DIGITS)),
     ("doctor", "--model", LONG),
@@ -740,5 +737,5 @@ COMMANDS = [
 def test_flags_of_other_commands(command, good, tmp_path, offline):
     parts = [good / part if part and os.path.exists(good / part) else part for part in command]
     parts = [tmp_path / part if part == "out" else part for part in parts]
-    named = (command[1].strip("-"), str(parts[-1])[:60], "config.json", "num_msa_layers")
+    named = (command[1].strip("-"), str(parts[-1])[:60], "config.json")
     refused_command(*named, flags=parts)

@@ -9,8 +9,7 @@ from mlx_lm.utils import get_total_parameters, load_model
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import Quantization
+from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import (
     tiny_llama_directory,
     tiny_tokenizer,

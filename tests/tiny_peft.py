@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import torch
+from parity import BOUND
 from peft import LoraConfig, PeftModel, get_peft_model
-from specstream_mlx.convert.parity import BOUND
 from specstream_mlx.convert.pytorch.load import load_base
 from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -20,13 +20,12 @@ from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.models.architectures import check_config
 
-from .base import Progress, counted
+from .base import Deferred, Progress, counted, write_weights
 from .gguf_architectures import ROPE_FACTORS, Target, layout
 from .gguf_blocks import DENSE, GROUP_SIZE, PACKINGS, floats, repack
 from .gguf_header import Header, Tensor, read_header
 from .gguf_tokenizer import read_gguf_tokenizer
 from .overwrite import check_replaceable
-from .weight_files import Deferred, write_weights
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -80,7 +79,7 @@ def convert_gguf(
     source: Path,
     target: Path,
     dtype: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     *,
     overwrite: bool = False,
 ) -> GgufReport:
@@ -127,7 +126,7 @@ def convert_gguf(
         weights = {name: array for parts in arrays.values() for name, array in parts.items()}
         parameters = sum(prod(tensor.shape) for tensor in tensors.values())
         count = counted(progress, sum(sizes.values()))
-        write_weights(scratch, weights, parameters, count, source=header.path)
+        write_weights(scratch, weights, parameters, count, source)
         save_config(config, scratch / "config.json")
         (scratch / "generation_config.json").write_text(json.dumps(special, indent=4))
         tokenizer.save_pretrained(scratch)
@@ -234,7 +233,7 @@ def _deferred(
                 mx.array(part - np.float32(place.subtracted)).astype(dtype)
                 for part in floats(tensor.kind, rows())
             ]
-            return _finite(header, place, mx.concatenate(parts).reshape(place.shape))
+            return mx.concatenate(parts).reshape(place.shape)
 
         return {place.name: Deferred(place.shape, dtype, values)}
     made: list[mx.array] = []
@@ -242,7 +241,7 @@ def _deferred(
     def part() -> mx.array:
         if not made:
             made.extend(reversed(repack(tensor.kind, rows(), dtype)))
-        return _finite(header, place, made.pop())
+        return made.pop()
 
     count, width = place.shape
     groups = (count, width // GROUP_SIZE)
@@ -252,10 +251,3 @@ def _deferred(
         f"{place.module}.scales": Deferred(groups, dtype, part),
         f"{place.module}.biases": Deferred(groups, dtype, part),
     }
-
-
-def _finite(header: Header, place: Target, array: mx.array) -> mx.array:
-    if mx.issubdtype(array.dtype, mx.floating) and not mx.isfinite(array).all().item():
-        dtype = str(array.dtype).removeprefix("mlx.core.")
-        raise header.refuse(f"{place.name} is not finite in {dtype}, expected finite numbers")
-    return array

@@ -6,23 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import UserError
-from ..options import FLAG, PATH, TEXT, choice, each, integer, one_of, option
+from ..options import FLAG, PATH, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 
-_SAMPLE = "The quick brown fox jumps over the lazy dog, and then it goes home to write about it."
-_LONGEST = 1024  # tokens that are compared, however many keys streams select
-
-_RECIPES = (
-    *("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"),
-    *("embeddings_4_8", "msa_4_6", "msa_4_8"),
-)
+_RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "embeddings_4_8")
 _GROUP_SIZE = 64
-_NOT_OF_GGUF = (
-    *("adapter_path", "draft_head", "bits", "quant_predicate", "num_msa_layers"),
-    *("to_pytorch", "verify"),
-)
-_NOT_OF_A_HEAD = "adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch", "verify"
-_NOT_TO_PYTORCH = "bits", "quant_predicate", "dtype", "verify", "overwrite"
+_NOT_OF_GGUF = "adapter_path", "draft_head", "bits", "quant_predicate", "to_pytorch"
+_NOT_OF_A_HEAD = "adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"
+_NOT_TO_PYTORCH = "bits", "quant_predicate", "dtype", "overwrite"
 
 
 @dataclass(frozen=True)
@@ -62,11 +53,9 @@ class ConvertOptions:
         None,
         choice(*_RECIPES),
         "Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, mixed_3_6 and "
-        "mixed_4_6; embeddings_4_8, which keeps embeddings and head at 8 bits; or msa_4_6 and "
-        "msa_4_8, which keep these and the MSA layers at 6 or 8.",
+        "mixed_4_6; or embeddings_4_8, which keeps embeddings and head at 8 bits.",
         metavar="RECIPE",
     )
-    num_msa_layers: int | None = option(None, integer(1), "Top layers with streams, for msa_*.")
     group_size: int = option(
         _GROUP_SIZE, one_of(32, 64, 128), "Weights that share a scale: 32, 64 or 128."
     )
@@ -82,12 +71,6 @@ class ConvertOptions:
         "Instead of --mlx-path: write the adapter of --adapter-path, which MLX has trained, as the "
         "PyTorch trainer and PEFT read it.",
         metavar="DIR",
-    )
-    verify: bool = option(
-        False,
-        FLAG,
-        "Run sample text through PyTorch and MLX and print the largest differences, of each layer "
-        "where the adapter has streams; needs the torch extra and --adapter-path.",
     )
     overwrite: bool = option(False, FLAG, "Replace the converted model or adapter at --mlx-path.")
 
@@ -128,10 +111,6 @@ class ConvertOptions:
             raise UserError("--bits and --quant-predicate were both given, expected at most one")
         if self.group_size != _GROUP_SIZE and not (self.bits or self.quant_predicate):
             raise UserError("--group-size was given, expected with --bits or --quant-predicate")
-        if self.num_msa_layers and not self.quant_predicate:
-            raise UserError("--num-msa-layers belongs to --quant-predicate, which was not given")
-        if self.verify and not self.adapter_path:
-            raise UserError("--verify compares adapters: it needs --adapter-path")
 
 
 def convert(*, options: ConvertOptions) -> None:
@@ -143,20 +122,20 @@ def convert(*, options: ConvertOptions) -> None:
 
         specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4
 
-    With what the streams of the 4 top layers rest on at 8 bits:
+    With its embeddings and its head at 8 bits:
 
         specstream-mlx convert --model hf-llama --mlx-path llama-mixed \
-            --quant-predicate msa_4_8 --num-msa-layers 4
+            --quant-predicate embeddings_4_8
 
     A GGUF file, its blocks as they are:
 
         specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf \
             --mlx-path smollm2
 
-    An adapter for it, compared with PyTorch:
+    An adapter for it:
 
         specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter \
-            --mlx-path llama-streams --verify
+            --mlx-path llama-streams
 
     Two at once, to adapters/sql and adapters/summarize:
 
@@ -228,11 +207,10 @@ def _draft_head(options: ConvertOptions, source: Path, target: Path) -> None:
 
 
 def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None:
-    """Convert a base, or adapters for it; exits with 1 if PyTorch computes something else."""
+    """Convert a base, or adapters for it."""
     from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
-    from specstream_mlx.convert.to_mlx.base import convert_base
+    from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
     from specstream_mlx.convert.to_mlx.overwrite import check_new
-    from specstream_mlx.convert.to_mlx.recipes import Quantization
 
     from ..loading import model_directory
     from ..terminal.progress import progress
@@ -241,11 +219,9 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
     if not overwrite:
         check_new(target)
     base = model_directory(options.model)
-    tokens, written = _sample_tokens(base) if options.verify else [], [target]
-    quantization = Quantization(
-        options.bits, options.group_size, options.quant_predicate, options.num_msa_layers
-    )
+    written = [target]
     if not adapters:
+        quantization = Quantization(options.bits, options.group_size, options.quant_predicate)
         with progress("Converting") as show:
             convert_base(base, target, quantization, dtype, show, overwrite=overwrite)
     elif len(adapters) == 1:
@@ -254,78 +230,3 @@ def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None
         written = convert_adapters(adapters, base, target, dtype, overwrite=overwrite)
     for path in written:
         note(f"wrote {path}")
-    pairs = zip(adapters, written, strict=True) if options.verify else ()
-    if not all([_same_as_pytorch(base, *pair, tokens) for pair in pairs]):
-        raise SystemExit(1)
-
-
-def _sample_tokens(model: Path) -> list[int]:
-    """Return the token ids that ``--verify`` runs; done before anything is written."""
-    try:
-        from specstream_mlx.convert import parity  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--verify needs {error.name}: pip install 'specstream-mlx[torch]'"
-        ) from None
-    from ..files import check_tokens
-    from ..loading import read_config, read_tokenizer
-
-    config = read_config(model)
-    tokens = read_tokenizer(model, config).encode(_SAMPLE)
-    check_tokens(f"{model}: the tokenizer's text", tokens, config["vocab_size"])
-    return tokens
-
-
-def _compared_on(model: Path, adapter: Path, tokens: list[int]) -> tuple[list[int], int]:
-    """The tokens to compare on, and how many of them are the prompt.
-
-    Where streams select keys, the sample is repeated until there are more than they select, as far
-    as the model's context reaches.
-    """
-    from itertools import cycle, islice
-
-    from ..adapters.description import describe
-    from ..loading import read_config
-
-    streams = describe(adapter).stream_config
-    count = len(tokens)
-    if streams is not None and (few := streams.stream_keys):
-        context = read_config(model).get("max_position_embeddings") or _LONGEST
-        count = max(count, min(count + few, context, _LONGEST))
-    return list(islice(cycle(tokens), count)), count - len(tokens) + len(tokens) // 2
-
-
-def _same_as_pytorch(model: Path, adapter: Path, converted: Path, tokens: list[int]) -> bool:
-    """Print the largest differences; whether all are within the bound."""
-    import tempfile
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from specstream_mlx.adapters.torch_files import STREAM_CONFIG
-    from specstream_mlx.convert.parity import BOUND, Converted, layer_differences, plain_differences
-    from specstream_mlx.convert.to_mlx.adapter import adapter_name
-    from specstream_mlx.convert.to_mlx.base import convert_base
-
-    from ..terminal.progress import progress
-
-    with tempfile.TemporaryDirectory() as scratch:
-        base = Path(scratch) / "base"
-        with progress("Converting the base to float32") as show:
-            convert_base(model, base, dtype="float32", progress=show)
-        both = Converted(model, adapter, base, converted)
-        with progress("Comparing with PyTorch") as show:
-            if (adapter / STREAM_CONFIG).exists():
-                compared = _compared_on(model, adapter, tokens)
-                differences = layer_differences(both, *compared, show)
-            else:
-                differences = plain_differences(both, tokens, show)
-    title = f"{adapter_name(adapter)}: PyTorch and MLX, float32"
-    table = Table("compared", "largest difference", "relative", title=title)
-    for difference in differences:
-        table.add_row(difference.name, f"{difference.largest:.2e}", f"{difference.relative:.2e}")
-    Console().print(table)
-    worst = max(difference.relative for difference in differences)
-    within = worst <= BOUND
-    note(f"largest relative difference {worst:.2e}, bound {BOUND:.0e}")
-    return within

@@ -4,6 +4,7 @@ import json
 
 import mlx.core as mx
 import numpy as np
+import parity
 import pytest
 import torch
 from architecture_models import random_model
@@ -11,7 +12,6 @@ from command_line import refusal, run
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from peft import PeftModel
-from specstream_mlx.convert import parity
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base

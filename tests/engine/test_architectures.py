@@ -24,8 +24,7 @@ from random_models import (
     take,
     tokens_of,
 )
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import Quantization
+from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import stream_generate

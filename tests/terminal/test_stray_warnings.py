@@ -26,7 +26,7 @@ def test_a_prompt_that_is_longer_than_the_tokenizer_would_have_it(toy_directory)
     assert "the model's context (max_position_embeddings) holds 2048" in line
 
 
-def test_training_and_comparing_a_lora(base, tmp_path):
+def test_training_and_converting_a_lora(base, tmp_path):
     tiny_completions(tmp_path / "data.jsonl")
     code, stderr = stderr_of(
         *("specstream_mlx.convert.pytorch.trainer", "--mode", "shared", "--iters", 2),
@@ -35,7 +35,6 @@ def test_training_and_comparing_a_lora(base, tmp_path):
     )
     assert (code, stderr) == (0, "")
     flags = ("--adapter-path", tmp_path / "run" / "adapter", "--mlx-path", tmp_path / "mlx")
-    code, stderr = stderr_of("specstream_mlx", "convert", "--model", base, *flags, "--verify")
+    code, stderr = stderr_of("specstream_mlx", "convert", "--model", base, *flags)
     assert code == 0
-    first, second = stderr.splitlines()
-    assert first.startswith("wrote ") and second.startswith("largest relative difference ")
+    assert stderr == f"wrote {tmp_path / 'mlx'}\n"

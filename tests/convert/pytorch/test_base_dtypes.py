@@ -5,14 +5,13 @@ import mlx_lm
 import numpy as np
 import pytest
 import torch
-from specstream_mlx.convert.parity import BOUND
+from parity import BOUND
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import Quantization
+from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_peft import edit
 from torch_tiny import tiny_batch, tiny_completions, tiny_model
 

@@ -1,6 +1,5 @@
 """What cannot be imported ends in one sentence, and nothing is left behind."""
 
-import json
 import shutil
 import sys
 
@@ -10,8 +9,7 @@ from command_line import refusal, run
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
-from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_mlx.recipes import Quantization
+from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import VOCAB_SIZE
 from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_model
@@ -129,19 +127,6 @@ def test_of_several_adapters_all_or_none(hf, plain, spoilt, tmp_path):
         flags = ("--adapter-path", plain, "--adapter-path", other, "--mlx-path", target)
         assert expected in refusal(run("convert", "--model", hf, *flags, "--overwrite"))
         assert list(tmp_path.iterdir()) == [spoilt]
-
-
-def test_verifying_with_a_tokenizer_beyond_the_vocabulary(hf, plain, tmp_path):
-    """Its tokens would be read from behind the embedding's end."""
-    base = shutil.copytree(hf, tmp_path / "hf")
-    path = base / "tokenizer.json"
-    found = json.loads(path.read_text())
-    found["model"]["vocab"]["T"] = 5000
-    path.write_text(json.dumps(found))
-    flags = ("--adapter-path", plain, "--mlx-path", tmp_path / "out", "--verify")
-    sentence = refusal(run("convert", "--model", base, *flags))
-    assert f"holds token 5000, the model's are 0 to {VOCAB_SIZE - 1}" in sentence
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_torch_file_without_torch(hf, plain, tmp_path, monkeypatch):

@@ -102,8 +102,8 @@ def scaled(name, scale, kind):
 
 UP, KEY = "blk.0.ffn_up.weight", "blk.0.attn_k.weight"
 TENSORS = {
-    "an infinite scale of 8 bits": (scaled(UP, np.inf, Kind.Q8_0), "up_proj.weight is not finite"),
-    "NaN in 6 bits": (scaled(UP, np.nan, Kind.Q6_K), "up_proj.weight is not finite"),
+    "an infinite scale of 8 bits": (scaled(UP, np.inf, Kind.Q8_0), "up_proj.scales is not finite"),
+    "NaN in 6 bits": (scaled(UP, np.nan, Kind.Q6_K), "up_proj.scales is not finite"),
     "missing": (without("blk.1.attn_v.weight"), "has no tensor blk.1.attn_v.weight"),
     "beside": (dense("blk.0.ffn_gate_inp.weight", 4, 32), "unexpected tensor blk.0.ffn_gate_inp"),
     "of another layer": (dense("blk.2.attn_norm.weight", 256), "unexpected tensor blk.2.attn_norm"),

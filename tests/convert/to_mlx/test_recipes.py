@@ -8,7 +8,7 @@ from command_line import refusal, run
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert as mlx_lm_convert
 from mlx_lm.utils import load_model
-from specstream_mlx.convert.to_mlx.recipes import RECIPES
+from specstream_mlx.convert.to_mlx.base import RECIPES
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx.cli.convert import ConvertOptions
@@ -66,24 +66,18 @@ def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
     assert len(kinds) > 1
 
 
-@pytest.mark.parametrize("high", [6, 8])
-def test_msa_layers_embeddings_and_head_at_more_bits(high, base, tmp_path):
-    flags = ("--quant-predicate", f"msa_4_{high}", "--num-msa-layers", 3)
-    target = converted(base, tmp_path / "mlx", *flags)
-    for name, bits in bits_by_layer(target).items():
-        layer = int(name.split(".")[2]) if "layers." in name else 8
-        assert bits == (high if layer >= 5 else 4), name
-    config = json.loads((target / "config.json").read_text())
-    assert config["quantization"]["bits"] == 4
+def test_embeddings_and_head_at_more_bits(base, tmp_path):
+    target = converted(base, tmp_path / "mlx", "--quant-predicate", "embeddings_4_8")
+    found = bits_by_layer(target)
+    assert {found.pop("model.embed_tokens"), found.pop("lm_head")} == {8}
+    assert set(found.values()) == {4}
+    assert json.loads((target / "config.json").read_text())["quantization"]["bits"] == 4
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--quant-predicate", "msa_4_8"], "num_msa_layers is None with the recipe msa_4_8"),
-        (["--quant-predicate", "msa_4_8", "--num-msa-layers", 9], "num_msa_layers is 9 with the r"),
         (["--quant-predicate", "mixed_3_6", "--bits", 4], "expected at most one"),
-        (["--num-msa-layers", 2], "--num-msa-layers belongs to --quant-predicate"),
         (["--bits", 4, "--group-size", 48], "48"),
     ],
 )

@@ -1,12 +1,13 @@
 """The same text through the PyTorch reference and through MLX, compared layer by layer."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import torch
+from specstream_mlx.convert.pytorch.load import load_adapter, load_base, mount_lora
 
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree, Plan
@@ -15,24 +16,14 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.loading import load
 from specstream_mlx.models.streams import ConditionedHead
 
-from .pytorch.load import load_adapter, load_base, mount_lora
-
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
 
-Progress = Callable[[int, int], None]
-"""Told how many of the two programs have run, and that there are two."""
 
-
-@dataclass(frozen=True)
-class Converted:
+class Converted(NamedTuple):
     """The directories of a base and its adapter, as PyTorch reads them and as MLX does.
 
-    Attributes:
-        torch_base: Hugging Face directory.
-        torch_adapter: PyTorch-side adapter or PEFT directory.
-        mlx_base: the base in MLX format, not quantized.
-        mlx_adapter: the converted adapter.
+    ``torch_adapter`` is the trainer's or PEFT's; ``mlx_base`` is not quantized.
     """
 
     torch_base: Path
@@ -41,15 +32,8 @@ class Converted:
     mlx_adapter: Path
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The largest difference of one pair of arrays.
-
-    Attributes:
-        name: name of the hidden states or logits.
-        largest: max |PyTorch - MLX|.
-        relative: the same over ``max(1, max |PyTorch|)``.
-    """
+class Difference(NamedTuple):
+    """The largest difference of two arrays; ``relative`` to ``max(1, max |PyTorch|)``."""
 
     name: str
     largest: float
@@ -63,10 +47,7 @@ def _difference(name: str, expected: torch.Tensor, found: mx.array) -> Differenc
 
 
 def layer_differences(
-    converted: Converted,
-    tokens: Sequence[int],
-    prompt_length: int,
-    progress: Progress = lambda done, total: None,
+    converted: Converted, tokens: Sequence[int], prompt_length: int
 ) -> list[Difference]:
     """Compare every layer's main stream and streams, the final logits and the pruner's.
 
@@ -74,17 +55,7 @@ def layer_differences(
     beside every node, which is what the reference computes in one forward pass. The streams' logits
     are compared beside the accepted node; those of a conditioned head beside every node, on the
     tokens of the chain.
-
-    Args:
-        converted: base and adapter, which has streams.
-        tokens: prompt and completion.
-        prompt_length: tokens of the prompt, at least 1.
-        progress: called before and between the two.
-
-    Raises:
-        UserError: a directory cannot be read.
     """
-    progress(0, 2)
     reference = load_adapter(converted.torch_base, converted.torch_adapter)
     with torch.no_grad():
         expected = reference.forward(
@@ -97,7 +68,6 @@ def layer_differences(
         if reference.config.pruner_rank:
             early_exit = reference.early_exit_logits(expected.trunk.seed[0, prompt_length - 1 :])
 
-    progress(1, 2)
     model, _ = load(converted.mlx_base, adapter_path=converted.mlx_adapter)
     assert model.streams is not None
     config, head = model.streams.config, model.streams.head
@@ -150,11 +120,8 @@ def _conditioned_logits(
 ) -> mx.array:
     """The logits (1, nodes * gamma, vocab) of a conditioned head on the tokens before.
 
-    Args:
-        head: of the streams.
-        decoder: of their model.
-        features: (nodes, gamma, h) of the streams beside a chain.
-        tokens: of the chain; behind its end the last one stands for all.
+    ``features`` (nodes, gamma, h) are the streams' beside a chain of ``tokens``; after its end the
+    last one stands for all.
     """
     nodes, gamma, _ = features.shape
     places = mx.arange(nodes)[:, None] + mx.arange(1, gamma + 1)
@@ -163,24 +130,11 @@ def _conditioned_logits(
     return decoder.model.stream_head(rows.reshape(1, nodes * gamma, -1))
 
 
-def plain_differences(
-    converted: Converted, tokens: Sequence[int], progress: Progress = lambda done, total: None
-) -> list[Difference]:
-    """Compare the logits of a PEFT adapter without streams after every token.
-
-    Args:
-        converted: base and adapter.
-        tokens: any text.
-        progress: called before and between the two.
-
-    Raises:
-        UserError: a directory cannot be read.
-    """
-    progress(0, 2)
+def plain_difference(converted: Converted, tokens: Sequence[int]) -> Difference:
+    """Compare the logits of a PEFT adapter without streams after every token."""
     base = load_base(converted.torch_base)
     reference = mount_lora(base, converted.torch_adapter).eval()
     with torch.no_grad():
         expected = reference(torch.tensor([list(tokens)])).logits[0]
-    progress(1, 2)
     model, _ = load(converted.mlx_base, adapter_path=converted.mlx_adapter)
-    return [_difference("logits", expected, model.model(mx.array([list(tokens)]))[0])]
+    return _difference("logits", expected, model.model(mx.array([list(tokens)]))[0])
