@@ -1,6 +1,6 @@
 """Texts of several adapters at once, or one after the other: tokens per second of both.
 
-Also what the adapters take in memory, and how long it takes to change from one to the next.
+Also what the adapters take in memory.
 
     python -m benchmarks.several_adapters                    # all bundled adapters, 5 pairs
     python -m benchmarks.several_adapters --counts           # times nothing: on a busy machine too
@@ -10,7 +10,6 @@ two that do not count: in them steps are timed, to know what rows cost here.
 """
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,24 +90,13 @@ def measure(
 
 
 def memory_of(model: SpeculativeModel, names: Sequence[str]) -> tuple[int, int]:
-    """Load adapters beside a model; return the bytes that they take in memory, and on disk."""
+    """Load adapters; return the bytes that they take in memory, and on disk."""
     mx.clear_cache()
     before = mx.get_active_memory()
     for name in names:
-        model.beside(name)
+        model.with_adapter(name)
     files = [file for name in names for file in bundled.adapter_path(name).glob("*.safetensors")]
     return mx.get_active_memory() - before, sum(file.stat().st_size for file in files)
-
-
-def seconds_of_a_change(model: SpeculativeModel, names: Sequence[str]) -> float:
-    """Change to each adapter, which is in memory, and back; return the median seconds of both."""
-    found = []
-    for name in [*names] * 10:
-        start = time.perf_counter()
-        with model.using(name):
-            pass
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
 
 
 def main(
@@ -136,12 +124,10 @@ def main(
         return
     found = found[_WARM_UP:]
     facts = device.describe() | {"adapters": names, "max_tokens": max_tokens}
-    change = seconds_of_a_change(model, names)
     values: dict[str, Any] = {
         "facts": facts,
         "bytes_in_memory": memory,
         "bytes_on_disk": disk,
-        "seconds_of_a_change": change,
         "pairs": [vars(one) | {"speedup": one.speedup} for one in found],
         "speedup": statistics.median(one.speedup for one in found),
         "whole": statistics.median(one.whole for one in found),
@@ -157,7 +143,7 @@ def main(
         f"({min(one.speedup for one in found):.2f} to {max(one.speedup for one in found):.2f})",
         f"- with prompts: {values['whole']:.2f}x",
         f"- passes: {found[-1].passes[0]} at once, {found[-1].passes[1]} in turn; the same texts",
-        f"- adapters: {taken}; a change of adapter takes {change * 1e3:.2f} ms",
+        f"- adapters: {taken}",
     ]
     print(write_report(output, f"several-adapters-{machine_suffix(facts)}", values, lines))
 

@@ -12,14 +12,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from specstream_mlx.adapters.files import Adapter, read_adapter
-from specstream_mlx.adapters.lora import adaptable_modules
-from specstream_mlx.adapters.torch_files import (
+from specstream_mlx.adapters.description import (
     LORA_CONFIG,
     LORA_TENSORS,
     STREAM_CONFIG,
     STREAM_TENSORS,
 )
+from specstream_mlx.adapters.files import Adapter, read_adapter
+from specstream_mlx.adapters.lora import adaptable_modules
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory
 from specstream_mlx.loading import read_config, read_model

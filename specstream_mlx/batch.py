@@ -145,7 +145,7 @@ def batch_generate(
         )
     samplers = _for_each("samplers", sampler if samplers is None else samplers, count)
     models = [
-        model if adapter is None else model.beside(adapter)
+        model if adapter is None else model.with_adapter(adapter)
         for adapter in _for_each("adapters", adapters, count)
     ]
     ids = [

@@ -11,8 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .adapters.description import ADAPTER_CONFIG, AdapterDescription, describe
-from .adapters.torch_files import STREAM_CONFIG
+from .adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
 from .errors import VOCABULARY, UserError, check_integer, shown
 from .files import Headers, model_headers, read_json, short
 from .loading import WEIGHTS, weight_files

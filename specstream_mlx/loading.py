@@ -1,10 +1,7 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
-import asyncio
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -17,16 +14,14 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from . import bundled
 from .adapters.description import ADAPTER_CONFIG, describe
-from .adapters.files import Adapter, read_adapter
+from .adapters.files import Adapter, mounted, read_adapter
 from .adapters.kept import kept_adapters
-from .adapters.lora import base_weights, unmount
-from .adapters.mounting import as_mounted, mount
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, digest, shard
 from .drafting.eagle3 import head_files, read_head
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
-from .engine.several_adapters import Layout, layout_of, with_same_weights
+from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, shown
 from .files import (
     check_finite,
@@ -60,13 +55,13 @@ _LONGEST_REPO = 200  # no path of a directory that exists gets here
 
 @dataclass
 class SpeculativeModel:
-    """A base model with at most one adapter mounted.
+    """A base model with at most one adapter.
 
     ``mlx_lm``'s functions take it as the model that it holds, since calls and other attributes are
     the model's. They decode plainly, LoRA included, and without streams.
 
     Attributes:
-        model: the mlx-lm model.
+        model: the mlx-lm model, the adapter's LoRA included.
         config: the base's ``config.json``.
         path: the base's directory.
         adapter: the mounted adapter, or ``None``.
@@ -74,7 +69,8 @@ class SpeculativeModel:
         held: whether the base's weights are packed or expanded in memory, and why.
         ranks: the processes that run the model together; ``None``: it is this one alone.
         head: the mounted draft head, which guesses where there are no streams, or ``None``.
-        head_watch: is told whether the head's guesses are right.
+        head_watch: checks whether the head's guesses are right.
+        base: the mlx-lm model without an adapter, which is never changed.
     """
 
     model: nn.Module
@@ -86,27 +82,24 @@ class SpeculativeModel:
     ranks: Ranks | None = None
     head: MountedHead | None = None
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
-    _replaced: list[tuple[str, mx.array]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )  # the base's own weights, where an adapter has others
+    base: nn.Module = field(init=False, repr=False, compare=False)
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
-    _beside: "dict[tuple[Path, int], SpeculativeModel]" = field(
+    _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
-    _fixed: bool = field(
-        default=False, init=False, repr=False, compare=False
-    )  # see ``swap_adapter``
-    _shared: bool = field(default=False, init=False, repr=False, compare=False)  # see ``beside``
-    _user: Any = field(default=None, init=False, repr=False, compare=False)  # who is in ``using``
+    _is_other: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.base = self.model
 
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
     ) -> mx.array:
-        """Return the base's logits (sequences, rows, vocab) after tokens (sequences, rows)."""
+        """Return the logits (sequences, rows, vocab) after tokens (sequences, rows)."""
         return self.model(inputs, cache=cache, **further)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the base: ``layers``, ``make_cache`` if it has one, .."""
+        """Return an attribute of the model: ``layers``, ``make_cache`` if it has one, .."""
         if name.startswith("_") or name == "model":  # "model": this object is still being made
             raise AttributeError(f"a SpeculativeModel has no attribute {name!r}")
         return getattr(self.model, name)
@@ -134,6 +127,11 @@ class SpeculativeModel:
         return self.streams.config.prompt_template if self.streams else None
 
     @property
+    def base_fingerprint(self) -> str:
+        """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
+        return fingerprint(self.config)
+
+    @property
     def layout(self) -> Layout:
         """What other adapters must share for their texts to go through one pass; read once."""
         if self._layout is None:
@@ -146,51 +144,33 @@ class SpeculativeModel:
         If there is no such directory, it may be the name of an adapter, see ``adapter_named``.
 
         Raises:
-            UserError: the directory is no adapter for this base; the present one then stays. If
-                mounting itself fails, the bare base is left. Or the model is within ``using`` or
-                from ``beside``, where others rely on its adapter.
+            UserError: the directory is no adapter for this base; the present one then stays. Or
+                the model is one of ``with_adapter``, where others rely on its adapter.
         """
-        if self._fixed:
+        if self._is_other:
             raise UserError(
-                "swap_adapter was called within using(..) or on a model of beside(..), expected "
-                "the model that was loaded, outside of using(..)"
+                "swap_adapter was called on a model of with_adapter(..), expected the model that "
+                "was loaded"
             )
-        if self._shared:
-            self.model, self._shared = with_same_weights(self.model), False
-        self._layout = None
-        if directory is None:
-            self._unmount()
-            self.adapter = self.streams = None
-            return
-        directory = adapter_directory(directory)
-        if self.ranks is not None:
-            self._check_divided(Path(directory), self.ranks)
-        adapter = read_adapter(directory, self.model, self.config, full=True)
-        if self.head is not None and adapter.stream_config is not None:
-            raise UserError(
-                f"the adapter {directory} has streams and a {self.head.config.kind} head is "
-                "mounted, expected one of them"
-            )
-        previous, self.adapter, self.streams = self.adapter, None, None
-        try:
-            if adapter.is_full or self._replaced:
-                self._unmount()
-            if adapter.is_full:
-                own = base_weights(self.model)
-                self._replaced = [(name, own[name]) for name in adapter.lora]
-            adapter = as_mounted(self.model, adapter)  # what was read is not kept beside it
-            self.streams = mount(self.model, adapter, previous)
-        except BaseException:  # an interrupt too must not leave another adapter's LoRA behind
-            self._unmount()
-            raise
-        self.adapter = adapter
+        model, adapter, streams = self.base, None, None
+        if directory is not None:
+            path = Path(adapter_directory(directory))
+            if self.ranks is not None:
+                _check_divided(path, self.ranks)
+            adapter = read_adapter(path, self.base, self.config, full=True)
+            if self.head is not None and adapter.stream_config is not None:
+                raise UserError(
+                    f"the adapter {path} has streams and a {self.head.config.kind} head is "
+                    "mounted, expected one of them"
+                )
+            model, adapter, streams = mounted(self.base, adapter)
+        self.model, self.adapter, self.streams, self._layout = model, adapter, streams, None
 
-    def beside(self, directory: str | Path) -> "SpeculativeModel":
-        """Return a model with another adapter, which stays ready beside this one.
+    def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
+        """Return a model with another adapter around the same weights, which are not copied.
 
-        It has modules of its own around the base's weights, which are not copied, so it takes the
-        adapter's bytes alone. It is made once, and again if the directory has changed. Its adapter
-        cannot be swapped.
+        It stays in memory, and takes the adapter's bytes alone; it is made again if the directory
+        has changed. Any function takes it, so tasks with an adapter each need no turns.
 
         Args:
             directory: see ``swap_adapter``.
@@ -201,93 +181,22 @@ class SpeculativeModel:
         path = Path(adapter_directory(directory)).resolve()
         config = path / ADAPTER_CONFIG
         key = path, config.stat().st_mtime_ns if config.exists() else 0
-        if key not in self._beside:
-            other = replace(self, model=with_same_weights(self.model), adapter=None, streams=None)
-            other._replaced = self._replaced
-            other.swap_adapter(None)
+        if key not in self._others:
+            other = replace(self, model=self.base, adapter=None, streams=None)
             other.swap_adapter(path)
-            if not other._has_lora and not self._has_lora:
-                # Rows that were read by the one serve the other.
-                other.model, self._shared = self.model, True
-            other._fixed = True
-            outdated = [known for known in self._beside if known[0] == path]
-            for known in outdated:
-                del self._beside[known]
-            self._beside[key] = other
-        return self._beside[key]
-
-    @contextmanager
-    def using(self, directory: str | Path) -> Iterator["SpeculativeModel"]:
-        """Use another adapter within the block, ``with model.using("proofread"): ..``.
-
-        Adapters that were used stay in memory, so that the next change takes no time. In the block
-        every function sees the other adapter; behind it, the model is as it was. Blocks may be
-        nested. Tasks or threads that run at a time need a model each, from ``beside``.
-
-        Args:
-            directory: see ``swap_adapter``.
-
-        Raises:
-            UserError: the directory is no adapter for this base, or another task or thread is
-                within such a block.
-        """
-        user = _task_or_thread()
-        if self._user not in (None, user):
-            raise UserError(
-                "using(..) was called while another task or thread is within it, expected a model "
-                "for each, from beside(..)"
-            )
-        other = self.beside(directory)
-        before = self._mounted, self._fixed, self._user
-        self._mounted, self._fixed, self._user = other._mounted, True, user
-        try:
-            yield self
-        finally:
-            self._mounted, self._fixed, self._user = before
-
-    @property
-    def _mounted(self) -> tuple[Any, ...]:
-        """All that another adapter changes."""
-        return self.model, self.adapter, self.streams, self._replaced, self._layout
-
-    @_mounted.setter
-    def _mounted(self, values: tuple[Any, ...]) -> None:
-        self.model, self.adapter, self.streams, self._replaced, self._layout = values
-
-    @property
-    def _has_lora(self) -> bool:
-        """Whether the mounted adapter is part of the model itself."""
-        return self.adapter is not None and bool(self.adapter.lora)
+            other._is_other = True
+            for outdated in [known for known in self._others if known[0] == path]:
+                del self._others[outdated]
+            self._others[key] = other
+        return self._others[key]
 
     def fits(self, directory: str | Path) -> bool:
         """Whether a directory is an adapter that can be mounted here."""
         try:
-            read_adapter(directory, self.model, self.config, full=True)
+            read_adapter(directory, self.base, self.config, full=True)
         except UserError:
             return False
         return True
-
-    def _check_divided(self, directory: Path, ranks: Ranks) -> None:
-        """Check that an adapter is the same on all ranks, and one that can be divided.
-
-        Raises:
-            UserError: it is not.
-        """
-        description = describe(directory)
-        files = sorted(file for file in description.path.iterdir() if file.is_file())
-        ranks.agree(f"the digest of {directory}", digest(files))
-        kind = description.config.get("fine_tune_type", "lora")
-        if kind != "lora":
-            raise UserError(
-                f"{description.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' "
-                "where several processes run the model"
-            )
-        config = description.stream_config
-        if config is not None and config.stream_keys:
-            raise UserError(
-                f"{description.config_path}: stream_keys is {config.stream_keys}, expected 0 where "
-                "several processes run the model, since each sees a part of the heads"
-            )
 
     def mount_head(self, head: str | Path | MountedHead | None) -> None:
         """Mount a draft head in place of the present one; ``None``: leave none.
@@ -313,24 +222,24 @@ class SpeculativeModel:
         self.head = head
         self.head_watch = HeadWatch(f"{head.config.kind} head{where}")
 
-    def _unmount(self) -> None:
-        """Leave the bare base, with its own weights."""
-        unmount(self.model)
-        self.model.load_weights(self._replaced, strict=False)
-        self._replaced = []
 
-    @property
-    def base_fingerprint(self) -> str:
-        """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
-        return fingerprint(self.config)
-
-
-def _task_or_thread() -> Any:
-    """Return the task of asyncio that runs, or else the thread."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # there is no event loop
-        return threading.current_thread()
+def _check_divided(directory: Path, ranks: Ranks) -> None:
+    """Check that an adapter is the same on all ranks, and one that can be divided."""
+    description = describe(directory)
+    files = sorted(file for file in description.path.iterdir() if file.is_file())
+    ranks.agree(f"the digest of {directory}", digest(files))
+    kind = description.config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise UserError(
+            f"{description.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' "
+            "where several processes run the model"
+        )
+    config = description.stream_config
+    if config is not None and config.stream_keys:
+        raise UserError(
+            f"{description.config_path}: stream_keys is {config.stream_keys}, expected 0 where "
+            "several processes run the model, since each sees a part of the heads"
+        )
 
 
 def adapter_directory(directory: str | Path) -> str | Path:

@@ -254,5 +254,5 @@ def _cut(buffer: mx.array, rows: int) -> mx.array:
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
-    """Return the owner of prompt rows: the model, and the adapter if it has LoRA."""
-    return model.model, model.adapter if model.adapter and model.adapter.lora else None
+    """Return the owner of prompt rows: the base, and the adapter if it has LoRA."""
+    return model.base, model.adapter if model.adapter and model.adapter.lora else None

@@ -1,4 +1,4 @@
-"""One model and many adapters from Python: within a block, in a batch, and from asyncio."""
+"""One base and many adapters from Python: side by side, in a batch, and from asyncio."""
 
 import asyncio
 import gc
@@ -48,75 +48,27 @@ def write(pair, **arguments):
     return generate(*pair, TEXT, max_tokens=12, **arguments)
 
 
-def test_within_a_block_another_adapter_is_used(pair, folder, texts):
-    model, _ = pair
+def test_other_adapters_share_the_weights_and_change_nothing(pair, folder, texts):
+    model, tokenizer = pair
     weights = dict(tree_flatten(model.model.parameters()))
-    for name in (*NAMES, *NAMES):
-        with model.using(folder / name) as same:
-            assert same is model
-            assert model.adapter.name == name
-            assert write(pair) == texts[name]
-            with model.using(folder / "shared1"):
-                assert write(pair) == texts["shared1"]
-            assert write(pair) == texts[name]
-        assert model.adapter is None
-        assert write(pair) == texts[None]
+    others = {name: model.with_adapter(folder / name) for name in NAMES}
+    model.swap_adapter(folder / "shared1")
+    assert write(pair) == texts["shared1"]
+    for name, other in others.items():
+        assert model.with_adapter(folder / name) is other
+        assert other.adapter.name == name
+        assert write((other, tokenizer)) == texts[name]
+    model.swap_adapter(folder / "shared2")
+    assert write(pair) == texts["shared2"]
+    model.swap_adapter(None)
+    assert write(pair) == texts[None]
     after = dict(tree_flatten(model.model.parameters()))
     assert after.keys() == weights.keys()
     assert all(after[key] is weights[key] for key in weights)  # no copy, and none was changed
-
-
-def test_the_block_ends_well_whatever_happens(pair, folder, texts):
-    model, _ = pair
-    model.swap_adapter(folder / "shared1")
-    with pytest.raises(ZeroDivisionError), model.using(folder / "shared2"):
-        raise ZeroDivisionError
-    assert write(pair) == texts["shared1"]
-    with pytest.raises(UserError, match="none"), model.using("none"):
-        pass
-    with model.using(folder / "shared2"):
-        with pytest.raises(UserError, match=r"swap_adapter was called within using\(..\)"):
-            model.swap_adapter(None)
-        assert write(pair) == texts["shared2"]
-    model.swap_adapter(folder / "shared2")
-    assert write(pair) == texts["shared2"]
-
-
-def test_a_swap_changes_nothing_beside(pair, folder, texts):
-    model, tokenizer = pair
-    other = model.beside(folder / "lossless")
-    model.swap_adapter(folder / "shared1")
-    assert write(pair) == texts["shared1"]
-    assert write((other, tokenizer)) == texts["lossless"]
-    with model.using(folder / "lossless"):
-        assert write(pair) == texts["lossless"]
-    with pytest.raises(UserError, match=r"on a model of beside\(..\)"):
+    with pytest.raises(UserError, match="none"):
+        model.with_adapter("none")
+    with pytest.raises(UserError, match=r"called on a model of with_adapter\(..\)"):
         other.swap_adapter(None)
-
-
-def test_tasks_do_not_change_each_others_adapter(pair, folder, texts):
-    model, _ = pair
-    begun = asyncio.Event()
-
-    async def first():
-        with model.using(folder / "shared1"):
-            begun.set()
-            await asyncio.sleep(0)
-            return write(pair)
-
-    async def second():
-        await begun.wait()
-        with model.using(folder / "shared2"):
-            return write(pair)
-
-    async def both():
-        return await asyncio.gather(first(), second(), return_exceptions=True)
-
-    found = asyncio.run(both())
-    assert found[0] == texts["shared1"]
-    assert "using(..) was called while another task" in str(found[1])
-    assert model.adapter is None
-    assert write(pair) == texts[None]
 
 
 def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch):
@@ -159,7 +111,7 @@ def test_adapters_that_have_written_take_the_bytes_of_their_files_alone(folder):
     write([None])
     before = bytes_over(0)
     for name in names:
-        model.beside(name)
+        model.with_adapter(name)
     held = bytes_over(before)
     files = [file for name in names for file in name.glob("*.safetensors")]
     assert held <= 1.1 * sum(file.stat().st_size for file in files)

@@ -339,6 +339,8 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
         if first.adapter != adapter:
             adapter = first.adapter
             mounted = base.mount(None if adapter is None else bundled.adapter_path(adapter))
+            for other in heads.values():  # they guess above the same LoRA
+                other.model = mounted.model.model
         # Rows that were read are one model's alone: heads do not know of the LoRA under them.
         mounted = replace(mounted, read=PromptCache() if asked.acceptance else None)
         own = [one for one in questions if one.task in {each.task for each in some}]

@@ -7,7 +7,7 @@ from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
 
 from specstream_mlx import SpeculativeModel
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
-from specstream_mlx.adapters.mounting import activations_dtype
+from specstream_mlx.adapters.lora import activations_dtype
 from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json

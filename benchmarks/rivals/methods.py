@@ -201,8 +201,8 @@ def mounted_heads(
 
 
 def _with_streams(model: SpeculativeModel, directory: Path) -> SpeculativeModel:
-    """A model with other lossless streams; LoRA that is mounted afterwards is under them too."""
-    found = read_adapter(directory, model.model, model.config, full=True)
+    """A model with other lossless streams."""
+    found = read_adapter(directory, model.base, model.config, full=True)
     mode = found.stream_config.mode if found.stream_config else None
     if found.lora or mode != "lossless":
         raise UserError(

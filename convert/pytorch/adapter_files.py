@@ -15,12 +15,12 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specstream_mlx.adapters.description import AdapterDescription
-from specstream_mlx.adapters.torch_files import (
+from specstream_mlx.adapters.description import (
     LORA_CONFIG,
     LORA_TENSORS,
     STREAM_CONFIG,
     STREAM_TENSORS,
+    AdapterDescription,
     tensor_file,
 )
 from specstream_mlx.errors import VOCABULARY, UserError

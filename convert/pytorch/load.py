@@ -20,11 +20,12 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specstream_mlx.adapters.description import check_vocabulary, describe
-from specstream_mlx.adapters.torch_files import (
+from specstream_mlx.adapters.description import (
     LORA_CONFIG,
     LORA_TENSORS,
     STREAM_TENSORS,
+    check_vocabulary,
+    describe,
     tensor_file,
 )
 from specstream_mlx.errors import VOCABULARY, UserError, shown

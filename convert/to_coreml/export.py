@@ -10,8 +10,7 @@ from pathlib import Path
 from mlx.utils import tree_flatten
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.adapters.files import read_adapter
-from specstream_mlx.adapters.mounting import as_mounted, mount
+from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import not_finite, staged_directory
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
@@ -99,12 +98,9 @@ def export(
     unfit = not_finite(dict(tree_flatten(base.parameters())))
     if unfit is not None:
         raise UserError(f"{model}: {unfit} is not finite")
-    previous = None
     for name, path in zip(names, adapters, strict=True):
-        adapter = as_mounted(base, read_adapter(path, base, config))
-        streams = mount(base, adapter, previous)
-        builder.add(name, base, streams, done=function_done)
-        previous = adapter
+        own, _, streams = mounted(base, read_adapter(path, base, config))
+        builder.add(name, own, streams, done=function_done)
     if not adapters:
         builder.add(BASE, base, None, done=function_done)
     facts = {

@@ -20,10 +20,10 @@ from specstream_mlx.adapters.description import (
     AdapterDescription,
     check_vocabulary,
     describe,
+    tensor_file,
 )
 from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
-from specstream_mlx.adapters.torch_files import tensor_file
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.loading import read_config, read_model

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from specstream_mlx.adapters.description import LORA_CONFIG, LORA_TENSORS, tensor_file
 from specstream_mlx.adapters.files import LoraPart
 from specstream_mlx.adapters.lora import (
     adaptable_modules,
@@ -22,7 +23,6 @@ from specstream_mlx.adapters.lora import (
     place_in_layer,
     selected_modules,
 )
-from specstream_mlx.adapters.torch_files import LORA_CONFIG, LORA_TENSORS, tensor_file
 from specstream_mlx.errors import UserError, check_integer, is_number, shown
 from specstream_mlx.files import read_json
 from specstream_mlx.models.architectures import architecture_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from specstream_mlx.adapters.torch_files import tensor_file
+from specstream_mlx.adapters.description import tensor_file
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import read_arrays as read_safetensors
 

@@ -1,7 +1,7 @@
 """The description of an adapter directory: its configuration, and headers of its tensors.
 
-It covers directories in MLX's format (see ``files``) and of the PyTorch side (``torch_files``). No
-weights are read, and MLX is not imported.
+It covers directories in MLX's format (see ``files``) and those of the PyTorch side. No weights are
+read, and MLX is not imported.
 """
 
 import os
@@ -16,12 +16,16 @@ from ..files import Headers, check_tensors, read_json, short, tensor_headers
 from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
 from ..stream_config import StreamConfig
-from .torch_files import LORA_TENSORS, STREAM_CONFIG
 
 ADAPTER_CONFIG = "adapter_config.json"
 LORA_FILE = "adapters.safetensors"
 STREAM_FILE = "speculative_streaming.safetensors"
 STREAM_KEY = "speculative_streaming"
+
+LORA_CONFIG = "adapter_config.json"  # of the PyTorch side, as these
+LORA_TENSORS = "adapter_model.safetensors"
+STREAM_CONFIG = "speculative_streaming.json"
+STREAM_TENSORS = "speculative_streaming.safetensors"
 
 ADAPTER_FILES = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE))))
 """Matches the names of an adapter directory's files in MLX's format."""
@@ -50,7 +54,7 @@ class AdapterDescription:
 
     @property
     def is_peft(self) -> bool:
-        """True if LoRA is in PEFT's format; it may be in mlx-lm's on the PyTorch side too."""
+        """Whether LoRA is in PEFT's format; it may be in mlx-lm's on the PyTorch side too."""
         return "peft_type" in self.config
 
     @property
@@ -71,17 +75,12 @@ class AdapterDescription:
             return self.path / LORA_TENSORS
         return path if os.path.lexists(path := self.path / LORA_FILE) else None
 
-    @property
-    def _stream_config_path(self) -> Path:
-        """The file that describes the streams."""
-        return self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
-
     def check_base(self, base_config: Mapping[str, Any]) -> None:
         """Check that the streams were made for a base."""
         streams = self.stream_config
         if streams is None:
             return
-        where = self._stream_config_path
+        where = self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
         found, expected = streams.base_fingerprint, fingerprint(base_config)
         if found and found != expected:
             raise UserError(
@@ -152,12 +151,17 @@ def describe(directory: str | Path) -> AdapterDescription:
     if not os.path.lexists(config_path) and not torch_streams:
         raise UserError(f"{path} has neither {STREAM_CONFIG} nor {ADAPTER_CONFIG}")
     config = read_json(config_path) if os.path.lexists(config_path) else {}
+    where, values = f"{config_path}: {STREAM_KEY}", config.get(STREAM_KEY)
     if torch_streams:
-        streams = _stream_config(str(stream_path), read_json(stream_path))
-    elif STREAM_KEY in config:
-        streams = _stream_config(f"{config_path}: {STREAM_KEY}", config[STREAM_KEY])
-    else:
-        streams = None
+        where, values = str(stream_path), read_json(stream_path)
+    streams = None
+    if torch_streams or STREAM_KEY in config:
+        if not isinstance(values, dict):
+            raise UserError(f"{where} is {shown(values)}, expected an object")
+        try:
+            streams = StreamConfig.from_dict(values)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
     torch_side = torch_streams or "peft_type" in config
     return AdapterDescription(path, config, streams, "pytorch" if torch_side else "mlx")
 
@@ -171,13 +175,10 @@ def check_vocabulary(path: Path, ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def _stream_config(where: str, values: Any) -> StreamConfig:
-    if not isinstance(values, dict):
-        raise UserError(f"{where} is {shown(values)}, expected an object")
-    try:
-        return StreamConfig.from_dict(values)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+def tensor_file(path: Path) -> Path:
+    """Return ``path``, or torch's ``.bin`` or ``.pt`` file of that name if only that exists."""
+    choices = (path, path.with_suffix(".bin"), path.with_suffix(".pt"))
+    return next((choice for choice in choices if choice.is_file()), path)
 
 
 def _headers(path: Path) -> Headers:

@@ -8,16 +8,20 @@ tensors have a file of their own because mlx-lm refuses tensors that it does not
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..errors import VOCABULARY, UserError, shown
 from ..files import check_tensors, read_arrays, tensor_headers
+from ..models.streams import Streams
+from ..models.twin import twin
 from ..stream_config import StreamConfig
 from .description import (
     ADAPTER_CONFIG,
@@ -28,7 +32,7 @@ from .description import (
     check_vocabulary,
     describe,
 )
-from .lora import adapter_shapes, base_weights, own_parts, selected_modules
+from .lora import activations_dtype, adapter_shapes, own_parts, put_on, selected_modules
 
 FULL = "full"
 """``fine_tune_type`` of an adapter that holds weights of the base's layers, tuned."""
@@ -75,7 +79,7 @@ def read_adapter(
 
     Args:
         directory: the adapter directory.
-        model: the base as an mlx-lm model, with or without LoRA mounted.
+        model: the base as an mlx-lm model, without LoRA.
         base_config: the base's ``config.json``.
         full: whether it may hold tuned weights instead of LoRA.
 
@@ -100,13 +104,8 @@ def read_adapter(
     if file and VOCABULARY in stream_tensors:
         ids: Any = stream_tensors[VOCABULARY].tolist()
         check_vocabulary(file, ids, base_config["vocab_size"])
-    return Adapter(
-        path=description.path,
-        config=description.config,
-        stream_config=description.stream_config,
-        lora=lora,
-        stream_tensors=stream_tensors,
-    )
+    config, streams = description.config, description.stream_config
+    return Adapter(description.path, config, streams, lora, stream_tensors)
 
 
 def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
@@ -126,7 +125,7 @@ def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx
 def _read_full(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
     """Read tuned weights by the names of those that they replace, as mlx_lm does."""
     path = description.path / LORA_FILE
-    headers, own = tensor_headers(path), base_weights(model)
+    headers, own = tensor_headers(path), dict(tree_flatten(model.parameters()))
     check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
     return read_arrays(path)
 
@@ -158,6 +157,47 @@ def _expected_lora(
             )
         expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
     return expected
+
+
+def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Streams | None]:
+    """Make a model with an adapter around the base's weights.
+
+    Tensors get the dtype of the activations; tuned weights that of those which they replace. DoRA's
+    magnitudes m stay exact: they multiply the whole output, not a small addition.
+
+    Args:
+        base: without an adapter; it is never changed.
+        adapter: read for this base.
+
+    Returns:
+        The model, which is the base itself where there is no LoRA; the adapter with the tensors as
+        they are mounted; and its streams, if it has any.
+    """
+    dtype, own = activations_dtype(base), dict(tree_flatten(base.parameters()))
+
+    def cast(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        return {
+            name: one.astype(own[name].dtype if name in own else dtype)
+            if not name.endswith((".m", VOCABULARY))
+            else one
+            for name, one in tensors.items()
+        }
+
+    adapter = replace(adapter, lora=cast(adapter.lora), stream_tensors=cast(adapter.stream_tensors))
+    model, streams = base, None
+    if adapter.lora:
+        model, config = twin(base), adapter.config
+        if not adapter.is_full:
+            dora = config.get("fine_tune_type") == "dora"
+            put_on(model, config["num_layers"], config["lora_parameters"], dora)
+        model.load_weights([*adapter.lora.items()], strict=False)
+    if adapter.stream_config is not None:
+        streams = Streams(adapter.stream_config)
+        streams.load_weights([*adapter.stream_tensors.items()])
+        mx.eval(streams.parameters())
+    model.eval()
+    mx.eval(model.parameters())
+    return model, adapter, streams
 
 
 def lora_digest(adapter: Adapter | None) -> str | None:

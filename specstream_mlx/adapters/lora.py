@@ -1,4 +1,4 @@
-"""mlx-lm's LoRA and DoRA on a model: the modules that take it, their tensors, mounting.
+"""mlx-lm's LoRA and DoRA: the modules that take it, their tensors, and a model with an adapter.
 
 An adapter's ``keys`` are module names within a layer, looked up in the last ``num_layers`` layers,
 or full names within the model, looked up anywhere; without ``keys`` every linear, expert and
@@ -10,10 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
-from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..distributed.lora import Sharded
@@ -22,44 +20,12 @@ from ..hardware.cpu.products import use_fewer_operations
 _LINEAR = (nn.Linear, nn.QuantizedLinear, Sharded)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
-_AROUND_LINEAR = (LoRALinear, LoRASwitchLinear, DoRALinear)
-_AROUND_EMBEDDING = (LoRAEmbedding, DoRAEmbedding)
-
-
-def _mounted(model: nn.Module) -> dict[str, tuple[str, nn.Module]]:
-    """Return the base module's full name, and the base module, by name of LoRA or DoRA layer."""
-    mounted = {}
-    for name, module in model.named_modules():
-        if isinstance(module, _AROUND_LINEAR):
-            mounted[name] = (f"{name}.linear", module.linear)
-        elif isinstance(module, _AROUND_EMBEDDING):
-            mounted[name] = (f"{name}.embedding", module.embedding)
-    return mounted
 
 
 def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Find linear, expert and embedding modules by name, also those within LoRA layers."""
-    mounted = _mounted(model)
-    inner = {name for name, _ in mounted.values()}
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (*_LINEAR, *_EXPERTS, *_EMBEDDING)) and name not in inner
-    }
-    return modules | {name: module for name, (_, module) in mounted.items()}
-
-
-def base_weights(model: nn.Module) -> dict[str, mx.array]:
-    """Return the base's own weights by the names that they have without LoRA."""
-    around = _mounted(model)
-    named = {inner: name for name, (inner, _) in around.items()}
-    return {
-        f"{named.get(path, path)}.{key}": value
-        for path, module in model.named_modules()
-        if path not in around
-        for key, value in module.items()
-        if isinstance(value, mx.array)
-    }
+    """Find a base's linear, expert and embedding modules by name."""
+    kinds = (*_LINEAR, *_EXPERTS, *_EMBEDDING)
+    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def place_in_layer(name: str) -> tuple[int, str] | None:
@@ -86,7 +52,7 @@ def selected_modules(
 
 
 def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of the tensors that mlx-lm trains beside ``module``."""
+    """Return name and shape of the tensors that mlx-lm trains for ``module``."""
     rows, columns = module.weight.shape[-2:]
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
         columns = columns * 32 // module.bits
@@ -114,15 +80,15 @@ def own_parts(model: nn.Module, lora: Mapping[str, mx.array]) -> dict[str, mx.ar
     return parts
 
 
+# A model with an adapter --------------------------------------------------------------------
+
+
 def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dora: bool) -> None:
     """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place."""
     linear_to_lora_layers(model, num_layers, {**parameters, "dropout": 0.0}, dora)
     use_fewer_operations(model)
 
 
-def unmount(model: nn.Module) -> None:
-    """Take LoRA and DoRA layers off ``model``, which is changed in place."""
-    mounted = _mounted(model)
-    if mounted:
-        originals = [(name, module) for name, (_, module) in mounted.items()]
-        model.update_modules(tree_unflatten(originals))
+def activations_dtype(model: nn.Module) -> mx.Dtype:
+    """Return the dtype of a model's activations, which its adapters get."""
+    return next(p.dtype for n, p in dict(tree_flatten(model.parameters())).items() if "norm" in n)

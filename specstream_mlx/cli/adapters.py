@@ -228,7 +228,7 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
     """
 
     from .. import demonstration
-    from ..adapters.mounting import activations_dtype
+    from ..adapters.lora import activations_dtype
     from ..hardware.weights import hold_weights
     from ..loading import model_directory, read_model, weight_files
 

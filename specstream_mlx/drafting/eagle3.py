@@ -21,7 +21,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
-from ..adapters.mounting import activations_dtype
+from ..adapters.lora import activations_dtype
 from ..engine.borrowed_model import BorrowedModel, rope_at
 from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, OwnRows, Rank
 from ..engine.guess import guess

@@ -9,7 +9,6 @@ adapter has not.
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
@@ -23,6 +22,7 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from ..errors import VOCABULARY
 from ..models.streams import Streams
+from ..models.twin import twin
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
 
@@ -113,26 +113,6 @@ def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
     return Layout(weights, scales, fields, model if others else None)
 
 
-def with_same_weights(model: nn.Module) -> nn.Module:
-    """A model of modules of its own, on which LoRA can be mounted, with the same arrays."""
-    made: dict[int, Any] = {}
-
-    def twin(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(twin, value))
-        if type(value) is dict:
-            return {name: twin(item) for name, item in value.items()}
-        if not isinstance(value, nn.Module):
-            return value
-        if id(value) not in made:
-            made[id(value)] = module = copy(value)
-            for name, item in value.items():
-                module[name] = twin(item)
-        return made[id(value)]
-
-    return twin(model)
-
-
 class Gathered:
     """A model whose LoRA and streams are, for each sequence, those of its own adapter.
 
@@ -144,7 +124,7 @@ class Gathered:
         first = max(adapters, key=lambda one: len(one.lora))
         streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
         self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
-        self._model = with_same_weights(first.model)
+        self._model = twin(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)

@@ -36,5 +36,5 @@ def resident(
     models = {BASE: base}
     for name, directory in adapters.items():
         check_name(name)
-        models[f"{BASE}:{name}"] = base.beside(directory)
+        models[f"{BASE}:{name}"] = base.with_adapter(directory)
     return models

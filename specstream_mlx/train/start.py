@@ -14,6 +14,7 @@ from ..adapters.files import Adapter, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
+from ..models.twin import twin
 from ..stream_config import StreamConfig
 from .items import Item, most_frequent
 from .parameters import initial_streams
@@ -66,7 +67,8 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
     Raises:
         UserError: ``init_adapter`` cannot be read, or a setting does not fit the base.
     """
-    model, layers = base.model, len(base.model.layers)
+    base.model = model = twin(base.base)  # LoRA is put on it
+    layers = len(model.layers)
     mx.random.seed(settings.seed)
     model.freeze()
     adapter = None

