@@ -23,17 +23,16 @@ from statistics import geometric_mean
 from typing import Any
 
 from specstream_mlx import SpeculativeModel, UserError
-from specstream_mlx.drafting import constants, rule, settings
+from specstream_mlx.drafting import Planner, calibration, ngram, rule, settings
 from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.rule import AutoDrafting, new_pace, places_of
+from specstream_mlx.drafting.rule import RulePlanner, new_pace, places_of
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
+from specstream_mlx.kv_store import PromptCache
 from specstream_mlx.options import most_tokens
-from specstream_mlx.prompt_cache import PromptCache
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.scheduler import Request, decode
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -44,35 +43,35 @@ from .runner import Base, streams_of
 from .texts import INSTRUCTIONS, PROSE, WRITERS, Texts, adapter_of, texts_a_task
 
 VARIANTS: dict[str, tuple[Any, str, Any]] = {
-    "memory of r: 32 tokens": (constants, "RATE_MEMORY", 32.0),
-    "memory of r: 512 tokens": (constants, "RATE_MEMORY", 512.0),
-    "r starts at 1 in shared mode": (constants, "SHARED_RATE", 1.0),
-    "r starts at 2 in shared mode": (constants, "SHARED_RATE", 2.0),
-    "v: 4 steps": (constants, "VALUE_MEMORY", 4),
-    "v: 32 steps": (constants, "VALUE_MEMORY", 32),
-    "its start in a text weighs 4": (constants, "VALUE_WEIGHT", 4),
-    "its start is of 16 steps": (constants, "PACE_VALUE_MEMORY", 16),
-    "v starts at 0.25": (constants, "VALUE", 0.25),
-    "v starts at 1": (constants, "VALUE", 1.0),
-    "and weighs 2": (constants, "PACE_VALUE_WEIGHT", 2),
-    "no trials of streams": (constants, "TRIALS", 0.0),
-    "trials: for 0.1% of the tokens": (constants, "TRIALS", 0.001),
-    "trials: for 1% of the tokens": (constants, "TRIALS", 0.01),
-    "averages start at 0.7": (constants, "START", 0.7),
-    "averages start at 0.9": (constants, "START", 0.9),
-    "averages weigh 4 at first": (constants, "WEIGHT", 4.0),
-    "averages remember 8 guesses": (constants, "MEMORY", 8.0),
-    "averages remember 64 guesses": (constants, "MEMORY", 64.0),
-    "lookup priors .4 .65 .75 .8": (constants, "PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
-    "lookup priors .2 .4 .55 .65": (constants, "PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
-    "lookup prior .5 throughout": (constants, "PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
-    "lookup priors weigh 2": (constants, "PRIOR_WEIGHT", 2),
-    "lookup priors weigh 12": (constants, "PRIOR_WEIGHT", 12),
-    "lookup remembers 16": (constants, "LOOKUP_MEMORY", 16),
+    "memory of r: 32 tokens": (rule, "RATE_MEMORY", 32.0),
+    "memory of r: 512 tokens": (rule, "RATE_MEMORY", 512.0),
+    "r starts at 1 in shared mode": (rule, "SHARED_RATE", 1.0),
+    "r starts at 2 in shared mode": (rule, "SHARED_RATE", 2.0),
+    "v: 4 steps": (rule, "VALUE_MEMORY", 4),
+    "v: 32 steps": (rule, "VALUE_MEMORY", 32),
+    "its start in a text weighs 4": (rule, "VALUE_WEIGHT", 4),
+    "its start is of 16 steps": (rule, "PACE_VALUE_MEMORY", 16),
+    "v starts at 0.25": (rule, "VALUE", 0.25),
+    "v starts at 1": (rule, "VALUE", 1.0),
+    "and weighs 2": (rule, "PACE_VALUE_WEIGHT", 2),
+    "no trials of streams": (rule, "TRIALS", 0.0),
+    "trials: for 0.1% of the tokens": (rule, "TRIALS", 0.001),
+    "trials: for 1% of the tokens": (rule, "TRIALS", 0.01),
+    "averages start at 0.7": (calibration, "START", 0.7),
+    "averages start at 0.9": (calibration, "START", 0.9),
+    "averages weigh 4 at first": (calibration, "WEIGHT", 4.0),
+    "averages remember 8 guesses": (calibration, "MEMORY", 8.0),
+    "averages remember 64 guesses": (calibration, "MEMORY", 64.0),
+    "lookup priors .4 .65 .75 .8": (ngram, "PRIORS", (0.0, 0.4, 0.65, 0.75, 0.8)),
+    "lookup priors .2 .4 .55 .65": (ngram, "PRIORS", (0.0, 0.2, 0.4, 0.55, 0.65)),
+    "lookup prior .5 throughout": (ngram, "PRIORS", (0.0, 0.5, 0.5, 0.5, 0.5)),
+    "lookup priors weigh 2": (calibration, "PRIOR_WEIGHT", 2),
+    "lookup priors weigh 12": (calibration, "PRIOR_WEIGHT", 12),
+    "lookup remembers 16": (calibration, "LOOKUP_MEMORY", 16),
     "lookup to depth 6": (settings, "USUAL", Proposers(lookup_size=6)),
     "lookup of 3-grams": (settings, "USUAL", Proposers(lookup_ngram=3)),
     "8 nodes at most": (rule, "MOST_NODES", 8),
-    "nodes above 0.1": (constants, "LEAST", math.log(0.1)),
+    "nodes above 0.1": (rule, "LEAST", math.log(0.1)),
 }
 """What is changed, one constant at a time."""
 
@@ -98,11 +97,11 @@ class Recording:
     guesses: list[StreamGuesses]
 
 
-class _Recorder:
+class _Recorder(Planner):
     """Plans one token a step with all streams."""
 
     def __init__(self, streams: StreamConfig) -> None:
-        self._plan_of = DraftSettings(tree_width=constants.WIDTH).plans(streams)
+        self._plan_of = DraftSettings(tree_width=rule.WIDTH).plans(streams)
         self.guesses: list[StreamGuesses] = []
 
     def first(self, root: int) -> Plan:
@@ -147,7 +146,7 @@ def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig
     pace, usual, worth = new_pace(costs, streams), settings.USUAL, []
     for text in texts:
         proposers = [make(Material(text.prompt)) for make in usual.makers]
-        worth.append(_simulate_one(text, AutoDrafting(pace, streams, 1 << 30, proposers)))
+        worth.append(_simulate_one(text, RulePlanner(pace, streams, 1 << 30, proposers)))
     return worth
 
 
@@ -164,7 +163,7 @@ def assumed(streams: StreamConfig) -> dict[str, StepCosts]:
     return {"dear rows": dear, "cheap rows": little}
 
 
-def _simulate_one(text: Recording, drafting: AutoDrafting) -> float:
+def _simulate_one(text: Recording, drafting: RulePlanner) -> float:
     curve = drafting.pace.costs.curve
     at, time, ahead = 0, 0.0, False  # the first step counts as the prompt's
     plan = drafting.first(text.prompt[-1])

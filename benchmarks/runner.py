@@ -39,10 +39,10 @@ from specstream_mlx import (
     load,
     stream_generate,
 )
-from specstream_mlx.drafting import Drafting
-from specstream_mlx.drafting.fixed import fixed_drafting
+from specstream_mlx.drafting import Planner
+from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.rule import AutoDrafting, auto_drafting, new_pace, pace_of
+from specstream_mlx.drafting.rule import RulePlanner, new_pace, pace_of, rule_planner
 from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import NOTHING_VERIFIED, Plan, Verified
@@ -149,15 +149,15 @@ ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
 
 
 @dataclass
-class _Noted:
-    """A drafting that notes its plans, for counting behind the generation.
+class _Noted(Planner):
+    """A planner that notes its plans, for counting behind the generation.
 
     Attributes:
         make: makes what plans, for the text's verify rule; ``None``: tokens are not drawn.
         calls: what steps wrote, and the guesses that they were planned from.
     """
 
-    make: Callable[[VerifyRule | None], Drafting]
+    make: Callable[[VerifyRule | None], Planner]
     calls: list[tuple[tuple[int, ...], StreamGuesses]] = field(default_factory=list)
     _guesses: StreamGuesses = NO_GUESSES
     _rule: VerifyRule | None = None
@@ -289,14 +289,14 @@ class Mounted:
             used = self.model.guessing if drafts.streams else None
             pace = new_pace(pace_of(self.model).costs, used)
 
-        def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Drafting:
+        def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Planner:
             if drafts is None:
-                return auto_drafting(self.model, prompt, rule=rule)
+                return rule_planner(self.model, prompt, rule=rule)
             if isinstance(drafts, DraftSettings):
-                return fixed_drafting(drafts, self.model, prompt, rule)
+                return fixed_planner(drafts, self.model, prompt, rule)
             material = Material(prompt, self.model, rule)
             proposers = [make(material) for make in drafts.proposers.makers]
-            return AutoDrafting(pace, used, self.model.config["vocab_size"], proposers)
+            return RulePlanner(pace, used, self.model.config["vocab_size"], proposers)
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()

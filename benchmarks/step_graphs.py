@@ -35,7 +35,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import DraftSettings, SpeculativeModel
-from specstream_mlx.drafting.fixed import fixed_drafting
+from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
@@ -43,10 +43,9 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import Mode
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
-from specstream_mlx.loop import steps
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
-from specstream_mlx.request import Request
+from specstream_mlx.scheduler import Request, TokenSequence, steps_of
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import StreamSettings
@@ -334,7 +333,8 @@ def step_graph(
     """A step of ours behind a context."""
     decoder = _Uncomputed(model)
     decoder.prefill(mx.zeros((context,), mx.int32))
-    run = steps(decoder, Request([0], settings), fixed_drafting(settings, model, [0]))
+    request = Request([0], fixed_planner(settings, model, [0]))
+    run = steps_of(TokenSequence(None, request, decoder))
     found, milliseconds = measured(decoder.graphs, run, timed)
     with as_on_a_gpu(lambda *_: None):
         rows = rows_of(next(run).plan)

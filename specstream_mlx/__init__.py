@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .generation import astream_generate as astream_generate
     from .generation import generate as generate
     from .generation import stream_generate as stream_generate
+    from .kv_store import PromptCache as PromptCache
     from .loading import SpeculativeModel as SpeculativeModel
     from .loading import load as load
-    from .prompt_cache import PromptCache as PromptCache
     from .stream_config import StreamConfig as StreamConfig
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ _HOMES = {
     "Chat": "chat",
     "DraftSettings": "drafting.settings",
     "GenerationResponse": "generation",
-    "PromptCache": "prompt_cache",
+    "PromptCache": "kv_store",
     "Sampling": "engine.sampling",
     "SpeculativeModel": "loading",
     "StreamConfig": "stream_config",

@@ -5,7 +5,7 @@ the likeliest token of every stream (arXiv 2402.11131, App. L).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,15 +20,21 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
+from .generation import check_kv_size, refuse_stream
 from .hardware import device
+from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .loop import Text
 from .options import check_arguments, checked
-from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
-from .refused import check_kv_size, refuse_others
-from .request import Request, Step
-from .scheduler import Scheduler, check_side_by_side, fill, share_a_pass
+from .scheduler import (
+    Request,
+    Scheduler,
+    Step,
+    TokenSequence,
+    check_side_by_side,
+    fill,
+    share_a_pass,
+)
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 """Default settings of a batch: chains, since rows are dear there."""
@@ -88,14 +94,12 @@ def batch_generate(
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
 
     Every text is what ``generate`` writes for its prompt alone. The arguments up to ``stream`` are
-    mlx_lm's.
+    mlx_lm's; those that are not listed are as for ``stream_generate``.
 
     Args:
-        model: from ``load``.
-        tokenizer: from ``load``.
         prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``. An empty
             list gives an empty response.
-        prompt_caches: for each prompt ``None`` or a list of mlx_lm's caches, behind whose rows it
+        prompt_caches: for each prompt ``None`` or a list of mlx_lm's caches, after whose rows it
             goes; they are not changed.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
         verbose: print the number of texts that have ended, as it grows, and figures.
@@ -104,16 +108,14 @@ def batch_generate(
         return_logprobs: also return the log-probability of each token.
         sampler: draws the tokens of all texts. Not a ``keyed_sampler``, with which several
             texts would draw with the same noise: see ``samplers``.
-        logits_processors: functions of (tokens, logits), for all texts.
+        logits_processors: for all texts.
         completion_batch_size: the most texts at once; others join as these end.
         prefill_batch_size: raises ``completion_batch_size`` to at least itself, as in mlx_lm;
             prompts are read one after another.
-        prefill_step_size: number of prompt tokens per pass.
-        max_kv_size, stream: see ``stream_generate``.
-        samplers: a sampler for each text, see ``stream_generate``; ``None``, for all or one: take
-            the likeliest token. Each ``keyed_sampler`` should have a seed of its own.
-        adapters: an adapter for each text, a directory or a name, see ``SpeculativeModel.beside``;
-            ``None``, for all or one: what is mounted. Texts whose adapters fit each other go
+        samplers: a sampler for each text; ``None``, for all or one: take the likeliest token. Each
+            ``keyed_sampler`` should have a seed of its own.
+        adapters: an adapter for each text, a directory or a name, see ``with_adapter`` of the
+            model; ``None``, for all or one: what is mounted. Texts whose adapters fit each other go
             through one pass, others one after the other.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
@@ -124,7 +126,7 @@ def batch_generate(
             sampler, adapter or cache for each prompt; or the model cannot run in batches: it has
             sliding windows, learned positions, or an attention that takes no mask per sequence.
     """
-    refuse_others(stream)
+    refuse_stream(stream)
     check_side_by_side(model)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -167,7 +169,7 @@ def batch_generate(
         settings = chosen_drafts(None, **(vars(settings) if settings else {}) | overrides)
     else:
         raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Proposers or None")
-    kept = return_prompt_caches or prompt_caches is not None
+    keeps = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(
             prompt,
@@ -177,25 +179,24 @@ def batch_generate(
             prefill_step_size=prefill_step_size,
             sampler=sampler,
             logits_processors=logits_processors,
-            prompt_cache=cache if kept else None,
+            prompt_cache=cache if keeps else None,
         )
         for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
     ]
-    texts = [_Text(*pair) for pair in zip(models, requests, strict=True)]
+    texts = [_Text(*pair, return_logprobs) for pair in zip(models, requests, strict=True)]
     for text in texts:
         text.request.check(text.model)
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
-
-    def report() -> None:
-        done = sum(bool(text.reason) for text in texts)
-        print(f"[batch_generate] Finished processing {done}/{count} ...", end="\r")
-
-    ended = report if verbose else _nobody
-    ended()
+    ended = 0
+    if verbose:
+        print(_PROGRESS.format(ended, count), end="\r")
     with device.wired(model.model):
-        for group in _sharing(texts):
-            _write(group, size, stats, return_logprobs, ended)
+        for group in _groups(texts):
+            for _ in _written(group, size, stats):
+                ended += 1
+                if verbose:
+                    print(_PROGRESS.format(ended, count), end="\r")
         if return_prompt_caches:
             for text, cache in zip(texts, begun, strict=True):
                 fill(cache, text.model, text.rows, prefill_step_size)
@@ -204,8 +205,15 @@ def batch_generate(
         stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
     stats.peak_memory = mx.get_peak_memory() / 1e9
     if verbose:
-        print(f"[batch_generate] Finished processing {count}/{count}")
-        _print_figures(stats)
+        print(
+            f"[batch_generate] Finished processing {count}/{count}\n"
+            f"[batch_generate] Prompt: {stats.prompt_tokens} tokens, "
+            f"{stats.prompt_tps:.3f} tokens-per-sec\n"
+            f"[batch_generate] Generation: {stats.generation_tokens} tokens, "
+            f"{stats.generation_tps:.3f} tokens-per-sec\n"
+            f"[batch_generate] Peak memory: {stats.peak_memory:.3f} GB\n"
+            f"[batch_generate] Accepted length: {stats.accepted_length:.2f}"
+        )
     return BatchResponse(
         [tokenizer.decode(text.tokens) for text in texts],
         stats,
@@ -214,6 +222,9 @@ def batch_generate(
         logprobs=[text.log_probs for text in texts] if return_logprobs else None,
         finish_reasons=[text.reason for text in texts],
     )
+
+
+_PROGRESS = "[batch_generate] Finished processing {}/{} ..."
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
@@ -227,38 +238,22 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
     return list(values)
 
 
-def _nobody() -> None:
-    """Report nothing."""
-
-
-def _print_figures(stats: BatchStats) -> None:
-    """Print mlx_lm's figures and the accepted length."""
-    print(
-        f"[batch_generate] Prompt: {stats.prompt_tokens} tokens, "
-        f"{stats.prompt_tps:.3f} tokens-per-sec\n"
-        f"[batch_generate] Generation: {stats.generation_tokens} tokens, "
-        f"{stats.generation_tps:.3f} tokens-per-sec\n"
-        f"[batch_generate] Peak memory: {stats.peak_memory:.3f} GB\n"
-        f"[batch_generate] Accepted length: {stats.accepted_length:.2f}"
-    )
-
-
 @dataclass
 class _Text:
-    """One prompt and the text behind it.
+    """One prompt and what is written after it.
 
     Attributes:
-        model: base and adapter.
-        request: the prompt and how to go on from it.
-        tokens: the text's token ids, without an end token.
-        end: the end token, if there was one.
-        log_probs: log-probabilities of ``tokens`` in nats, if they are asked for.
+        model, request: base and adapter, and the prompt and how to go on from it.
+        scored: whether log-probabilities are wanted.
+        tokens, end: the text's token ids, and its end token, if there was one.
+        log_probs: log-probabilities of ``tokens`` in nats.
         reason: the reason why the text ended; empty until then.
         calls: number of target calls that it was part of.
     """
 
     model: SpeculativeModel
     request: Request
+    scored: bool
     tokens: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -270,7 +265,7 @@ class _Text:
         """Token ids of prompt and text, an end token included."""
         return [*self.request.prompt, *self.tokens, *self.end]
 
-    def take(self, step: Step, log_probs: bool) -> None:
+    def take(self, step: Step) -> None:
         """Append a step's tokens until the text ends."""
         self.calls += 1
         before = len(self.tokens)
@@ -283,7 +278,7 @@ class _Text:
                 self.reason = "length"
                 break
         taken = self.tokens[before:]
-        if log_probs and taken:
+        if self.scored and taken:
             with mx.stream(device.generation_stream):
                 rows = step.log_probs()
                 assert rows is not None  # they are those of a model here
@@ -292,7 +287,7 @@ class _Text:
             self.log_probs += cast(list[float], chosen[:, 0].tolist())
 
 
-def _sharing(texts: Sequence[_Text]) -> list[list[_Text]]:
+def _groups(texts: Sequence[_Text]) -> list[list[_Text]]:
     """Group texts by what can go through one pass."""
     groups: list[list[_Text]] = []
     for text in texts:
@@ -305,34 +300,28 @@ def _sharing(texts: Sequence[_Text]) -> list[list[_Text]]:
     return groups
 
 
-def _write(
-    texts: Sequence[_Text],
-    size: int,
-    stats: BatchStats,
-    log_probs: bool,
-    ended: Callable[[], None],
-) -> None:
-    """Decode until every text has ended."""
-    start, scheduler = time.perf_counter(), Scheduler(texts[0].model)
+def _written(texts: Sequence[_Text], size: int, stats: BatchStats) -> Iterator[_Text]:
+    """Decode all texts, ``size`` at once; yields each as it ends."""
+    start, scheduler = time.perf_counter(), Scheduler()
     waiting, reading = list(texts), 0.0
-    going: dict[Text, _Text] = {}
+    going: dict[TokenSequence, _Text] = {}
 
     def fill_up() -> None:
         nonlocal reading
         began = time.perf_counter()
         while waiting and len(scheduler) < size:
             text = waiting.pop(0)
-            going[scheduler.join(text.request, text.model)] = text
+            going[scheduler.add(TokenSequence(text.model, text.request))] = text
         reading += time.perf_counter() - began
 
     fill_up()
     for steps in scheduler.steps():
         stats.generation_steps += 1
-        for one, step in steps:
-            text = going[one]
-            text.take(step, log_probs)
+        for sequence, step in steps:
+            text = going[sequence]
+            text.take(step)
             if text.reason:
-                ended()
+                yield text
         fill_up()
     stats.generation_tokens += sum(len(text.tokens) + len(text.end) for text in texts)
     stats.prompt_time += reading

@@ -1,7 +1,7 @@
 """What rank 0 decides for all ranks while texts are written: plans, and whether a step follows."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,16 @@ class Broadcast:
     and before every step that it follows, together with a checksum of all tokens so far.
 
     Args:
-        ranks: all ranks; ``None``: there is one process, which decides for itself.
+        ranks: all ranks.
     """
 
-    def __init__(self, ranks: Ranks | None = None):
+    def __init__(self, ranks: Ranks):
         self._ranks, self._checksum = ranks, 0
 
-    def plan(self, make: Callable[[], Plan]) -> Plan:
-        """The plan of a text's next step; ``make`` is called on rank 0 alone."""
-        if self._ranks is None:
-            return make()
-        if not self._ranks.is_first:
+    def plan(self, plan: Plan | None) -> Plan:
+        """Return rank 0's plan of a sequence's next step; the others have ``None``."""
+        if plan is None:
             return _plan(self._ranks.told("plan"))
-        plan = make()
         self._ranks.tell("plan", _values(plan))
         return plan
 
@@ -43,8 +40,6 @@ class Broadcast:
         Raises:
             UserError: rank 0 has written other tokens.
         """
-        if self._ranks is None:
-            return True
         self._checksum = zlib.crc32(np.array(tokens, np.int64).tobytes(), self._checksum)
         if self._ranks.is_first:
             self._ranks.tell("step", self._checksum)
@@ -56,7 +51,7 @@ class Broadcast:
 
     def over(self) -> None:
         """Tell the others that no step follows; they may have ended by themselves."""
-        if self._ranks is not None and self._ranks.is_first:
+        if self._ranks.is_first:
             self._ranks.tell("step", None)
 
 

@@ -7,8 +7,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .errors import UserError
 from .generation import GenerationResponse, stream_generate
+from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .prompt_cache import PromptCache
 from .prompts import in_template
 
 

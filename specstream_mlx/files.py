@@ -253,6 +253,26 @@ def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
     return None
 
 
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def sampled_digest(files: Sequence[Path]) -> str:
+    """Return a short digest of files: their sizes, and samples of what they hold.
+
+    The weights of a large model are not read for it. Another model, or other weights of the same
+    one, differ in the samples.
+    """
+    digest = sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for number in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
 def check_tensors(
     path: Path,
     found: Headers,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,22 +17,20 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting import Drafting
+from .drafting import Planner
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.kv import KVQuantization
 from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
-from .errors import UserError
+from .errors import UserError, shown
 from .hardware import device
+from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .models.architectures import text_limit
 from .options import checked
-from .prompt_cache import PromptCache
 from .prompts import Prompt, encode_prompt
-from .refused import check_kv_size, refuse_others
-from .request import Progress, Request, Step
-from .scheduler import decode, fill
+from .scheduler import Progress, Request, Step, decode, fill
 
 
 @dataclass
@@ -80,7 +78,7 @@ def stream_generate(
     prompt_progress_callback: Progress | None = None,
     input_embeddings: mx.array | None = None,
     num_draft_tokens: int = 2,
-    settings: DraftSettings | Proposers | Drafting | None = None,
+    settings: DraftSettings | Proposers | Planner | None = None,
     stop: Sequence[str] = (),
     verify: VerifyName | type[VerifyRule] | None = None,
     profile: Profile = NO_PROFILE,
@@ -93,8 +91,7 @@ def stream_generate(
     Args:
         model: from ``load``.
         tokenizer: from ``load``.
-        prompt: text, token ids, or the messages of a chat. Raw text is put into the mounted
-            adapter's template if it has one; see ``encode_prompt``.
+        prompt: text, token ids, or the messages of a chat; see ``encode_prompt``.
         max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
             ends where they do.
         draft_model: a second model with the same vocabulary, from ``load`` here or in mlx_lm, which
@@ -120,15 +117,15 @@ def stream_generate(
         num_draft_tokens: the most tokens that ``draft_model`` drafts ahead.
         settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
             rule drafts what is worth most in every step, by the cost of steps on this machine and
-            the hits of guesses in this text; ``lookup``, ``draft_model``
-            and ``proposers`` alone say of what.
+            the hits of guesses in this text; ``lookup``, ``draft_model`` and ``proposers`` alone
+            say of what. Or a ``drafting.Planner`` of one's own.
         stop: strings that end the text; only the text before the first of them is yielded.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
             to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy: its text is
             not distributed as the model's.
-        profile: a ``Profile``, which adds up the seconds of each part of the generation. To do so
-            it waits at the end of every part, which makes the generation slower.
+        profile: adds up the seconds of each part of the generation. To do so it waits at the end of
+            every part, which makes the generation slower and changes nothing else.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Yields:
@@ -139,7 +136,12 @@ def stream_generate(
             model, its KV cache or the verify rule; the prompt is empty or longer than the model's
             context; while generating, the sampler drew a token outside the vocabulary.
     """
-    refuse_others(stream, input_embeddings)
+    refuse_stream(stream)
+    if input_embeddings is not None:
+        raise UserError(
+            "input_embeddings were given, but drafts and their checks are of tokens, expected a "
+            "prompt of token ids"
+        )
     if draft_model is not None:
         overrides |= {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens}
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -164,7 +166,7 @@ def stream_generate(
         settings = chosen_drafts(verify, **(vars(settings) if settings else {}) | overrides)
     elif overrides:
         raise UserError(
-            f"settings is a drafting and {next(iter(overrides))} was given too, expected one"
+            f"settings is a planner and {next(iter(overrides))} was given too, expected one"
         )
     request = Request(
         ids,
@@ -180,10 +182,55 @@ def stream_generate(
         progress=prompt_progress_callback,
         profile=profile,
     )
-    responses = _wired(model, respond(tokenizer, request, decode(model, request), stop))
-    if caches is None or prompt_cache is None:
-        return responses
-    return _handed_over(responses, model, request, prompt_cache, caches)
+    return _responses(model, tokenizer, request, decode(model, request), stop, caches)
+
+
+def refuse_stream(stream: Any) -> None:
+    """Refuse a stream of MLX's other than mlx_lm's."""
+    if stream is not None and stream is not device.generation_stream:
+        raise UserError(
+            f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
+        )
+
+
+def check_kv_size(
+    model: SpeculativeModel, max_kv_size: int | None, prompt_tokens: int, max_tokens: int
+) -> None:
+    """Check that a text fits into ``max_kv_size`` rows, so that none is overwritten."""
+    if max_kv_size is None or hasattr(model, "make_cache"):  # whose caches have their own sizes
+        return
+    if max_tokens < 0 or prompt_tokens + max_tokens > max_kv_size:
+        most = "no limit" if max_tokens < 0 else f"{prompt_tokens + max_tokens} tokens"
+        raise UserError(
+            f"max_kv_size is {max_kv_size} and prompt and text may have {most}, expected that they "
+            "fit: a cache that overwrites rows cannot drop rejected drafts"
+        )
+
+
+def _responses(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    request: Request,
+    steps: Iterator[Step],
+    stop: tuple[str, ...],
+    caches: list[Any] | None,
+) -> Iterator[GenerationResponse]:
+    """Yield responses while the weights are wired; in the end mlx_lm's list of caches gets rows."""
+    text: list[int] = []
+    responses: Any = respond(tokenizer, request, steps, stop)
+    with device.wired(model.model):
+        try:
+            for response in responses:
+                text.append(response.token)
+                yield response
+        finally:
+            responses.close()
+            cache = request.prompt_cache
+            if text and caches is not None and cache is not None:
+                # The last token's row is missing; in shared mode all rows of the text are.
+                rows = [*request.prompt, *text]
+                fill(cache, model, rows, request.prefill_step_size, request.quantization)
+                cache.into_list(caches)
 
 
 _THREAD = ThreadPoolExecutor(1, "astream_generate")
@@ -215,27 +262,6 @@ async def astream_generate(
         _THREAD.submit(responses.close)
 
 
-def _handed_over(
-    responses: Generator[GenerationResponse, None, None],
-    model: SpeculativeModel,
-    request: Request,
-    prompt_cache: PromptCache,
-    caches: list[Any],
-) -> Iterator[GenerationResponse]:
-    """Yield responses; at the end, mlx_lm's list of caches holds the prompt and their tokens."""
-    text: list[int] = []
-    try:
-        for response in responses:
-            text.append(response.token)
-            yield response
-    finally:
-        responses.close()
-        if text:  # the last token's row is missing; in shared mode all rows of the text are
-            rows = [*request.prompt, *text]
-            fill(prompt_cache, model, rows, request.prefill_step_size, request.quantization)
-            prompt_cache.into_list(caches)
-
-
 def _room(
     model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
 ) -> int | None:
@@ -246,14 +272,6 @@ def _room(
     before = 0 if prompt_cache is None else prompt_cache.unknown_rows
     longest = max(1, room - before - len(ids) + 1)  # the last token of all is not read any more
     return longest if most is None else min(most, longest)
-
-
-def _wired(
-    model: SpeculativeModel, responses: Iterator[GenerationResponse]
-) -> Generator[GenerationResponse, None, None]:
-    """Yield responses while the model's weights are wired."""
-    with device.wired(model.model):
-        yield from responses
 
 
 def respond(
@@ -287,7 +305,7 @@ def respond(
         with mx.stream(device.generation_stream):
             log_probs = step.log_probs()
         if log_probs is not None:
-            mx.async_eval(log_probs)  # else a kept response would keep all rows' logits
+            mx.async_eval(log_probs)  # else a response that is stored would hold all rows' logits
         for index, token in enumerate(step.tokens):
             response.generation_tokens += 1
             response.token = token
@@ -299,10 +317,10 @@ def respond(
             if not ended:
                 with _every_token(tokenizer):
                     detokenizer.add_token(token)
-            if not ended and response.generation_tokens == request.max_tokens:
-                response.finish_reason = "length"
             if ended:
                 response.finish_reason = "stop"
+            elif response.generation_tokens == request.max_tokens:
+                response.finish_reason = "length"
             if response.finish_reason:
                 detokenizer.finalize()
             text, held, stopped = _cut(held + detokenizer.last_segment, stop)

@@ -17,7 +17,7 @@ from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, mounted, read_adapter
 from .adapters.kept import kept_adapters
 from .distributed.ranks import Ranks, ranks_of
-from .distributed.sharding import check_divisible, digest, shard
+from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_files, read_head
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
@@ -29,6 +29,7 @@ from .files import (
     not_finite,
     read_json,
     reason,
+    sampled_digest,
     short,
     tensor_headers,
     tokenizer_files,
@@ -227,7 +228,7 @@ def _check_divided(directory: Path, ranks: Ranks) -> None:
     """Check that an adapter is the same on all ranks, and one that can be divided."""
     description = describe(directory)
     files = sorted(file for file in description.path.iterdir() if file.is_file())
-    ranks.agree(f"the digest of {directory}", digest(files))
+    ranks.agree(f"the digest of {directory}", sampled_digest(files))
     kind = description.config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise UserError(
@@ -362,7 +363,9 @@ def load(
         model, held = hold_weights(model, weights)
     else:
         check_divisible(model, config, ranks)
-        ranks.agree(f"the digest of {path}", digest([path / "config.json", *weight_files(path)]))
+        ranks.agree(
+            f"the digest of {path}", sampled_digest([path / "config.json", *weight_files(path)])
+        )
         model, held = _held_alike(model, weights, ranks)
         shard(model, ranks)
     if not lazy:

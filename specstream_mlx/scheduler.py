@@ -1,237 +1,669 @@
-"""The scheduler: texts read their prompts in chunks, join, take steps and leave.
+"""The scheduler: sequences read their prompts in chunks, join, take steps and leave.
 
-Whoever writes texts calls it: one or several, here and on other ranks.
+Whoever decodes calls it: for one sequence or several, here and on other ranks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .broadcast import Broadcast
-from .drafting import Drafting
-from .drafting.fixed import fixed_drafting
-from .drafting.rule import auto_drafting
+from .drafting import Planner
+from .drafting.draft_model import check_draft_model
+from .drafting.fixed import fixed_planner
+from .drafting.rule import rule_planner
 from .drafting.settings import USUAL, DraftSettings, Proposers
-from .engine.kv import NEVER_QUANTIZED, KVQuantization
-from .engine.step import Decoder
+from .engine.guess import NO_GUESSES
+from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
+from .engine.plan import DraftTree, Plan, Verified, root_only
+from .engine.profile import NO_PROFILE, Profile
+from .engine.sampling import check_drawn, normalized, sampling_of
+from .engine.step import Decoder, StepResult
+from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
-from .errors import UserError
+from .errors import UserError, shown
+from .hardware import device
+from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .loop import Loop, Steps, Text, prefill
 from .models.architectures import architecture_of, layer_windows
-from .prompt_cache import PromptCache
-from .request import Progress, Request, Step
+from .options import check_arguments
+from .prompts import check_prompt
+
+Progress = Callable[[int, int], Any]
+"""Called with the number of a prompt's tokens that have been read, and of all."""
+
+_AWAY = 0.2
+"""Share of a step's time that others may have had the thread, if it is to count as the step's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The tokens of one sequence that one target call committed.
+
+    Attributes:
+        tokens: the accepted drafts, then the correction or bonus token.
+        plan: the plan of the step.
+        tested_nodes: number of nodes that the target tested, root included, pruned ones not.
+        seconds: time from the reading of the step before to the reading of this one; of the first
+            step, from its enqueuing.
+        result: the device arrays of the call.
+        rows: for each token, the row of ``result.logits`` that predicts it.
+    """
+
+    tokens: list[int]
+    plan: Plan
+    tested_nodes: int
+    seconds: float
+    result: StepResult
+    rows: list[int]
+
+    @property
+    def tree(self) -> DraftTree:
+        """The tree that was drafted."""
+        return self.plan.tree
+
+    def log_probs(self) -> mx.array | None:
+        """Return the target's log-probabilities (tokens, vocab), a row for each token.
+
+        ``None``: the decoder returned no logits.
+        """
+        logits = self.result.logits
+        if logits is None:
+            return None
+        return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and all else that a generation depends on besides its model.
+
+    Attributes:
+        prompt: token ids, at least one.
+        drafting: settings of every step's drafts; or a ``Planner``, made for this sequence.
+            ``None`` or ``Proposers``: the rule plans the steps, see ``drafting.rule``.
+        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
+            is the last, and no further call is enqueued; without them decoding never ends.
+        prefill_step_size: number of prompt tokens per pass.
+        quantization: settings of the KV cache's quantization.
+        sampler, logits_processors, verify, prompt_cache, profile: see ``stream_generate``.
+        progress: called before the prompt is read, after each pass, and when the first token is
+            there; tokens that ``prompt_cache`` holds count as read.
+    """
+
+    prompt: Sequence[int]
+    drafting: DraftSettings | Proposers | Planner | None = None
+    max_tokens: int | None = None
+    end_tokens: Collection[int] = ()
+    prefill_step_size: int = 2048
+    quantization: KVQuantization = NEVER_QUANTIZED
+    sampler: Sampler | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
+    verify: VerifyName | type[VerifyRule] | None = None
+    prompt_cache: PromptCache | None = None
+    progress: Progress | None = None
+    profile: Profile = NO_PROFILE
+
+    @property
+    def rule(self) -> type[VerifyRule]:
+        """The verify rule; where none was given, the sampler decides.
+
+        Raises:
+            UserError: the rule does not fit the sampler.
+        """
+        return find_rule(self.verify, self.sampler)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether KV rows are quantized, or will be."""
+        cache = self.prompt_cache
+        return self.quantization.bits is not None or bool(cache and cache.quantized)
+
+    def check(self, model: SpeculativeModel) -> None:
+        """Check that a model can do what this request asks for.
+
+        Raises:
+            UserError: a value is out of range, or the model cannot do what is asked; names the
+                first such value.
+        """
+        cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
+        check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
+        check_arguments(
+            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
+            prefill_step_size=self.prefill_step_size,
+        )
+        rule, sampling = self.rule, sampling_of(self.sampler)
+        if sampling is not None:
+            sampling.check(vocab_size)
+        self.quantization.check(model.model, model.config)
+        drafting = self.drafting
+        if drafting is not None and not isinstance(drafting, DraftSettings | Proposers | Planner):
+            raise UserError(f"settings is {shown(drafting)}, expected DraftSettings or None")
+        if isinstance(drafting, DraftSettings | Proposers) and model.decides:
+            check_draft_model(drafting.draft_model, model)
+        if isinstance(drafting, DraftSettings):
+            if rule.draws_drafts:
+                drafting.check_drawn(model.guessing)
+            drafting.check(vocab_size, model.guessing)
+        elif rule.name == "rejection":
+            raise UserError(
+                "verify is 'rejection' and the drafts change from step to step, expected a tree of "
+                "fixed shape"
+            )
+
+
+class TreeDecoder(Protocol):
+    """A decoder of trees: ``Decoder``, or one of a model elsewhere, which takes no plain steps.
+
+    Attributes:
+        caches: KV caches that may be quantized, one per layer; empty if rows are stored elsewhere.
+        profile: measures the parts of a step.
+    """
+
+    caches: list[Any]
+    profile: Profile
+
+    def prefill(self, tokens: mx.array) -> None:
+        """Commit prompt tokens (n,) without streams."""
+
+    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
+        """Verify trees and let the accepted nodes' streams guess; see ``Decoder.step``."""
+
+    def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
+        """Keep the accepted rows of the last step; see ``Decoder.commit``."""
+
+
+class TokenSequence:
+    """One sequence: its prompt is read in chunks, but for the last token; then it takes steps.
+
+    An iterator: each ``next`` reads a chunk, and returns how many of the prompt's tokens are there.
+
+    Args:
+        model: base and adapter; ``None``: ``decoder`` has a model of its own.
+        request: a request that has been checked; without a model its ``drafting`` is a planner.
+        decoder: reads the prompt; ``None``: a new one.
+        reused: number of the prompt's tokens that ``decoder`` has read already.
+
+    Attributes:
+        model, request, decoder: see above.
+        rule: the verify rule.
+        root: the newest token.
+        plan: the plan of the next step.
+        ended: whether the last step was read.
+        count: number of steps so far.
+    """
+
+    rule: VerifyRule
+    plan: Plan
+
+    def __init__(
+        self,
+        model: SpeculativeModel | None,
+        request: Request,
+        decoder: TreeDecoder | None = None,
+        reused: int = 0,
+    ):
+        request.profile.start()
+        self.model, self.request, self._cache = model, request, request.prompt_cache
+        self._mounted = _mounted(model)
+        self._unrecorded: list[int] = []  # tokens of rows that the prompt cache does not know yet
+        # No later prompt can use rows that have seen streams.
+        self._reusable = model is not None and model.mode == "lossless"
+        if decoder is None:
+            assert model is not None
+            if self._cache is None:
+                caches = make_caches(model.model, model.config)
+            else:
+                self._generation = self._cache.begin(model, request.prompt, request.quantization)
+                caches, reused = self._cache.caches, self._cache.reused
+            share = model.ranks.share if model.ranks else None
+            parts = model.model, model.streams, caches, request.profile
+            decoder = Decoder(*parts, share=share, head=model.head)
+            if self._cache is not None:
+                self._cache.caches = decoder.caches
+        self.decoder = decoder
+        self._chunks = self._read(reused)
+        self.root, self._left = request.prompt[-1], request.max_tokens
+        self.ended, self.count = False, 0
+        self._planner: Planner | None = None
+        self._broadcast: Broadcast | None = None
+        self._guesses = NO_GUESSES
+
+    # The prompt ---------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        return self._chunks
+
+    def _read(self, reused: int) -> Iterator[int]:
+        request, decoder = self.request, self.decoder
+        unread, total = request.prompt[reused:-1], len(request.prompt)
+        self._progress(reused, total)
+        for start in range(0, len(unread), request.prefill_step_size):
+            with mx.stream(device.generation_stream):
+                part = unread[start : start + request.prefill_step_size]
+                decoder.prefill(mx.array(list(part)))
+                request.quantization.apply(decoder.caches)
+                mx.eval([cache.state for cache in decoder.caches])
+                mx.clear_cache()
+            read = reused + start + len(part)
+            self._progress(read, total)
+            yield read
+        if self._cache is not None:
+            self._cache.extend(self._generation, unread)
+
+    def _progress(self, read: int, total: int) -> None:
+        if self.request.progress is not None:
+            self.request.progress(read, total)
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def start(self, broadcast: Broadcast | None) -> None:
+        """Plan the first step; the prompt has been read."""
+        request, model = self.request, self.model
+        request.profile.border("prefill")
+        self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
+        self._broadcast = broadcast
+        if model is None or model.decides:
+            self._planner = self._new_planner()
+        self.plan = self._planned(lambda planner: planner.first(self.root))
+
+    def _new_planner(self) -> Planner:
+        request, model, drafting = self.request, self.model, self.request.drafting
+        if isinstance(drafting, Planner):
+            return drafting
+        assert model is not None
+        if isinstance(drafting, DraftSettings):
+            return fixed_planner(drafting, model, request.prompt, self.rule)
+        return rule_planner(
+            model, request.prompt, request.quantization, drafting or USUAL, self.rule
+        )
+
+    def _planned(self, make: Callable[[Planner], Plan]) -> Plan:
+        """Make a plan where there is a planner, on rank 0, and broadcast it."""
+        plan = None if self._planner is None else make(self._planner)
+        if self._broadcast is not None:
+            plan = self._broadcast.plan(plan)
+        assert plan is not None
+        return plan
+
+    @property
+    def goes_on(self) -> bool:
+        """True if another plain step follows, as far as is known before this one is read."""
+        return self.plan.pipelined and self._left != 1 and not self.ended
+
+    def share_pass(self, count: int) -> Any:
+        """Let the planner weigh a pass of so many sequences; returns what notes its cost."""
+        return None if self._planner is None else self._planner.share_pass(count)
+
+    def take(self, step: Step, seconds: float | None) -> None:
+        """Take in a step; unless it ends the sequence, plan the next one.
+
+        Args:
+            step: the newest step of this sequence.
+            seconds: time that it took; ``None``: unknown.
+        """
+        if self._cache is not None and self._reusable:
+            self._unrecorded += [self.root, *step.tokens[:-1]]
+        self.root = step.tokens[-1]
+        if self._left is not None:
+            self._left -= len(step.tokens)
+        over = self._left is not None and self._left <= 0
+        self.ended = over or any(token in self.request.end_tokens for token in step.tokens)
+        if self._planner is not None:
+            self._planner.accept(step.plan, step.tokens, seconds if self.count else None)
+        self.count += 1
+        if self.ended:
+            return
+        guesses = step.result.guesses()
+        if self.model is not None and self.model.head_watch is not None:
+            self.model.head_watch.judge(self._guesses, step.tokens)
+            self._guesses = guesses
+        verified = Verified(step.tree, step.result.predictions_of(step.tree))
+        plan = self._planned(lambda planner: planner.plan(self.root, guesses, verified))
+        if self.decoder.caches:
+            tree = self.request.quantization.fitting(plan.tree, self.decoder.caches[0])
+            plan = plan if tree is plan.tree else replace(plan, tree=tree)
+        self.plan = plan
+
+    # KV rows ------------------------------------------------------------------------------------
+
+    def record(self, caches: list[Any]) -> None:
+        """Let the prompt cache know of the rows so far, if they are written into its own caches.
+
+        Rows of several sequences lie in common caches, and are copied to it in the end.
+
+        Args:
+            caches: the caches that are written to.
+        """
+        if self.count == 1:
+            self._progress(len(self.request.prompt), len(self.request.prompt))
+        if self._cache is not None and caches is self._cache.caches:
+            self._cache.extend(self._generation, self._unrecorded)
+            self._unrecorded = []
+
+    def finish(self, caches_of: Callable[[], list[Any]]) -> None:
+        """Hand the rows to the prompt cache, and keep what is to outlive the sequence.
+
+        Args:
+            caches_of: function that returns the sequence's KV caches, one per layer.
+        """
+        if self._cache is not None and self._unrecorded:
+            self._cache.caches = caches_of()
+            self._cache.extend(self._generation, self._unrecorded)
+        if self._planner is not None:
+            self._planner.finish()
+
+    def check_current(self) -> None:
+        """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
+        if self._cache is not None:
+            self._cache.check_current(self._generation)
+        pairs = zip(_mounted(self.model), self._mounted, strict=True)
+        if any(now is not before for now, before in pairs):
+            raise UserError("the adapter was swapped during a generation, expected after its end")
+
+
+def _mounted(model: SpeculativeModel | None) -> tuple[Any, ...]:
+    """What is mounted on a model."""
+    return () if model is None else (model.adapter, model.streams, model.head)
+
+
+Steps = list[tuple[TokenSequence, Step]]
+"""The steps of one target call, one for each sequence that was part of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A target call under way: one of plain steps, if all its plans are."""
+
+    plans: list[Plan]
+    results: list[StepResult]
+    start: float
+
+    @property
+    def plain(self) -> bool:
+        return all(plan.pipelined for plan in self.plans)
+
+
+class Scheduler:
+    """Sequences that are decoded side by side: they join and leave between steps.
+
+    Each is token for token what it would be alone.
+
+    Args:
+        alone: function that says whether the time between two steps is theirs; ``None``: it is.
+    """
+
+    def __init__(self, alone: Callable[[], bool] | None = None):
+        self._alone = alone
+        self._decoder: Any = None  # a ``Decoder``, or a ``TreeDecoder`` of one sequence
+        self._present: list[TokenSequence] = []  # in the decoder's order
+        self._joining: list[TokenSequence] = []
+        self._going: list[TokenSequence] = []  # of both, those that have not left
+        self._call: _Call | None = None
+        self._broadcast: Broadcast | None = None
+        self._newest: list[int] = []  # tokens of the last step
+        self._count = 0
+        self._last_read: float | None = None
+        self._returned = 0.0  # time at which the last step was returned
+        self._away = 0.0  # seconds since the last reading in which others had the thread
+        self._on_time = False  # whether the last step's time is its own
+
+    def __len__(self) -> int:
+        """Count the sequences that go on."""
+        return len(self._going)
+
+    def add(self, sequence: TokenSequence) -> TokenSequence:
+        """Let a sequence go on beside the others; what of its prompt is not read yet is read here.
+
+        It is part of the calls after the one under way.
+
+        Raises:
+            UserError: the prompt cannot be read; or there are other sequences, beside which the
+                model or its KV cache cannot be run.
+        """
+        model = sequence.model
+        if self._going and model is not None:
+            check_side_by_side(model)
+            if any(one.request.quantizes for one in (sequence, *self._going)):
+                raise UserError(
+                    "the KV cache of one of several texts is quantized, expected a KVCache for "
+                    "each layer"
+                )
+        for _ in sequence:
+            pass
+        if self._broadcast is None and model is not None and model.ranks is not None:
+            self._broadcast = Broadcast(model.ranks)
+        sequence.start(self._broadcast)
+        if self._decoder is None:
+            self._decoder = sequence.decoder
+            self._present.append(sequence)
+        else:
+            self._joining.append(sequence)
+        self._going.append(sequence)
+        return sequence
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Stop a sequence early; the call under way is the last one that it is part of."""
+        sequence.ended = True
+        if sequence in self._going:
+            self._going.remove(sequence)
+            sequence.finish(lambda: self._caches_of(sequence))
+
+    def steps(self) -> Iterator[Steps]:
+        """Decode until all sequences have ended; they may join or leave after each step.
+
+        Raises:
+            UserError: see ``step``.
+        """
+        try:
+            while steps := self.step():
+                yield steps
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop all sequences."""
+        if self._broadcast is not None:
+            self._broadcast.over()
+        for sequence in list(self._going):
+            self.remove(sequence)
+
+    def step(self) -> Steps:
+        """Take a step of all sequences; nothing: none is left, here or on rank 0.
+
+        When it is returned, the next call already runs, as a rule: of trees, from the second step
+        on.
+
+        Raises:
+            UserError: another generation has taken the prompt cache, the adapter was swapped, or
+                a sampler drew what is no token.
+        """
+        self._away += time.perf_counter() - self._returned
+        for sequence in self._going:
+            sequence.check_current()
+        later, broadcast = bool(self._count), self._broadcast
+        if later and broadcast is not None and not broadcast.goes_on(self._newest):
+            return []
+        call, self._call = self._call, None
+        if call is not None and all(sequence.ended for sequence in self._present):
+            if call.plain:
+                self._decoder.uncommit(1)
+            call = None
+        if call is None:
+            self._seat()
+            if not self._present:
+                return []
+            call = self._enqueue()
+        steps = self._read_plain(call) if call.plain else self._read_trees(call)
+        self._newest = [token for _, step in steps for token in step.tokens]
+        for sequence, _ in steps:
+            sequence.record(self._decoder.caches)
+            if sequence.ended:
+                self.remove(sequence)
+        self._returned = time.perf_counter()
+        return steps
+
+    def _seat(self) -> None:
+        """Drop sequences that have ended and take in those that join."""
+        going = [number for number, one in enumerate(self._present) if not one.ended]
+        joining = [one for one in self._joining if not one.ended]
+        self._joining = []
+        if (joining or len(going) < len(self._present)) and (joining or going):
+            with mx.stream(device.generation_stream):
+                self._decoder.seat(going, [one.decoder for one in joining])
+            self._last_read = None  # the next call's time includes the change
+        self._present = [self._present[number] for number in going] + joining
+
+    def _caches_of(self, sequence: TokenSequence) -> list[Any]:
+        """Return the KV caches of a sequence that was part of the last call, one per layer."""
+        with mx.stream(device.generation_stream):
+            caches: list[Any] = self._decoder.rows_of(self._present.index(sequence))
+        if caches is not self._decoder.caches:
+            mx.eval([cache.state for cache in caches])  # else they would keep those of all
+        return caches
+
+    def _enqueue(self) -> _Call:
+        """Enqueue the call of the sequences' plans."""
+        start, plans = time.perf_counter(), [sequence.plan for sequence in self._present]
+        if all(plan.pipelined for plan in plans):
+            roots = [mx.array([sequence.root]) for sequence in self._present]
+            return self._enqueue_plain(plans, roots, start)
+        self._decoder.profile.border("host")
+        with mx.stream(device.generation_stream):
+            results = self._decoder.step(plans, [one.rule for one in self._present])
+        mx.async_eval(*_arrays(results))
+        return _Call(plans, results, start)
+
+    def _enqueue_plain(self, plans: list[Plan], roots: list[mx.array], start: float) -> _Call:
+        """Enqueue a call of one token a sequence, each after a root of its own, (1,)."""
+        self._decoder.profile.border("host")
+        with mx.stream(device.generation_stream):  # what comes from another stream is waited for
+            rules = [sequence.rule for sequence in self._present]
+            results = self._decoder.next_token(mx.stack(roots), rules)
+        mx.async_eval(*[result.predictions for result in results])
+        return _Call(plans, results, start)
+
+    def _read_plain(self, call: _Call) -> Steps:
+        """Read plain steps; the next call is enqueued before."""
+        with mx.stream(device.generation_stream):
+            for sequence, result in zip(self._present, call.results, strict=True):
+                sequence.rule.commit(result.predictions)
+            self._quantize()
+        if all(sequence.goes_on for sequence in self._present) and not self._joining:
+            roots = [result.predictions for result in call.results]
+            self._call = self._enqueue_plain(call.plans, roots, call.start)
+        seconds, steps = None, []
+        for sequence, plan, result in zip(self._present, call.plans, call.results, strict=True):
+            token = int(np.array(result.predictions).item())
+            seconds = self._seconds(call.start) if seconds is None else seconds
+            if sequence.ended:  # while the call was under way
+                continue
+            check_drawn([token])
+            plan = replace(plan, tree=root_only(sequence.root))
+            steps.append((sequence, Step([token], plan, 1, seconds, result, [0])))
+        self._plan(steps)
+        return steps
+
+    def _read_trees(self, call: _Call) -> Steps:
+        """Read steps of trees and commit the accepted rows; then enqueue the next call."""
+        present, plans, results = self._present, call.plans, call.results
+        mx.eval(*_arrays(results))
+        accepted = [result.accepted(plan.tree) for plan, result in zip(plans, results, strict=True)]
+        profile = self._decoder.profile
+        profile.border("host")
+        written = []
+        with mx.stream(device.generation_stream):
+            for plan, result, (_, path, _) in zip(plans, results, accepted, strict=True):
+                written.append([*plan.tree.tokens[path[1:]].tolist(), result.prediction()])
+                check_drawn(written[-1])
+            _, paths, kept_paths = zip(*accepted, strict=True)
+            self._decoder.commit(paths, kept_paths)
+            for sequence, tokens in zip(present, written, strict=True):
+                sequence.rule.commit(tokens)
+            self._quantize()
+            profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
+        seconds = self._seconds(call.start)
+        each = zip(present, written, plans, results, accepted, strict=True)
+        steps = [
+            (sequence, Step(tokens, plan, tested, seconds, result, kept_path))
+            for sequence, tokens, plan, result, (tested, _, kept_path) in each
+            if not sequence.ended  # while the call was under way
+        ]
+        self._plan(steps)
+        # The first token does not wait for a second call: on a CPU enqueueing does most of it.
+        first = any(sequence.count == 1 for sequence in present)
+        changes = any(sequence.ended for sequence in present) or bool(self._joining)
+        if not first and not changes and not all(one.plan.pipelined for one in present):
+            self._call = self._enqueue()
+        return steps
+
+    def _quantize(self) -> None:
+        """Quantize the KV cache once it is long enough; between calls, as mlx_lm does."""
+        for sequence in self._present:
+            sequence.request.quantization.apply(self._decoder.caches)
+
+    def _seconds(self, start: float) -> float:
+        """Return the seconds since the last step was read; for the first step, since ``start``."""
+        now, last = time.perf_counter(), self._last_read
+        seconds = now - (start if last is None else last)
+        self._on_time = last is not None and self._away < _AWAY * seconds
+        self._last_read, self._away = now, 0.0
+        return seconds
+
+    def _plan(self, steps: Steps) -> None:
+        """Plan the sequences' next steps."""
+        count = len(self._present)
+        planners = {one.share_pass(count) for one in self._present} - {None}
+        if count > 1 and steps:
+            rows = count * max(len(step.tree) for _, step in steps)
+            guesses = any(step.plan.width for _, step in steps)
+            tokens = sum(len(step.tokens) for _, step in steps)
+            seconds = steps[0][1].seconds if self._on_time else None
+            for costs in planners:
+                costs.note(count, rows, guesses, tokens, seconds)
+        # A profile takes its own time, and a call of several tells nothing of one of them.
+        timed = self._decoder.profile is NO_PROFILE and count == 1
+        timed = timed and (self._alone is None or self._alone())
+        for sequence, step in steps:
+            sequence.take(step, step.seconds if timed else None)
+        self._count += 1
+        if self._count % 64 == 0:
+            mx.clear_cache()
+
+
+def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
+    """List the arrays that the host will read."""
+    return [array for result in results for array in result.arrays()]
 
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
 
-    From the second ``Step`` on, a step is yielded when the call after it already runs.
-
-    Args:
-        model: base and adapter.
-        request: the prompt and how to go on from it.
-
     Raises:
-        UserError: the model cannot do what is asked; while decoding, another generation has taken
-            the prompt cache, or the adapter was swapped.
+        UserError: the model cannot do what is asked; later, see ``Scheduler.step``.
     """
     request.check(model)
     return _decode(model, request)
 
 
 def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    scheduler = Scheduler(model)
-    scheduler.join(request)
+    yield from steps_of(TokenSequence(model, request))
+
+
+def steps_of(sequence: TokenSequence) -> Iterator[Step]:
+    """Decode a single sequence, one ``Step`` per target call; its prompt is read first."""
+    scheduler = Scheduler()
+    scheduler.add(sequence)
     for [(_, step)] in scheduler.steps():
         yield step
 
 
-class Scheduler:
-    """Texts that are decoded side by side: they join and leave between steps.
-
-    Each is token for token what it would be alone.
-
-    Args:
-        model: base and adapter.
-    """
-
-    def __init__(self, model: SpeculativeModel):
-        self._model = model
-        self._loop: Loop | None = None
-        self._rows: dict[Text, Prefill] = {}
-        self._broadcast = Broadcast(model.ranks)
-
-    def __len__(self) -> int:
-        """Count the texts that go on."""
-        return len(self._rows)
-
-    def join(self, request: Request, model: SpeculativeModel | None = None) -> Text:
-        """Read a prompt; its text goes on beside the others from the next call on.
-
-        Args:
-            request: a request that has been checked.
-            model: the base with another adapter, see ``share_a_pass``; ``None``: the same one.
-
-        Raises:
-            UserError: the prompt cache cannot be used; or there are other texts, beside which the
-                model or its KV cache cannot be run.
-        """
-        return self.take(Prefill(model or self._model, request))
-
-    def take(self, prefill: "Prefill") -> Text:
-        """Let a text go on as ``join`` does, whose prompt is read already, or is read here."""
-        model, request = prefill.model, prefill.request
-        if self._rows:
-            check_side_by_side(model)
-            for one in (request, *(text.request for text in self._rows)):
-                one.check_side_by_side()
-        for _ in prefill:
-            pass
-        request.profile.border("prefill")
-        rule = request.new_rule()
-        drafting = _drafting(model, request, rule) if model.decides else None
-        text = Text(request, drafting, rule, model.head_watch, self._broadcast)
-        if self._loop is None:
-            self._loop = Loop(prefill.decoder, text)
-        else:
-            self._loop.join(text, prefill.decoder)
-        self._rows[text] = prefill
-        return text
-
-    def leave(self, text: Text) -> None:
-        """Stop a text early; the call under way is the last one that it is part of."""
-        text.ended = True
-        self._let_go(text)
-
-    def steps(self) -> Iterator[Steps]:
-        """Decode until all texts have ended; texts may join or leave after each yield.
-
-        Raises:
-            UserError: see ``decode``.
-        """
-        loop = self._loop
-        if loop is None:
-            return
-        try:
-            for steps in loop.steps():
-                tokens = [token for _, step in steps for token in step.tokens]
-                steps = [(text, step) for text, step in steps if text in self._rows]
-                for text, step in steps:
-                    self._rows[text].note(step)
-                    if text.ended:
-                        self._let_go(text)
-                    else:
-                        self._rows[text].record(loop.caches)
-                yield steps
-                self._check_current()  # before the next step writes
-                if not self._broadcast.goes_on(tokens):
-                    return
-        finally:
-            self._broadcast.over()
-            for text in list(self._rows):
-                self._let_go(text)
-
-    def _let_go(self, text: Text) -> None:
-        rows, loop = self._rows.pop(text), self._loop
-        if loop is not None:
-            rows.keep(lambda: loop.caches_of(text))
-        text.finish()
-
-    def _check_current(self) -> None:
-        for rows in self._rows.values():
-            rows.check_current()
-
-
-class Prefill:
-    """A prompt that is read in chunks, but for its last token; then the KV rows of its text.
-
-    An iterator: each ``next`` reads a chunk, and returns how many of the prompt's tokens are there.
-
-    Attributes:
-        model, request: of the text; the request has been checked.
-        decoder: reads the prompt.
-    """
-
-    def __init__(self, model: SpeculativeModel, request: Request):
-        request.profile.start()
-        self.model, self.request, given = model, request, request.prompt_cache
-        self._adapter, self._streams, self._head = model.adapter, model.streams, model.head
-        self._cache = PromptCache() if given is None else given
-        self._generation = self._cache.begin(model, request.prompt, request.quantization)
-        self._newest, self._progress = request.prompt[-1], request.progress
-        self._behind: list[int] = []  # tokens of rows that the prompt cache does not know of yet
-        ranks = model.ranks
-        self.decoder = Decoder(
-            model.model,
-            model.streams,
-            self._cache.caches,
-            request.profile,
-            share=None if ranks is None else ranks.share,
-            head=model.head,
-        )
-        self._cache.caches = self.decoder.caches
-        self._chunks = self._read()
-
-    def __iter__(self) -> Iterator[int]:
-        return self._chunks
-
-    def _read(self) -> Iterator[int]:
-        request, reused = self.request, self._cache.reused
-        progress, total = request.progress or _nobody, len(request.prompt)
-        unread = request.prompt[reused:-1]
-        progress(reused, total)
-        for read in prefill(self.decoder, unread, request.prefill_step_size, request.quantization):
-            progress(reused + read, total)
-            yield reused + read
-        self._cache.extend(self._generation, unread)
-
-    def note(self, step: Step) -> None:
-        """Take in a step of the text."""
-        if self._progress is not None:
-            total = len(self.request.prompt)
-            self._progress(total, total)  # the first token is there
-            self._progress = None
-        if self.model.mode == "lossless":  # no later prompt can use rows that have seen streams
-            self._behind += [self._newest, *step.tokens[:-1]]
-        self._newest = step.tokens[-1]
-
-    def record(self, caches: list[Any]) -> None:
-        """Tell the prompt cache of the rows so far, if they are written into its own caches.
-
-        Rows of several texts lie in common caches, and are copied to it in the end.
-
-        Args:
-            caches: the caches that are written to.
-        """
-        if caches is self._cache.caches:
-            self._cache.extend(self._generation, self._behind)
-            self._behind = []
-        elif self.request.prompt_cache is None:
-            self._cache.caches = []  # nobody will ask for them
-
-    def keep(self, caches_of: Callable[[], list[Any]]) -> None:
-        """Hand the rows to the prompt cache at the end.
-
-        Args:
-            caches_of: function that returns the text's KV caches, one per layer.
-        """
-        if self._behind and self.request.prompt_cache is not None:
-            self._cache.caches = caches_of()
-            self.record(self._cache.caches)
-
-    def check_current(self) -> None:
-        """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
-        self._cache.check_current(self._generation)
-        model = self.model
-        mounted = model.adapter, model.streams, model.head
-        before = self._adapter, self._streams, self._head
-        if any(now is not then for now, then in zip(mounted, before, strict=True)):
-            raise UserError("the adapter was swapped during a generation, expected after its end")
-
-
 def check_side_by_side(model: SpeculativeModel) -> None:
-    """Check that several texts may go through a model at once.
+    """Check that several sequences may go through a model at once.
 
     Raises:
         UserError: it has sliding windows, learned positions, or an attention that takes no mask per
@@ -259,24 +691,12 @@ def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
     return first is second or (same_head and first.layout.fits(second.layout))
 
 
-def _drafting(model: SpeculativeModel, request: Request, rule: VerifyRule) -> Drafting:
-    """Make the object that plans the steps of one text."""
-    settings = request.drafting
-    if settings is None or isinstance(settings, Proposers):
-        proposers = settings or USUAL
-        return auto_drafting(model, request.prompt, request.quantization, proposers, rule)
-    if isinstance(settings, DraftSettings):
-        return fixed_drafting(settings, model, request.prompt, rule)
-    return settings
-
-
 def fill(
     prompt_cache: PromptCache,
     model: SpeculativeModel,
     prompt: Sequence[int],
     prefill_step_size: int = 2048,
     quantization: KVQuantization = NEVER_QUANTIZED,
-    progress: Progress | None = None,
 ) -> None:
     """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens.
 
@@ -284,26 +704,18 @@ def fill(
         prompt_cache: the cache to fill; tokens whose rows it already holds are not read again.
         model: base and adapter.
         prompt, prefill_step_size, quantization: see ``Request``.
-        progress: called before the prompt is read and after each pass.
 
     Raises:
         UserError: the KV cache cannot be quantized so.
     """
     quantization.check(model.model, model.config)
-    request = Request(
-        prompt,
-        prefill_step_size=prefill_step_size,
-        quantization=quantization,
-        prompt_cache=prompt_cache,
-    )
-    progress, total = progress or _nobody, len(prompt)
-    reading = Prefill(model, request)
-    progress(prompt_cache.reused, total)
-    for read in reading:
-        progress(read, total)
-    for _ in Prefill(model, replace(request, prompt=[*prompt, prompt[-1]])):  # the last token
-        progress(total, total)
-
-
-def _nobody(read: int, total: int) -> None:
-    """Show no progress; a ``Progress``."""
+    # A sequence leaves its last token unread: that of the prompt is read by itself, as by mlx_lm.
+    for tokens in (prompt, [*prompt, prompt[-1]]):
+        request = Request(
+            tokens,
+            prefill_step_size=prefill_step_size,
+            quantization=quantization,
+            prompt_cache=prompt_cache,
+        )
+        for _ in TokenSequence(model, request):
+            pass

@@ -4,7 +4,8 @@ import random
 
 from random_models import request
 
-from specstream_mlx.drafting.fixed import fixed_drafting
+from specstream_mlx.drafting import Planner
+from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.scheduler import decode
 
@@ -21,7 +22,7 @@ KINDS = [
 FEW = DraftSettings(tree_width=3, tree_size=6, stream_nodes=1)
 
 
-class AnyDrafting:
+class AnyDrafting(Planner):
     """Another of ``KINDS`` after every one to three steps.
 
     Attributes:
@@ -30,7 +31,7 @@ class AnyDrafting:
 
     def __init__(self, model, prompt, seed, kinds):
         self._rng, self._left, self.seen = random.Random(seed), 0, []
-        self._kinds = [fixed_drafting(kind, model, prompt) for kind in kinds]
+        self._kinds = [fixed_planner(kind, model, prompt) for kind in kinds]
         self._now, self._current = self._kinds[0], 0
 
     def first(self, root):
@@ -49,9 +50,6 @@ class AnyDrafting:
             self._now = self._kinds[self._current]
         self._left -= 1
         return self._now.plan(root, guesses, verified)
-
-    def finish(self):
-        pass
 
 
 def switching(model, prompt, count, seed, kinds=KINDS, **options):

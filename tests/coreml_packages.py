@@ -18,16 +18,17 @@ from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.weights import operation_name
+from trees import Planned
 
 from specstream_mlx.adapters.lora import put_on
-from specstream_mlx.drafting import best_first
-from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
+from specstream_mlx.drafting import Planner, best_first
+from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree, Plan, root_only
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule
-from specstream_mlx.loop import prefill, steps
+from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -318,12 +319,11 @@ def by_engine(decoder, request, drafter=None):
     plan_of = partial(Plan, place="none")
     if decoder.streams is not None:
         plan_of = SETTINGS.plans(decoder.streams.config)
-    drafting = FixedDrafting(
-        drafter or FixedTrees(DraftSettings(speculation=False), False), plan_of
-    )
-    for _ in prefill(decoder, request.prompt[:-1], SIZES.chunk):
-        pass
-    return list(steps(decoder, request, drafting))
+    planner = drafter if isinstance(drafter, Planner) else Planned(drafter, plan_of)
+    if drafter is None:
+        planner = FixedPlanner(DraftSettings(speculation=False), plan_of, streams=False)
+    request = replace(request, drafting=planner, prefill_step_size=SIZES.chunk)
+    return list(steps_of(TokenSequence(None, request, decoder)))
 
 
 def by_package(decoder, request, drafter):
@@ -331,7 +331,7 @@ def by_package(decoder, request, drafter):
     streams = decoder.adapter.num_streams
     place = "beside" if streams else "none"
     plan_of = partial(Plan, place=place, streams=streams, width=SETTINGS.tree_width)
-    drafting = FixedDrafting(drafter, plan_of)
+    drafting = Planned(drafter, plan_of)
     request = decoder.fitted(replace(request, drafting=drafting))
     return list(decoder.decode(request))
 

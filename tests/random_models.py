@@ -16,9 +16,9 @@ import pytest
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import random_streams, tiny_llama, tiny_llama_config
+from trees import Planned
 
 from specstream_mlx import scheduler
-from specstream_mlx.drafting import fixed
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import KVQuantization, make_caches
 from specstream_mlx.engine.plan import DraftTree
@@ -26,8 +26,7 @@ from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.scheduler import Request, decode
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -288,9 +287,6 @@ class TrueTrees:
     def accept(self, tokens):
         self._truth = self._truth[len(tokens) :]
 
-    def finish(self):
-        pass
-
     def grow(self, root, *_):
         right = self._truth[: self._rng.integers(0, 5)]
         return random_tree(self._rng, root, depth=4, width=self._width, truth=right)
@@ -326,7 +322,11 @@ class Oracle:
 
         monkeypatch.setattr(scheduler, "Decoder", WatchedDecoder)
         if drafts:
-            monkeypatch.setattr(fixed, "FixedTrees", lambda *_: oracle)
+
+            def planner(settings, model, *_):
+                return Planned(oracle, settings.plans(model.guessing))
+
+            monkeypatch.setattr(scheduler, "fixed_planner", planner)
         return self
 
     def accept(self, tokens):
@@ -334,9 +334,6 @@ class Oracle:
 
     def grow(self, root, *_):
         return self.draft(root)
-
-    def finish(self):
-        """Nothing is kept."""
 
     def draft(self, root):
         """A tree whose true path is right to a random depth and goes on wrong."""

@@ -19,11 +19,11 @@ from random_models import (
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
+from trees import Planned
 
 from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler
-from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Scheduler, decode
+from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -122,25 +122,22 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
         alone(model, prompt, limit + 6, sampler())
         for prompt, limit, sampler in zip(prompts, limits, samplers, strict=True)
     ]
-    together, caches = Scheduler(model), [PromptCache() for _ in prompts]
+    together, caches = Scheduler(), [PromptCache() for _ in prompts]
     texts, found, sizes, longest = [], {}, set(), 0
 
     def join():
         number = len(texts)
-        drafting = FixedDrafting(TrueTrees(truths[number], number), plan_of)
+        drafting = Planned(TrueTrees(truths[number], number), plan_of)
         if number == 2:
             drafting = DraftSettings(speculation=False)
-        texts.append(
-            together.join(
-                request(
-                    prompts[number],
-                    drafting,
-                    max_tokens=limits[number],
-                    sampler=samplers[number](),
-                    prompt_cache=caches[number],
-                )
-            )
+        asked = request(
+            prompts[number],
+            drafting,
+            max_tokens=limits[number],
+            sampler=samplers[number](),
+            prompt_cache=caches[number],
         )
+        texts.append(together.add(TokenSequence(model, asked)))
         found[texts[-1]] = []
 
     join()
@@ -152,7 +149,7 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
         if number % 2 and len(texts) < len(prompts):
             join()
         if number == 5:
-            together.leave(texts[0])
+            together.remove(texts[0])
     assert len(texts) == len(prompts)
     assert max(map(len, sizes)) >= 3
     assert any(len(set(counts)) > 1 for counts in sizes)
@@ -180,10 +177,11 @@ def test_the_rule_drafts_in_batches_too(mode):
 
 
 def test_texts_with_quantized_rows_stay_alone():
-    texts = Scheduler(speculative_model())
-    texts.join(request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32))
+    model, scheduler = speculative_model(), Scheduler()
+    quantized = request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32)
+    scheduler.add(TokenSequence(model, quantized))
     with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
-        texts.join(request(PROMPTS[1], DraftSettings()))
+        scheduler.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
 
 
 def test_without_streams():

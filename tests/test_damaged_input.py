@@ -30,7 +30,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_completions
 
-from specstream_mlx import PromptCache, UserError, load, prompt_cache_files
+from specstream_mlx import PromptCache, UserError, kv_store, load
 from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 from specstream_mlx.scheduler import fill
@@ -633,7 +633,7 @@ def test_prompt_cache(damage, copy, loaded):
     CACHE_DAMAGE[damage](path)
 
     def read():
-        prompt_cache_files.read_metadata(path)
+        kv_store.read_metadata(path)
         PromptCache.load(path, loaded[0])
 
     refused(read, path)

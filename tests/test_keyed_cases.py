@@ -24,13 +24,13 @@ from random_models import (
     speculative_model,
 )
 from tiny_models import tiny_tokenizer
+from trees import Planned
 
 from benchmarks.rivals.lookahead import Lookahead
 from benchmarks.rivals.pld import PromptLookup
 from benchmarks.rivals.rest import Retrieval, write_datastore
 from benchmarks.rivals.suffix import Suffix
 from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
-from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine import step as engine_step
@@ -172,7 +172,7 @@ def any_drafting(rng, model, prompt, expected):
         return AnyDrafting(model, prompt, rng.randrange(999), KINDS)
     if way == "knowing":
         drafter = TrueTrees(expected, rng.randrange(999), width=2)
-        return FixedDrafting(drafter, settings.plans(model.streams and model.streams.config))
+        return Planned(drafter, settings.plans(model.streams and model.streams.config))
     return None if way == "rule" else settings
 
 

@@ -127,12 +127,15 @@ def _interrupt(*_):
 
 @pytest.mark.parametrize("base", ["llama3 rope", "sliding windows"])
 def test_filled_and_gone_on_from(base):
-    model, cache = speculative_model(base), PromptCache()
+    """Progress is from the rows that are there already to the last token, pass by pass."""
+    model, cache, seen = speculative_model(base), PromptCache(), []
     fill(cache, model, FIRST, prefill_step_size=5)
     assert cache.tokens == FIRST
     expected = tokens_of(model, [*FIRST, *MORE], 20)
-    assert tokens_of(model, [*FIRST, *MORE], 20, cache=cache) == expected
+    options = {"prefill_step_size": 2, "progress": lambda *read: seen.append(read)}
+    assert tokens_of(model, [*FIRST, *MORE], 20, cache=cache, **options) == expected
     assert cache.reused == len(FIRST)
+    assert seen == [(read, 18) for read in (12, 14, 16, 17, 18)]
 
 
 def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):
@@ -179,7 +182,7 @@ def test_a_copy_is_a_branch_with_the_same_rows(copied, base, options):
     assert again == expected
 
 
-def test_rows_without_tokens_cannot_be_replaced(tmp_path):
+def test_rows_without_tokens_cannot_be_replaced():
     model, other = speculative_model(), speculative_model(seed=1)
     cache = PromptCache()
     fill(cache, model, FIRST)
@@ -195,6 +198,7 @@ def test_rows_without_tokens_cannot_be_replaced(tmp_path):
 
 
 def test_rows_of_another_quantization_are_dropped():
+    """So are those that are quantized although a prompt of their length would not be yet."""
     model, cache = quantizable_model(), PromptCache()
     options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
     prompt = [*FIRST, *MORE]
@@ -208,28 +212,14 @@ def test_rows_of_another_quantization_are_dropped():
     tokens_of(model, MORE, 5, cache=unknown, **options)
     with pytest.raises(UserError, match="kv_bits of 8 and a kv_group_size of 32, expected the"):
         tokens_of(model, MORE, 5, cache=unknown)
+    options["quantized_kv_start"], cache = 16, PromptCache()
+    tokens_of(model, FIRST, 20, cache=cache, **options)
+    assert cache.quantized == (8, 32)
+    found = tokens_of(model, prompt, 20, cache=cache, **options)
+    assert cache.reused == 0
+    assert found == tokens_of(model, prompt, 20, **options)
 
 
 def quantizable_model():
     config = tiny_llama_config(num_attention_heads=2)
     return SpeculativeModel(tiny_llama(config), config, Path("in memory"))
-
-
-def test_rows_that_are_quantized_too_early_are_dropped():
-    """The first turn passed the row where quantizing begins; the second shares less than that."""
-    model, cache = quantizable_model(), PromptCache()
-    options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 16}
-    tokens_of(model, FIRST, 20, cache=cache, **options)
-    assert cache.quantized == (8, 32)
-    second = [*FIRST, *MORE]
-    found = tokens_of(model, second, 20, cache=cache, **options)
-    assert cache.reused == 0
-    assert found == tokens_of(model, second, 20, **options)
-
-
-def test_reading_a_prompt_tells_how_far_it_is():
-    """From the rows that are there already to the last token, pass by pass."""
-    model, cache, seen = speculative_model(), PromptCache(), []
-    fill(cache, model, FIRST)
-    fill(cache, model, FIRST + MORE, prefill_step_size=2, progress=lambda *read: seen.append(read))
-    assert seen == [(read, 18) for read in (12, 14, 16, 17, 18)]

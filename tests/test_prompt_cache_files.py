@@ -96,15 +96,12 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
     ):
         assert type(found) is type(expected)
         assert found.offset == expected.offset
-    if not kv:
-        whole = run_generate(base, prompt=TEXT + QUESTION).stdout
-        assert texts == {whole.rstrip("\n")}
-
-
-def test_a_suffix_ends_the_turn(base):
     _, tokenizer = load(base)
     suffix = chat_suffix(tokenizer, QUESTION, "say: {text}!")
     assert tokenizer.decode(suffix) == f"{QUESTION}!<|end|><|assistant|>"
+    if not kv:
+        whole = run_generate(base, prompt=TEXT + QUESTION).stdout
+        assert texts == {whole.rstrip("\n")}
 
 
 def test_a_turn_of_shared_mode(base, lora, tmp_path):
@@ -174,13 +171,10 @@ def test_other_models(base, ours, lora, tmp_path, monkeypatch):
     assert "keys have the shape" in refusal(theirs)
 
 
-def test_other_quantization(base, tmp_path):
+def test_other_quantization_and_bad_names(base, ours, tmp_path):
     path = tmp_path / "int4.safetensors"
     write(path, base, KVQuantization(*KV[1::2]))
     assert "are 8 and 64, expected 4 and 32" in refusal(path, "--model", base, "--kv-bits", 8)
-
-
-def test_bad_names(base, ours, tmp_path):
     assert "does not exist" in refusal(tmp_path / "none.safetensors")
     assert "expected at most one" in refusal(ours, "--compare")
     for path, reason in (

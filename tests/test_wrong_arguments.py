@@ -20,7 +20,7 @@ from specstream_mlx import (
     keyed_sampler,
     load,
 )
-from specstream_mlx.refused import check_kv_size
+from specstream_mlx.generation import check_kv_size
 
 NAN = float("nan")
 

@@ -1,11 +1,15 @@
 """Draft trees to test with, and what every tree must be."""
 
+from functools import partial
+
 import numpy as np
 
+from specstream_mlx.drafting import Planner
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
-from specstream_mlx.drafting.fixed import FixedTrees
+from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.proposer import Material, Proposer
 from specstream_mlx.engine.guess import StreamGuesses
+from specstream_mlx.engine.plan import Plan, root_only
 
 
 def ranks_of(tree, candidates):
@@ -46,11 +50,31 @@ def arrays(tree):
     return tree.tokens, tree.parents, tree.depths
 
 
+def fixed_trees(settings, proposers=(), streams=True):
+    """A planner of trees of fixed settings, whose streams run nowhere."""
+    return FixedPlanner(settings, partial(Plan, place="none"), streams, proposers)
+
+
+class Planned(Planner):
+    """Plans the trees that something else grows."""
+
+    def __init__(self, grower, plan_of):
+        self._grower, self._plan_of = grower, plan_of
+
+    def first(self, root):
+        return self._plan_of(root_only(root))
+
+    def accept(self, plan, tokens, seconds):
+        self._grower.accept(tokens)
+
+    def plan(self, root, guesses, verified=None):
+        return self._plan_of(self._grower.grow(root, guesses, verified))
+
+
 def grow(settings, root, candidates, log_probs, text=()):
     """The tree that some settings grow behind ``text``, which lookup has read."""
     proposers = [make(Material(text)) for make in settings.makers]
-    trees = FixedTrees(settings, True, proposers)
-    return trees.grow(root, StreamGuesses(candidates, log_probs))
+    return fixed_trees(settings, proposers).grow(root, StreamGuesses(candidates, log_probs))
 
 
 def full_tree(root, candidates, width, log_probs=None):

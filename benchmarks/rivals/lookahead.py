@@ -12,8 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from specstream_mlx.drafting import constants
-from specstream_mlx.drafting.calibration import Backoff, HitRates
+from specstream_mlx.drafting.calibration import MOST, MOST_TOGETHER, Backoff, HitRates
 from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guess import Guesses, Path
 from specstream_mlx.engine.plan import Verified
@@ -69,9 +68,9 @@ class Lookahead(Proposer):
             self._rates[min(len(path), 1), min(rank, 1)]
             for rank, _ in enumerate(self._following(path))
         ]
-        scale = min(1.0, constants.MOST_TOGETHER / sum(rates)) if rates else 1.0
+        scale = min(1.0, MOST_TOGETHER / sum(rates)) if rates else 1.0
         pairs = zip(self._following(path), rates, strict=True)
-        return [(token, math.log(min(rate * scale, constants.MOST))) for token, rate in pairs]
+        return [(token, math.log(min(rate * scale, MOST))) for token, rate in pairs]
 
     def required(self) -> Sequence[Path]:
         """List the columns of the window, unless it is left out."""

@@ -9,8 +9,8 @@ looks again behind every node, and proposes two tokens.
 import math
 from collections.abc import Sequence
 
-from specstream_mlx.drafting import constants
-from specstream_mlx.drafting.calibration import HitRates
+from specstream_mlx.drafting.calibration import MOST, HitRates
+from specstream_mlx.drafting.ngram import PRIORS
 from specstream_mlx.drafting.proposer import Material, Proposer
 from specstream_mlx.engine.guess import Guesses, Path
 
@@ -31,7 +31,7 @@ class PromptLookup(Proposer):
     def __init__(self, material: Material):
         self._text: list[int] = []
         self._first: dict[tuple[int, ...], int] = {}  # place behind an n-gram's first occurrence
-        self._rates: HitRates[int] = HitRates(lambda length: constants.PRIORS[length])
+        self._rates: HitRates[int] = HitRates(lambda length: PRIORS[length])
         self._read(material.prompt)
         self._length, self._run = self._find()
 
@@ -49,7 +49,7 @@ class PromptLookup(Proposer):
         if depth >= len(self._run) or path != self._run[:depth]:
             return []
         rate = self._rates[min(self._length + depth, _LONGEST)]
-        return [(self._run[depth], math.log(min(rate, constants.MOST)))]
+        return [(self._run[depth], math.log(min(rate, MOST)))]
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 
-from specstream_mlx.drafting import constants
+from specstream_mlx.drafting.calibration import LOOKUP_MEMORY, MOST, MOST_TOGETHER, START, WEIGHT
 from specstream_mlx.engine.guess import Guesses
 
 Shares = Sequence[tuple[int, float]]
@@ -24,9 +24,9 @@ class HitShares:
     def corrected(self, kind: Hashable, shares: Shares) -> Guesses:
         """Turn shares into guesses."""
         hits, expected = self._known.get(kind, (0.0, 0.0))
-        factor = (hits + constants.START * constants.WEIGHT) / (expected + constants.WEIGHT)
-        certain = [min(constants.MOST, share * factor) for _, share in shares]
-        scale = min(1.0, constants.MOST_TOGETHER / max(sum(certain), _LEAST))
+        factor = (hits + START * WEIGHT) / (expected + WEIGHT)
+        certain = [min(MOST, share * factor) for _, share in shares]
+        scale = min(1.0, MOST_TOGETHER / max(sum(certain), _LEAST))
         return [
             (token, math.log(max(one * scale, _LEAST)))
             for (token, _), one in zip(shares, certain, strict=True)
@@ -37,5 +37,5 @@ class HitShares:
         hits, expected = self._known.get(kind, (0.0, 0.0))
         hits += sum(guess == token for guess, _ in shares)
         expected += sum(share for _, share in shares)
-        remembered = min(1.0, constants.LOOKUP_MEMORY / max(expected, _LEAST))
+        remembered = min(1.0, LOOKUP_MEMORY / max(expected, _LEAST))
         self._known[kind] = hits * remembered, expected * remembered

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.drafting.fixed import FixedDrafting, FixedTrees
+from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
 from specstream_mlx.engine.plan import (
@@ -34,8 +34,7 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason
 from specstream_mlx.generation import GenerationResponse, respond
-from specstream_mlx.loop import prefill, steps
-from specstream_mlx.request import Request, Step
+from specstream_mlx.scheduler import Request, Step, TokenSequence, steps_of
 
 from .contents import Contents
 from .executors import REFUSALS, Executor
@@ -44,7 +43,7 @@ _GUESSES = ("candidates", "logProbs", "candidateParents")
 
 
 class PackageDecoder:
-    """One adapter of a package with its states: a ``loop.TreeDecoder``.
+    """One adapter of a package with its states: a ``scheduler.TreeDecoder``.
 
     Args:
         contents: the package's contents.
@@ -85,26 +84,19 @@ class PackageDecoder:
             request: from ``fitted``.
         """
         reused, prompt = self._begin(request.prompt), request.prompt
-        progress = request.progress or (lambda read, total: None)
-        progress(reused, len(prompt))
-        unread = prompt[reused:-1]
-        for read in prefill(self, unread, request.prefill_step_size):
-            progress(reused + read, len(prompt))
-        self._reusable = len(self._rows)
         drafting = request.drafting
         if isinstance(drafting, DraftSettings):
             proposers = [make(Material(prompt)) for make in drafting.makers]
-            drafter = FixedTrees(drafting, self.adapter.num_streams > 0, proposers)
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
             place: StreamPlace = "beside" if streams else "none"
             plan_of = partial(Plan, place=place, streams=streams, width=width)
-            drafting = FixedDrafting(drafter, plan_of)
-        assert drafting is not None and not isinstance(drafting, Proposers)  # it is fitted
-        for number, step in enumerate(steps(self, request, drafting)):
-            if not number:
-                progress(len(prompt), len(prompt))
-            yield step
+            drafting = FixedPlanner(drafting, plan_of, streams > 0, proposers)
+        sequence = TokenSequence(None, replace(request, drafting=drafting), self, reused)
+        for _ in sequence:
+            pass
+        self._reusable = len(self._rows)
+        yield from steps_of(sequence)
 
     def responses(
         self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()

@@ -9,8 +9,8 @@ from ..options import KVCacheOptions
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    from ..kv_store import PromptCache
     from ..loading import SpeculativeModel
-    from ..prompt_cache import PromptCache
 
 
 class ContinuedPrompt:
@@ -26,7 +26,7 @@ class ContinuedPrompt:
         self.cache: PromptCache | None = None
         self.tokenizer_config: dict[str, Any] = {}
         if path is not None:
-            from ..prompt_cache_files import read_metadata
+            from ..kv_store import read_metadata
 
             self._made_by, self.tokenizer_config = read_metadata(path)
 
@@ -44,7 +44,7 @@ class ContinuedPrompt:
         """Read the rows."""
         if self._path is None:
             return kv_cache
-        from ..prompt_cache import PromptCache
+        from ..kv_store import PromptCache
 
         self.cache = PromptCache.load(self._path, model, model_name)
         if self.cache.quantized is None:

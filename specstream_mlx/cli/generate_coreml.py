@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.profile import Profile
     from ..errors import Mode
     from ..generation import GenerationResponse
-    from ..request import Progress, Request
+    from ..scheduler import Progress, Request
     from .comparison import Comparison
     from .run import Run
 
@@ -132,7 +132,7 @@ def package_run(
     from specstream_mlx.convert.to_coreml.export import function_name
 
     from ..prompts import chat_prompt, encode_prompt
-    from ..request import Request
+    from ..scheduler import Request
 
     contents = Contents.read(path)
     adapter = model.adapter

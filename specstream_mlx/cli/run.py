@@ -17,9 +17,9 @@ from ..engine.verify.rule import VerifyRule
 from ..errors import Mode
 from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
+from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
-from ..prompt_cache import PromptCache
-from ..request import Progress
+from ..scheduler import Progress
 
 
 class CommonArguments(TypedDict):

@@ -1,8 +1,6 @@
 """A model divided among the ranks by mlx-lm's own ``shard``."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +10,6 @@ from mlx.utils import tree_flatten
 from ..errors import UserError
 from .lora import take_lora
 from .ranks import Ranks
-
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -> None:
@@ -62,20 +58,3 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
     take_lora(model)
     for tensor in dict(tree_flatten(model.parameters())).values():
         mx.eval(tensor)  # by itself, else many whole matrices would be there at a time
-
-
-def digest(files: Sequence[Path]) -> str:
-    """Return a short digest of files: their sizes, and samples of what they hold.
-
-    The weights of a large model are not read for it. Another model, or other weights of the same
-    one, differ in the samples.
-    """
-    found = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for number in range(_SAMPLES):
-                file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
-                found.update(file.read(_SAMPLE_BYTES))
-    return found.hexdigest()[:12]

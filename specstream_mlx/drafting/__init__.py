@@ -1,28 +1,15 @@
-"""Drafting: proposals of tokens, and two ways to make trees of them, ``fixed`` and ``rule``."""
+"""Drafting: proposals of tokens, and planners of the trees made of them, ``fixed`` and ``rule``."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..engine.guess import StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
-from .batch_cost import BatchCosts
 
 
 @runtime_checkable
-class Sharing(Protocol):
-    """A drafting that weighs what a pass of several texts costs."""
-
-    def beside(self, texts: int) -> BatchCosts | None:
-        """Take note that the next pass is of so many texts, this one included.
-
-        Returns:
-            What is told of each pass; ``None``: nobody wants to know.
-        """
-
-
-@runtime_checkable
-class Drafting(Protocol):
-    """A planner of the steps of one text, one after the other."""
+class Planner(Protocol):
+    """A planner of the steps of one sequence, one after the other."""
 
     def first(self, root: int) -> Plan:
         """Plan the first step, without guesses.
@@ -51,5 +38,14 @@ class Drafting(Protocol):
             verified: the tree of the step accepted last, and the target's tokens in it.
         """
 
+    def share_pass(self, count: int) -> Any:
+        """Take note that the next pass is of so many sequences, this one included.
+
+        Returns:
+            The ``cost.BatchCosts`` that note what passes cost; ``None``: this planner weighs none.
+        """
+        return None
+
     def finish(self) -> None:
-        """Keep results for later texts; this one has ended or was broken off."""
+        """Keep results for later sequences; this one has ended or was broken off."""
+        return

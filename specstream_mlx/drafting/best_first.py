@@ -17,6 +17,9 @@ Children = Callable[[Path], Guesses]
 UNLIKELY = -100.0
 """Log-probability of a node that nobody expects to be right."""
 
+LEAST = math.log(0.02)
+"""Log-probability of the least probable path considered: flat in the study."""
+
 
 class Node(NamedTuple):
     """A drafted node.

@@ -6,9 +6,36 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..engine.guess import NO_GUESSES, Guesses, Path, StreamGuesses
-from . import constants
 
 Kind = TypeVar("Kind")
+
+START = 0.8
+"""Hits over expected hits at the beginning of a text: unfamiliar text wants less, text like the
+training's more (the study)."""
+
+WEIGHT = 8.0
+"""Expected hits that ``START`` counts as: flat in the study."""
+
+MEMORY = 16.0
+"""Expected hits that are remembered: flat in the study."""
+
+MOST = 0.99
+"""Probability of a guess at most."""
+
+MOST_TOGETHER = 0.995
+"""Probability of all guesses of a depth at most."""
+
+PRIOR_WEIGHT = 4
+"""Guesses that a prior counts as (the study)."""
+
+LOOKUP_MEMORY = 64
+"""Guesses that are remembered: flat in the study."""
+
+GAIN_MEMORY = 4
+"""Rounds of a drafter of proposals that its average gain is of (not studied)."""
+
+LONGEST_REST = 64
+"""Steps that a drafter of proposals rests at most, see ``calibration.Backoff``."""
 
 _LEAST = 1e-9
 
@@ -36,9 +63,9 @@ class HitRates(Generic[Kind]):
 
     def judge(self, kind: Kind, right: bool) -> None:
         """Take in whether a guess was right."""
-        rate, weight = self._known.get(kind, (self._prior(kind), constants.PRIOR_WEIGHT))
+        rate, weight = self._known.get(kind, (self._prior(kind), PRIOR_WEIGHT))
         # A bounded weight lets the average follow a text that changes.
-        more = min(weight + 1, constants.LOOKUP_MEMORY)
+        more = min(weight + 1, LOOKUP_MEMORY)
         self._known[kind] = rate + (right - rate) / (weight + 1), more
 
 
@@ -51,7 +78,7 @@ class Backoff:
 
     def note(self, gain: float) -> None:
         """Take in the tokens that a round of guesses was right about."""
-        memory = constants.GAIN_MEMORY
+        memory = GAIN_MEMORY
         self._gain, self._rounds = averaged(self._gain, self._rounds, gain, memory)
 
     def begin(self, cost: float) -> bool:
@@ -72,7 +99,7 @@ class Backoff:
             self._span = max(1, self._span // 2)
             return False
         self._left, self._due = self._span - 1, True
-        self._span = min(2 * self._span, constants.LONGEST_REST)
+        self._span = min(2 * self._span, LONGEST_REST)
         return True
 
 
@@ -107,8 +134,8 @@ class StreamAverages:
     """
 
     def __init__(self) -> None:
-        self.hits = [[constants.START * constants.WEIGHT] * 2 for _ in range(2)]
-        self.expected = [[constants.WEIGHT] * 2 for _ in range(2)]
+        self.hits = [[START * WEIGHT] * 2 for _ in range(2)]
+        self.expected = [[WEIGHT] * 2 for _ in range(2)]
         self._pending: list[_Guessed] = []
         self._newest = NO_GUESSES
         self._trunk: Path = ()
@@ -147,10 +174,10 @@ class StreamAverages:
         first, other = self.factor(place, 0), self.factor(place, 1)
         first_one, *others = (math.exp(score) for _, score in guesses)
         probabilities = [
-            min(constants.MOST, first_one * first),
-            *(min(constants.MOST, p * other) for p in others),
+            min(MOST, first_one * first),
+            *(min(MOST, p * other) for p in others),
         ]
-        scale = min(1.0, constants.MOST_TOGETHER / max(sum(probabilities), _LEAST))
+        scale = min(1.0, MOST_TOGETHER / max(sum(probabilities), _LEAST))
         return [
             (token, math.log(max(probability * scale, _LEAST)))
             for (token, _), probability in zip(guesses, probabilities, strict=True)
@@ -167,9 +194,9 @@ class StreamAverages:
             hits[kind] += guess == token
             expected[kind] += math.exp(score)
         for kind in range(2):
-            if expected[kind] > constants.MEMORY:
-                hits[kind] *= constants.MEMORY / expected[kind]
-                expected[kind] = constants.MEMORY
+            if expected[kind] > MEMORY:
+                hits[kind] *= MEMORY / expected[kind]
+                expected[kind] = MEMORY
         guessed.trunk = guessed.trunk and guesses[0][0] == token
         guessed.path = (*guessed.path, token)
         listed = any(guess == token for guess, _ in guesses)

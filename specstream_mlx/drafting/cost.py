@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,8 +19,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..hardware import device, user_cache
-from .batch_cost import BatchCosts
-from .constants import MOST_NODES, MOST_ROWS
+from .proposer import MOST_NODES
+
+MOST_ROWS = 4 * MOST_NODES
+"""Nodes up to which costs are told apart: those that drafters ask for come on top."""
+
+RATE_MEMORY = 128.0
+"""Number of tokens that r averages: from 32 to 512 within 2% (the study)."""
+
+BATCH_MEMORY = 64
+"""Passes of several texts after which the times of another number of rows are forgotten (not
+studied)."""
+
+BATCH_TIMES = 5
+"""Times of passes of several texts that are kept for each number of rows (not studied)."""
 
 Place = Literal["plain", "none", "beside 1", "beside", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
@@ -286,6 +298,179 @@ def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], 
     return tuple((nodes, value) for (nodes, _), value in zip(points, values, strict=True))
 
 
+# Passes of several sequences -------------------------------------------------------------------
+#
+# A pass costs a part that its sequences share and a part for each row. The more sequences, the more
+# rows; so a draft must be likelier to earn its row than in a pass of one. Shorter trees are filled
+# up to the longest one's rows, which cost the same, so all trees get the same most nodes:
+#
+#     B * (1 + sum of G(node)) - r * (shared + row * B * nodes)
+#
+# B is the number of sequences, G(k) the recent probability of a sequence's k-th likeliest node,
+# averaged over them, and r the recent tokens per second of passes of B sequences.
+
+Line = tuple[float, float]
+"""Seconds that all rows of a pass share, and seconds of each row."""
+
+_PRIOR = 1.0
+"""Passes of twice the least rows that the solo steps' cost of a row counts as."""
+
+
+class _Passes:
+    """The newest passes of each number of rows, of which a line says what rows cost."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BATCH_TIMES))
+        self._newest: dict[int, int] = {}  # number of the newest pass
+        self._count = 0
+        self._line: Line | None = None
+
+    def __bool__(self) -> bool:
+        """Whether any pass was timed."""
+        return bool(self._recent)
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Take in a pass."""
+        self._count += 1
+        self._recent[rows].append(seconds)
+        self._newest[rows] = self._count
+        for size in [n for n, at in self._newest.items() if self._count - at > BATCH_MEMORY]:
+            del self._recent[size], self._newest[size]  # so that it may be tried again
+        self._line = None
+
+    def line(self, least: int, solo: Line) -> Line:
+        """Return the least-squares line through the passes, drawn towards the slope of ``solo``.
+
+        Args:
+            least: rows of a pass that drafts nothing.
+            solo: of steps of one sequence; its shape is believed before passes of different sizes
+                were timed.
+        """
+        if not self._recent:
+            return solo
+        if self._line is not None:
+            return self._line
+        sizes = sorted(self._recent, reverse=True)
+        usual: list[float] = []
+        for size in sizes:
+            seconds = statistics.median_low(self._recent[size])
+            # Fewer rows never take longer; if they seem to, other programs had the processor.
+            usual.append(min(seconds, usual[-1]) if usual else seconds)
+        weights = [len(self._recent[size]) for size in sizes]
+        rows, level = (statistics.fmean(values, weights) for values in (sizes, usual))
+        far = [size - rows for size in sizes]
+        spread = sum(w * x * x for w, x in zip(weights, far, strict=True))
+        product = sum(w * x * (y - level) for w, x, y in zip(weights, far, usual, strict=True))
+        strength = _PRIOR * least * least
+        believed = level * solo[1] / _seconds(solo, rows)
+        slope = (product + strength * believed) / (spread + strength)
+        slope = min(max(slope, 0.0), level / rows)
+        self._line = level - slope * rows, slope
+        return self._line
+
+
+class _Company:
+    """Passes of one number of sequences; sums are over recent ones."""
+
+    def __init__(self) -> None:
+        self.passes = _Passes(), _Passes()  # whose streams do not guess, and whose streams do
+        self.tokens = self.rows = self.count = 0.0
+        self.gains, self.noted = [0.0] * MOST_NODES, 0.0  # probabilities of the likeliest nodes
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a text in passes with others.
+
+    Attributes:
+        rate: recent tokens per second of all texts together.
+        nodes: the most nodes of a tree, the root included.
+        seconds: its share of a pass whose streams do not guess, and of one whose streams do.
+        rows: seconds of a row more of every text, likewise.
+    """
+
+    rate: float
+    nodes: int
+    seconds: tuple[float, float]
+    rows: tuple[float, float]
+
+    def costs(self, guesses: bool) -> list[float]:
+        """Return the seconds of its share by its nodes, from 0 to ``MOST_ROWS``.
+
+        Up to ``nodes`` they are the same, since the rows are there.
+        """
+        own, row = self.seconds[guesses], self.rows[guesses]
+        return [own + row * max(0, nodes - self.nodes) for nodes in range(MOST_ROWS + 1)]
+
+
+class BatchCosts:
+    """Costs of passes of several texts of one model, by the number of texts."""
+
+    def __init__(self) -> None:
+        self._companies: dict[int, _Company] = {}
+
+    def note(
+        self, texts: int, rows: int, guesses: bool, tokens: int, seconds: float | None
+    ) -> None:
+        """Take in a pass of so many sequences and rows, those that fill up trees included.
+
+        Args:
+            texts, rows: see above.
+            guesses: whether streams guessed.
+            tokens: tokens that all sequences got.
+            seconds: the time of the pass; ``None``: something else was done meanwhile.
+        """
+        company = self._of(texts)
+        if seconds is not None:
+            company.passes[guesses].note(rows, seconds)
+        kept = max(0.0, 1 - tokens / (RATE_MEMORY * texts))
+        company.tokens = company.tokens * kept + tokens
+        company.rows = company.rows * kept + rows
+        company.count = company.count * kept + 1
+
+    def note_gains(self, texts: int, probabilities: Sequence[float]) -> None:
+        """Take in the probabilities of a text's nodes behind the root, the likeliest first."""
+        company, kept = self._of(texts), 1 - 1 / RATE_MEMORY
+        company.noted = company.noted * kept + 1
+        for place in range(MOST_NODES):
+            own = probabilities[place] if place < len(probabilities) else 0.0
+            company.gains[place] = company.gains[place] * kept + own
+
+    def share(self, texts: int, solo: tuple[Line, Line]) -> Share:
+        """Return the share of one of so many sequences.
+
+        Args:
+            texts: number of sequences.
+            solo: costs of one sequence's steps, without guesses and with them.
+        """
+        company = self._of(texts)
+        lines = [one.line(texts, own) for one, own in zip(company.passes, solo, strict=True)]
+        timed = [bool(one) for one in company.passes]
+        if timed[0] != timed[1]:  # what was never timed is to the other as with one text
+            other = int(timed[1])
+            ratio = _seconds(solo[1 - other], texts) / _seconds(solo[other], texts)
+            shared, row = lines[other]
+            lines[1 - other] = shared * ratio, row * ratio
+        rate = texts / _seconds(lines[0], texts)
+        if company.count:
+            shared, row = lines[1]
+            rate = max(rate, company.tokens / (shared * company.count + row * company.rows))
+        nodes, row = 1, lines[1][1]
+        while nodes < MOST_NODES and company.gains[nodes - 1] > rate * row * company.noted:
+            nodes += 1
+        first, second = (_seconds(line, texts * nodes) / texts for line in lines)
+        return Share(rate, nodes, (first, second), (texts * lines[0][1], texts * lines[1][1]))
+
+    def _of(self, texts: int) -> _Company:
+        return self._companies.setdefault(texts, _Company())
+
+
+def _seconds(line: Line, rows: float) -> float:
+    """Seconds of a pass of so many rows."""
+    shared, row = line
+    return shared + row * rows
+
+
 # All models' costs ---------------------------------------------------------------------------
 
 
@@ -294,8 +479,7 @@ class KeptCosts:
     """The cost curve of one model with adapters of one shape.
 
     Attributes:
-        model: directory of the model.
-        adapter: directory of the adapter; ``None``: none was mounted.
+        model, adapter: their directories; ``None``: there was no adapter.
         mode: mode of the streams; ``None``: there were none.
         kv_bits: bits of a quantized KV cache; ``None``: it was not quantized.
         processes: among which the model was divided.

@@ -26,7 +26,7 @@ from ..hardware import device
 from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel
 from ..models.architectures import text_limit
-from . import constants
+from .best_first import LEAST
 from .calibration import Backoff, StreamAverages
 from .proposer import Material, Price, Proposer
 
@@ -37,27 +37,21 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 
 
 class DraftModel(Proposer):
-    """A second model that has read the text, and guesses behind it.
+    """A second model ``draft`` that has read the text, and guesses up to ``most`` tokens after it.
 
     Where time has a price, another level is drafted only as long as the tokens that it may bring
     are worth the pass, and a model that does not bring what its passes cost rests, for ever longer.
-
-    Args:
-        draft: the model.
-        most: tokens that it drafts ahead.
-        material: see there.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
         target = material.model
         self._reader = _Reader(draft, None if target is None else target.config["vocab_size"])
-        self._share = 1.0
+        self._share = 1.0  # of a pass in a plain step, before one was timed
         if target is not None:
             own = parameter_bytes(_parts(draft)[0])
             self._share = own / max(1, parameter_bytes(target.model))
         self._rule = material.rule or VerifyRule()
-        self._most, self._width = most, material.width
-        self._nodes = material.nodes
+        self._most, self._width, self._nodes = most, material.width, material.nodes
         self._unread = list(material.prompt)
         self._averages, self._guesses = StreamAverages(), _PathGuesses({})
         self._backoff = Backoff()
@@ -106,7 +100,7 @@ class DraftModel(Proposer):
             mx.eval(logits)
             started = time.perf_counter()
         found: dict[Path, Guesses] = {}
-        least = constants.LEAST if price.rate else -math.inf
+        least = LEAST if price.rate else -math.inf
         level, scores = [()], {(): 0.0}  # type: list[Path], dict[Path, float]
         drafted: list[float] = []
         for depth in range(self._most):
@@ -121,7 +115,8 @@ class DraftModel(Proposer):
                 if scores[path] + score >= least
             }
             drafted += scores.values()
-            level = sorted(scores, key=scores.__getitem__, reverse=True)[: self._expanded]
+            level = sorted(scores, key=scores.__getitem__, reverse=True)
+            level = level[: min(_EXPANDED, self._width)]
             if not level or not self._goes_on([scores[path] for path in level], drafted, price):
                 break
         passes = depth + 1
@@ -131,10 +126,6 @@ class DraftModel(Proposer):
         self._seconds = before + (seconds / passes - before) / 4
         self._cost = passes * self._pass_cost(price)
         return found
-
-    @property
-    def _expanded(self) -> int:
-        return min(_EXPANDED, self._width)
 
     def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
         """Whether another pass, behind the paths of a level, may be worth it."""
@@ -159,11 +150,7 @@ class DraftModel(Proposer):
 
 
 class _PathGuesses(StreamGuesses):
-    """Guesses by their paths, in the form of the streams', whose corrections take them.
-
-    Args:
-        by_path: guesses behind each path that was read.
-    """
+    """Guesses after each path that was read, in the form of the streams', to be corrected."""
 
     def __init__(self, by_path: dict[Path, Guesses]):
         nothing = np.empty((0, 0), np.int32)
@@ -179,13 +166,10 @@ class _PathGuesses(StreamGuesses):
 
 
 class _Reader:
-    """A model with its KV cache, which reads a text and, without keeping them, paths behind it.
+    """A model with its KV cache, which reads a text and, without keeping them, paths after it.
 
-    Windows are masks here, so that rows can be dropped: no cache overwrites its own.
-
-    Args:
-        draft: the model.
-        vocab_size: the target's; logits of further tokens are cut off. ``None``: the model's own.
+    Windows are masks here, so that rows can be dropped: no cache overwrites its own. Logits of
+    tokens beyond the target's ``vocab_size`` are cut off.
     """
 
     def __init__(self, draft: Any, vocab_size: int | None):

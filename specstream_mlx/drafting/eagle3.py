@@ -51,12 +51,7 @@ class _RowsRope:
 
 
 class Layer(nn.Module):
-    """The parts of a Llama layer that EAGLE's layers have.
-
-    Args:
-        args: sizes and rope.
-        width: of the rows that queries, keys and values are made of.
-    """
+    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide."""
 
     def __init__(self, args: ModelArgs, width: int):
         super().__init__()
@@ -69,13 +64,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def behind(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
-        """Compute ``y = residual + Attn(x)`` and ``y + MLP(n(y))``.
-
-        Args:
-            x: (rows, width) what queries, keys and values are made of.
-            residual: (rows, h).
-            rows: the stand-in for the KV cache.
-        """
+        """Compute ``y + MLP(n(y))`` of ``y = residual + Attn(x)``, x (rows, width)."""
         mask: Any = rows.make_mask(len(x))  # mlx-lm's attention takes "causal" too
         y = residual + self.self_attn(x[None], mask, rows)[0]
         return y + self.mlp(self.post_attention_layernorm(y))
@@ -85,12 +74,7 @@ class _Network(nn.Module):
     """All modules of a head, by the names of its tensors, which say what it has."""
 
     def __init__(
-        self,
-        args: ModelArgs,
-        width: int,
-        count: int,
-        names: Collection[str],
-        *vocab: int,
+        self, args: ModelArgs, width: int, count: int, names: Collection[str], *vocab: int
     ):
         super().__init__()
         hidden, epsilon = args.hidden_size, args.rms_norm_eps
@@ -110,15 +94,7 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Eagle3:
-    """The weights of an EAGLE-3 head: a ``MountedHead`` and its ``Recurrence``.
-
-    Attributes:
-        config: what drafting knows of it.
-        boundaries: see ``MountedHead``.
-        network: its modules.
-        tokens: see ``Recurrence``.
-        norm_before_residual, norm_output: see above.
-    """
+    """The weights of an EAGLE-3 head: a ``MountedHead`` and its ``Recurrence``, see there."""
 
     config: HeadConfig
     boundaries: tuple[int, ...]
@@ -132,7 +108,7 @@ class Eagle3:
         return RecurrentHead(self, model)
 
     def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
-        """Apply ``fc`` to the hidden states of the boundaries; see ``Recurrence``."""
+        """Apply ``fc`` to the hidden states of the boundaries."""
         if "fc_norm" in self.network:
             pairs = zip(self.network.fc_norm, features, strict=True)
             features = tuple(norm(one) for norm, one in pairs)
@@ -142,12 +118,12 @@ class Eagle3:
         return self.network.fc(joined)
 
     def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
-        """Return embeddings; see ``Recurrence``."""
+        """Return embeddings."""
         own = "embed_tokens" in self.network
         return self.network.embed_tokens(tokens) if own else model.embed(tokens)
 
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
-        """Run the layer; see ``Recurrence``."""
+        """Run the layer."""
         layer = self.network.midlayer
         normed = layer.hidden_norm(features)
         x = mx.concatenate([layer.input_layernorm(embeddings), normed], axis=1)
@@ -155,7 +131,7 @@ class Eagle3:
         return self.network.norm(output) if self.norm_output else output
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        """Return norm and LM head; see ``Recurrence``."""
+        """Return norm and LM head."""
         network = self.network
         if self.norm_output:
             return network.lm_head
@@ -166,23 +142,23 @@ class Eagle3:
 
 
 class Recurrence(Protocol):
-    """The weights of a recurrent head, such as EAGLE's."""
+    """The weights of a recurrent head, such as EAGLE's; rows are (rows, h)."""
 
     @property
     def tokens(self) -> mx.array | None:
         """(n,) tokens that are drafted; ``None``: all."""
 
     def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
-        """Make the features (rows, h) of rows that the target has seen, from its hidden states."""
+        """Make the features of rows that the target has seen, from its hidden states."""
 
     def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
-        """Return the embeddings (rows, h) of tokens (rows,)."""
+        """Return the embeddings of tokens (rows,)."""
 
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
-        """Run the layer over new rows; returns their output (rows, h), the next rows' features."""
+        """Run the layer over new rows; returns their output, the next rows' features."""
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        """Return a function of output (rows, h): logits (rows, n) of the token after each row."""
+        """Return a function of output: logits (rows, n) of the token after each row."""
 
 
 class RecurrentHead:
@@ -277,8 +253,7 @@ def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> E
     Args:
         directory: safetensors as published, or as ``specstream-mlx convert`` has made them, and
             ``config.json``.
-        model: the target, an mlx-lm model.
-        config: its ``config.json``.
+        model, config: the target, an mlx-lm model, and its ``config.json``.
 
     Raises:
         UserError: there is no such head in the directory, or it does not fit.
@@ -290,11 +265,7 @@ def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> E
 
 
 def head_files(directory: Path) -> list[Path]:
-    """List the safetensors of a draft head; no tensor is read.
-
-    Raises:
-        UserError: there are none.
-    """
+    """List the safetensors of a draft head, without reading one, or refuse the directory."""
     if not os.path.isdir(directory):
         raise UserError(f"the draft head {directory} is not a directory, expected one")
     files = sorted(directory.glob("*.safetensors"))
@@ -319,18 +290,11 @@ def head_of(
     model: nn.Module,
     config: Mapping[str, Any],
 ) -> Eagle3:
-    """Make an EAGLE-3 head of its tensors.
-
-    Args:
-        directory: the tensors' directory, for errors.
-        arrays: the tensors by name.
-        values: the head's ``config.json``.
-        model: the target, an mlx-lm model.
-        config: the target's ``config.json``.
+    """Make an EAGLE-3 head of its tensors by name and the values of its ``config.json``.
 
     Raises:
         UserError: they do not fit together or do not fit the target, or are of a form that is not
-            known here.
+            known here; names ``directory``.
     """
     named = {name.replace("layers.0.", "midlayer.", 1): array for name, array in arrays.items()}
     named.pop("midlayer.self_attn.rotary_emb.inv_freq", None)
@@ -377,11 +341,7 @@ def head_of(
 def load_weights(
     directory: Path, network: nn.Module, arrays: Mapping[str, mx.array], dtype: mx.Dtype
 ) -> int:
-    """Give a network its weights, in a dtype; returns their number.
-
-    Raises:
-        UserError: one is missing, too many, of another shape or not of floats.
-    """
+    """Give a network its weights, in a dtype, or refuse what does not fit; returns their number."""
     for name, array in arrays.items():
         if not mx.issubdtype(array.dtype, mx.floating):
             raise UserError(f"{directory}: {name} has dtype {array.dtype}, expected a float's")
@@ -396,16 +356,11 @@ def load_weights(
 
 
 def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
-    """Read the sizes and the rope of a Llama layer.
-
-    Args:
-        directory: where the configuration comes from, for errors.
-        config: a ``config.json`` of transformers' Llama.
-        **fields: of ``ModelArgs``, in place of the configuration's.
+    """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'.
 
     Raises:
         UserError: a field is missing or of another kind, or the rope is not one that depends on
-            positions alone.
+            positions alone; names ``directory``.
     """
     if not isinstance(config, Mapping):
         raise UserError(
@@ -467,11 +422,7 @@ def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.arra
 
 
 def draft_tokens(directory: Path, ids: mx.array, vocab: int) -> mx.array:
-    """Check the tokens (n,) that a head drafts, as int32.
-
-    Raises:
-        UserError: one is not of the target's, or comes twice.
-    """
+    """Return the tokens (n,) that a head drafts as int32; refuse unknown ones, and one twice."""
     values: Any = ids.tolist() if ids.ndim == 1 and ids.size else [-1]
     if len(set(values)) < len(values) or min(values) < 0 or max(values) >= vocab:
         raise UserError(

@@ -1,131 +1,102 @@
 """Trees of the shape that a user gave, made of all proposers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 from ..engine.guess import Guesses, Path, StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
-from . import constants
+from . import Planner
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .calibration import StreamAverages
 from .draft_model import DraftModel
 from .ngram import Lookup
 from .pooling import pool, required_paths
-from .proposer import FREE, Material, Proposer
+from .proposer import FREE, MOST_NODES, Material, Proposer
 from .settings import DraftSettings, Proposers
 
 
-class Drafter(Protocol):
-    """A grower of the draft trees of one text; see ``Drafting`` for arguments."""
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Read tokens."""
-
-    def grow(
-        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
-    ) -> DraftTree:
-        """Grow the next tree."""
-
-    def finish(self) -> None:
-        """Keep what is to outlive the text."""
-
-
-class FixedDrafting:
-    """A ``Drafting`` with the same settings in every step.
-
-    Args:
-        drafter: the drafter of this text.
-        plan_of: function that makes the plan of a step from its tree.
-    """
-
-    def __init__(self, drafter: Drafter, plan_of: Callable[[DraftTree], Plan]):
-        self._drafter, self._plan_of = drafter, plan_of
-
-    def first(self, root: int) -> Plan:
-        """Plan a step without drafts."""
-        return self._plan_of(root_only(root))
-
-    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        """Let the drafter read the tokens."""
-        self._drafter.accept(tokens)
-
-    def plan(
-        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
-    ) -> Plan:
-        """Let the drafter grow the tree."""
-        return self._plan_of(self._drafter.grow(root, guesses, verified))
-
-    def finish(self) -> None:
-        """Let the drafter keep what is to outlive the text."""
-        self._drafter.finish()
-
-
-class FixedTrees:
-    """A ``Drafter`` of trees of fixed settings.
+class FixedPlanner(Planner):
+    """A planner with the same settings in every step.
 
     Streams guess the token at a depth, proposers the token after a path. Both guess behind every
     node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
-    may end. Beside proposers the streams' probabilities are corrected by how often they were right
-    in the text, or streams that are surer than right would take the nodes of a copy; alone they
-    stay as they are.
+    may end. With proposers the streams' probabilities are corrected by how often they were right in
+    the text, or streams that are surer than right would take the nodes of a copy; alone they stay
+    as they are.
 
     Args:
         settings: settings of the drafts.
+        plan_of: function that makes the plan of a step from its tree.
         streams: whether the model has any.
-        proposers: the proposers of this text, beside the streams.
+        proposers: the proposers of this sequence, besides the streams.
     """
 
-    def __init__(self, settings: DraftSettings, streams: bool, proposers: Sequence[Proposer] = ()):
-        self._settings, self._streams = settings, streams and settings.speculates
-        self._proposers = proposers
-        self._averages = StreamAverages()
+    def __init__(
+        self,
+        settings: DraftSettings,
+        plan_of: Callable[[DraftTree], Plan],
+        streams: bool,
+        proposers: Sequence[Proposer] = (),
+    ):
+        self._plan_of, self._proposers, self._averages = plan_of, proposers, StreamAverages()
+        self._width, self._threshold = settings.tree_width, settings.draft_threshold
+        self._full, self._most_nodes = settings.full, cache(settings.most_nodes)
+        self._depth = settings.num_streams if streams and settings.speculates else 0
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Let the proposers read the tokens, and judge the streams beside them."""
+    def first(self, root: int) -> Plan:
+        """Plan a step without drafts; see ``Planner``."""
+        return self._plan_of(root_only(root))
+
+    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
+        """Let the proposers read the tokens, which also judge the streams; see ``Planner``."""
         if self._proposers:
             self._averages.accept(tokens)
         for proposer in self._proposers:
             proposer.accept(tokens)
 
+    def plan(
+        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
+    ) -> Plan:
+        """Plan a step over the next tree; see ``Planner``."""
+        return self._plan_of(self.grow(root, guesses, verified))
+
     def grow(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> DraftTree:
         """Grow the full tree, or the likeliest nodes of all."""
-        settings, depth = self._settings, guesses.depth if self._streams else 0
         for proposer in self._proposers:
             proposer.begin(verified, FREE)
-        if settings.num_streams is not None:
-            depth = min(depth, settings.num_streams)
-
+        depth = guesses.depth if self._depth is None else min(guesses.depth, self._depth)
         behind = guesses.behind
         if self._proposers:
             self._averages.take(guesses)
             behind = self._averages.behind
 
         def guessed(path: Path) -> Guesses:
-            return behind(path)[: settings.tree_width] if len(path) < depth else []
+            return behind(path)[: self._width] if len(path) < depth else []
 
         children = pool(self._proposers, guessed)
-        if settings.full:
+        if self._full:
             return tree_of(root, list(all_nodes(children)))
-        nodes = best_nodes(children, settings.most_nodes(depth), settings.draft_threshold)
+        nodes = best_nodes(children, self._most_nodes(depth), self._threshold)
         return tree_of(root, with_paths(nodes, required_paths(self._proposers)))
 
     def finish(self) -> None:
-        """Let the proposers keep what is to outlive the text."""
+        """Let the proposers keep what is to outlive the sequence."""
         for proposer in self._proposers:
             proposer.finish()
 
 
-def fixed_drafting(
+def fixed_planner(
     settings: DraftSettings,
     model: SpeculativeModel,
     prompt: Sequence[int],
     rule: VerifyRule | None = None,
-) -> FixedDrafting:
-    """Plan a text by the same settings in every step.
+) -> FixedPlanner:
+    """Plan a sequence by the same settings in every step.
 
     Args:
         settings: settings of the drafts.
@@ -133,12 +104,10 @@ def fixed_drafting(
         prompt: token ids.
         rule: see ``Material``.
     """
-    streams = model.guessing
-    nodes = settings.tree_size or constants.MOST_NODES
+    streams, nodes = model.guessing, settings.tree_size or MOST_NODES
     material = Material(prompt, model, rule, settings.tree_width, nodes)
     proposers = [make(material) for make in settings.makers]
-    trees = FixedTrees(settings, streams is not None, proposers)
-    return FixedDrafting(trees, settings.plans(streams))
+    return FixedPlanner(settings, settings.plans(streams), streams is not None, proposers)
 
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:

@@ -4,9 +4,15 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..engine.guess import Guesses, Path
-from . import constants
 from .calibration import HitRates
 from .proposer import Material, Proposer
+
+PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
+"""Acceptance of the newest continuation at the beginning of a text, by length of the n-gram, 0 to 4
+(the study)."""
+
+SECOND_PRIOR = 0.05
+"""Acceptance of the continuation before the newest, for n-grams of any length."""
 
 _MOST_TOGETHER = 0.99
 
@@ -98,5 +104,5 @@ def _prior(kind: tuple[int, int]) -> float:
     """Return the rate, at the beginning of a text, of a length of the n-gram and a rank."""
     length, rank = kind
     if rank:
-        return constants.SECOND_PRIOR
-    return constants.PRIORS[min(length, len(constants.PRIORS) - 1)]
+        return SECOND_PRIOR
+    return PRIORS[min(length, len(PRIORS) - 1)]

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 
 from ..engine.guess import Guesses, Path
 from .best_first import Children
-from .constants import COINCIDENCE, UNLISTED
 from .proposer import Proposer
+
+UNLISTED = 0.03
+"""Probability of a token that only lookup proposes, as a share of the probability that the streams'
+candidates leave over."""
+
+COINCIDENCE = 0.05
+"""Share of lookup's wrong tokens that the streams propose too."""
 
 
 def pooled(streams: Guesses, others: Guesses) -> Guesses:

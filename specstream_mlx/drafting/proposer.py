@@ -8,7 +8,13 @@ from ..engine.guess import Guesses, Path
 from ..engine.plan import Verified
 from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
-from . import constants
+
+MOST_NODES = 16
+"""Nodes of a step, the root included; 8 bring less (the study)."""
+
+WIDTH = 4
+"""Candidates of each stream: more save hardly any calls ("How wide and how deep should a full tree
+be?")."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +32,8 @@ class Material:
     prompt: Sequence[int]
     model: SpeculativeModel | None = None
     rule: VerifyRule | None = None
-    width: int = constants.WIDTH
-    nodes: int = constants.MOST_NODES - 1
+    width: int = WIDTH
+    nodes: int = MOST_NODES - 1
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,18 @@ import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..drafting import Drafting, Sharing
-from ..drafting.batch_cost import BatchCosts
-from ..drafting.rule import auto_drafting
+from ..drafting import Planner
+from ..drafting.cost import BatchCosts
+from ..drafting.rule import rule_planner
 from ..drafting.settings import DraftSettings
 from ..engine.guess import NO_GUESSES, StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
 from ..engine.sampling import Sampling, keyed_sampler
 from ..errors import UserError
 from ..generation import GenerationResponse, respond
+from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
-from ..loop import Text
-from ..prompt_cache import PromptCache
-from ..request import Request, Step
-from ..scheduler import Prefill, Scheduler, check_side_by_side, share_a_pass
+from ..scheduler import Request, Scheduler, Step, TokenSequence, check_side_by_side, share_a_pass
 from .prefixes import Prefixes
 
 CHUNK = 512
@@ -156,7 +154,7 @@ class Writing:
         number: by which other ranks know it.
     """
 
-    prefill: Prefill
+    prefill: TokenSequence
 
     def __init__(
         self,
@@ -179,7 +177,7 @@ class Writing:
         asked = self.asked
         self._cache = self._prefixes.cache_for(asked.model.model, asked.prompt)
         request = self._request()
-        self.prefill = Prefill(asked.model, request)
+        self.prefill = TokenSequence(asked.model, request)
         self._found.cached_tokens = self._cache.reused
         for read in self.prefill:
             yield Read(read, len(asked.prompt))
@@ -192,7 +190,7 @@ class Writing:
         request = asked.request(self._tokenizer.eos_token_ids)
         drafting, sampler = request.drafting, None
         if drafting is None and asked.model.decides:
-            auto = auto_drafting(asked.model, asked.prompt)
+            auto = rule_planner(asked.model, asked.prompt)
             drafting = Watched(auto, self._is_alone, self._drafters)
         if asked.sampling.temp:
             sampler = keyed_sampler(asked.seed, sampler=asked.sampling)
@@ -252,9 +250,9 @@ class Batch:
     """
 
     def __init__(self, model: SpeculativeModel):
-        self._model, self._scheduler = model, Scheduler(model)
+        self._model, self._scheduler = model, Scheduler()
         self.steps, self.number = self._scheduler.steps(), next(_NUMBERS)
-        self._texts: dict[Text, Writing] = {}
+        self._texts: dict[TokenSequence, Writing] = {}
 
     @property
     def texts(self) -> list[Writing]:
@@ -272,7 +270,7 @@ class Batch:
     def join(self, writing: Writing) -> None:
         """Let a text whose prompt has been read go on from the next step on."""
         tell(self._model, "join", writing.number, self.number)
-        self._texts[self._scheduler.take(writing.prefill)] = writing
+        self._texts[self._scheduler.add(writing.prefill)] = writing
 
     def leave(self, writing: Writing) -> None:
         """Let a text go on no further."""
@@ -280,7 +278,7 @@ class Batch:
         del self._texts[text]
         tell(self._model, "leave", writing.number)
         if not text.ended:
-            self._scheduler.leave(text)
+            self._scheduler.remove(text)
 
     def step(self) -> list[tuple[Writing, Written | Exception]]:
         """Decode one step, and return what it brought each text.
@@ -297,7 +295,7 @@ class Batch:
         tell(self._model, "close", self.number)
         self.steps.close()  # type: ignore[attr-defined]
 
-    def _taken(self, text: Text, step: Step) -> Written | Exception:
+    def _taken(self, text: TokenSequence, step: Step) -> Written | Exception:
         writing = self._texts[text]
         try:
             event: Written | Exception = writing.take(step)
@@ -343,10 +341,10 @@ def _token(text: str, token: int, log_probs: mx.array, top: int | None) -> Token
     return Token(text, token, scores[0], pairs)
 
 
-class Watched:
+class Watched(Planner):
     """A drafting that learns its own steps' time alone, and notes whose drafts are accepted."""
 
-    def __init__(self, drafting: Drafting, is_alone: Callable[[], bool], drafters: deque[str]):
+    def __init__(self, drafting: Planner, is_alone: Callable[[], bool], drafters: deque[str]):
         self._drafting, self._is_alone, self._drafters = drafting, is_alone, drafters
         self._guesses: StreamGuesses = NO_GUESSES
 
@@ -368,9 +366,9 @@ class Watched:
         self._guesses = guesses
         return self._drafting.plan(root, guesses, verified)
 
-    def beside(self, texts: int) -> BatchCosts | None:
-        """Weigh what a pass of so many texts costs."""
-        return self._drafting.beside(texts) if isinstance(self._drafting, Sharing) else None
+    def share_pass(self, count: int) -> BatchCosts | None:
+        """Weigh what a pass of so many sequences costs."""
+        return self._drafting.share_pass(count)
 
     def finish(self) -> None:
         """Keep what outlives the text."""

@@ -6,7 +6,7 @@ from copy import deepcopy
 import mlx.nn as nn
 import numpy as np
 
-from ..prompt_cache import PromptCache
+from ..kv_store import PromptCache
 
 _LEAST = 8  # tokens; copying the rows of fewer is not worth it
 

@@ -32,8 +32,8 @@ from random_models import random_prompt
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.package import METADATA
 from specstream_mlx.convert.to_coreml.vectors import FORMAT
+from trees import fixed_trees
 
-from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.noise import Noise
@@ -152,7 +152,7 @@ def trees(rng):
     for _ in range(200):
         guesses, size = random_guesses(rng), int(rng.integers(1, 16))
         settings = DraftSettings(tree_width=3, tree_size=size)
-        tree = FixedTrees(settings, True).grow(7, guesses)
+        tree = fixed_trees(settings).grow(7, guesses)
         given = {"candidates": guesses.tokens, "logProbs": guesses.log_probs}
         if guesses.parents is not None:
             given["candidateParents"] = guesses.parents

@@ -20,8 +20,7 @@ from benchmarks.step_graphs import (
     step_graph,
 )
 from specstream_mlx import DraftSettings
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.scheduler import Request, decode
 
 LAYERS = 6
 

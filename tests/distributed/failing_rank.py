@@ -50,26 +50,13 @@ def in_step(number, then):
     Broadcast.goes_on = counted
 
 
-def between_texts():
-    told, lines = Ranks.told, []
-
-    def counted(self, kind):
-        if kind == "line":
-            lines.append(kind)
-            if len(lines) == 2:
-                fail()
-        return told(self, kind)
-
-    Ranks.told = counted
-
-
 def other(tokens):
     note_time()
     return [token + 1 for token in tokens]
 
 
 if moment == "prefill":
-    scheduler.prefill = lambda *_: fail()
+    scheduler.Decoder.prefill = lambda *_: fail()
 elif moment == "decoding":
     in_step(3, lambda _: fail())
 elif moment == "hanging":
@@ -77,7 +64,13 @@ elif moment == "hanging":
 elif moment == "disagreeing":
     in_step(3, other)
 elif moment == "between":
-    between_texts()
+    told, lines = Ranks.told, []
+
+    def counted(self, kind):
+        lines.extend([kind] * (kind == "line"))
+        return told(self, kind) if len(lines) < 2 else fail()
+
+    Ranks.told = counted
 elif moment == "version":
     own = ranks.version
     ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)

@@ -18,18 +18,10 @@ WITHIN = 10  # seconds
 
 
 def failed(folder, moment, command, other=None, stdin=None, size=2):
-    """Run a command of which the last rank fails.
+    """Run a command of which the last of ``size`` ranks fails, at a moment of ``failing_rank.py``.
 
-    Args:
-        folder: for files.
-        moment: see ``failing_rank.py``.
-        command: of all ranks.
-        other: the last rank's, if it has another.
-        stdin: what the user types.
-        size: number of ranks.
-
-    Returns:
-        What rank 0 says, its exit code, and the seconds from the moment to its end.
+    The last rank may have a command of its own, ``other``. Returns what rank 0 says, its exit code,
+    and the seconds from the moment to its end.
     """
     moment_file = folder / "moment"
     sound = ["-m", "specstream_mlx", *command]
@@ -73,28 +65,30 @@ def generate(base, *more):
     return ["generate", "--model", base, "-p", "the meeting", "-m", 40, "-q", *more]
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "decoding",
-        pytest.param("prefill", marks=pytest.mark.slow),
-        pytest.param("hanging", marks=pytest.mark.slow),
-    ],
-)
-def test_a_rank_that_is_killed_or_hangs(tmp_path, base, moment):
-    said, code, after = failed(tmp_path, moment, generate(base))
-    hangs = moment == "hanging"
-    reason = f"it was silent for {SILENCE:.0f} s" if hangs else "its process has ended"
-    assert said == f"error: rank 1 is gone ({reason}), so the other ranks end too"
-    assert code == 1 and after < WITHIN + SILENCE * hangs
+GONE = "error: rank {} is gone ({}), so the other ranks end too"
+ENDED = GONE.format(1, "its process has ended")
+SILENT = GONE.format(1, f"it was silent for {SILENCE:.0f} s")
+FAILURES = {
+    "decoding": (ENDED, 1),
+    "prefill": (ENDED, 1),
+    "between": (ENDED, 1),  # texts
+    "hanging": (SILENT, 1),
+    "disagreeing": ("error: rank 1: the ranks have written different tokens, expected those", 2),
+    "version": ("error: rank 1 runs mlx-lm 0.0.0, expected ", 2),
+}
+"""What rank 0 says, and its exit code, by the moment at which rank 1 fails."""
+SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in list(FAILURES)[1:]]
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_between_texts(tmp_path, base):
-    command = ["chat", "--model", base, "-m", 4]
-    said, code, after = failed(tmp_path, "between", command, stdin="hello\n")
-    assert said == "error: rank 1 is gone (its process has ended), so the other ranks end too"
-    assert code == 1 and after < WITHIN
+@pytest.mark.parametrize("moment", ["decoding", *SLOW])
+def test_a_rank_that_fails(tmp_path, base, moment):
+    sentence, exit_code = FAILURES[moment]
+    command, stdin = generate(base), None
+    if moment == "between":
+        command, stdin = ["chat", "--model", base, "-m", 4], "hello\n"
+    said, code, after = failed(tmp_path, moment, command, stdin=stdin)
+    assert said.startswith(sentence)
+    assert code == exit_code and after < WITHIN + SILENCE * (moment == "hanging")
 
 
 @pytest.mark.slow
@@ -105,7 +99,7 @@ def test_rank_0_is_killed(tmp_path, base):
     code = processes.started[1].wait(timeout=300)
     after = time.time() - float(moment_file.read_text())
     error = processes.ended(10)[1].error
-    assert "error: rank 0 is gone (its process has ended), so the other ranks end too" in error
+    assert GONE.format(0, "its process has ended") in error
     assert code == 1 and after < WITHIN
 
 
@@ -115,24 +109,8 @@ def test_one_of_three_is_killed(tmp_path):
         tmp_path / "base", num_attention_heads=6, num_key_value_heads=3, hidden_size=96
     )
     said, code, after = failed(tmp_path, "decoding", generate(base), size=3)
-    assert said == "error: rank 2 is gone (its process has ended), so the other ranks end too"
+    assert said == GONE.format(2, "its process has ended")
     assert code == 1 and after < WITHIN
-
-
-@pytest.mark.slow
-def test_a_rank_that_has_written_something_else(tmp_path, base):
-    said, code, after = failed(tmp_path, "disagreeing", generate(base))
-    assert said == (
-        "error: rank 1: the ranks have written different tokens, expected those of rank 0"
-    )
-    assert code == 2 and after < WITHIN
-
-
-@pytest.mark.slow
-def test_a_rank_of_another_version(tmp_path, base):
-    said, code, after = failed(tmp_path, "version", generate(base))
-    assert said.startswith("error: rank 1 runs mlx-lm 0.0.0, expected ")
-    assert code == 2 and after < WITHIN
 
 
 @pytest.mark.slow

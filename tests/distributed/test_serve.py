@@ -45,12 +45,7 @@ def test_two_processes_serve_what_one_writes(tmp_path):
         address = re.search(r"http://\S+/v1", line)
     bodies = [
         {"model": "base", "prompt": "the meeting is at noon", "max_tokens": 10},
-        {
-            "model": "base",
-            "prompt": "the meeting is at noon, please",
-            "max_tokens": 200,
-            "left": True,
-        },
+        {"model": "base", "prompt": "the meeting is at noon, please", "max_tokens": 200, "left": 1},
         {"model": "base:shared", "prompt": "could you check", "max_tokens": 8},
         {"model": "base", "prompt": "the table", "max_tokens": 8, "temperature": 0.8, "seed": 3},
         {"model": "base", "prompt": "the meeting is at noon, please", "max_tokens": 6},

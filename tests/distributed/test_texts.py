@@ -22,12 +22,7 @@ ALL_LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
 def base_of(folder, size, family="llama", bits=None):
     """A random model that ``size`` processes divide, of which streams are right at times.
 
-    Args:
-        folder: for its directory.
-        size: number of processes.
-        family: Llama, whose layers may slide; Qwen2 has biases besides; Qwen3 has norms of queries
-            and keys.
-        bits: of its weights; ``None``: float32.
+    Layers of Llama may slide; Qwen2 has biases besides; Qwen3 has norms of queries and keys.
     """
     base = tiny_llama_directory(
         folder / "base",

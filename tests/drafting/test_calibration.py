@@ -1,11 +1,13 @@
-"""Streams' probabilities, corrected by what has come of them in the text: examples by hand."""
+"""Streams' probabilities, corrected by what has come of them in the text, and pooled with lookup's:
+examples by hand."""
 
 import math
 
 import numpy as np
 import pytest
 
-from specstream_mlx.drafting.calibration import StreamAverages
+from specstream_mlx.drafting.calibration import MOST_TOGETHER, StreamAverages
+from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 
 GUESSES = np.array([[1, 2], [3, 4], [5, 6]])
@@ -40,12 +42,9 @@ def test_a_guess_is_judged_where_all_before_it_were_candidates():
     assert averages.expected[TRUNK] == pytest.approx([weight + 1.3, weight + 0.3])
     assert averages.hits[ELSEWHERE] == pytest.approx([0.8 * weight + 1, 0.8 * weight])
     assert averages.expected[ELSEWHERE] == pytest.approx([weight + 0.25, weight + 0.25])
-
-
-def test_behind_a_token_that_nobody_guessed_nothing_is_judged():
     averages = StreamAverages()
     guessed(averages)
-    averages.accept([7, 3, 5])
+    averages.accept([7, 3, 5])  # no candidate: what comes after it is not judged
     assert averages.hits == [[6.4, 6.4], [6.4, 6.4]]
     assert averages.expected[TRUNK] == pytest.approx([8.8, 8.1])
     assert averages.expected[ELSEWHERE] == [8.0, 8.0]
@@ -76,17 +75,63 @@ def test_what_was_long_ago_counts_less():
     assert averages.factor(TRUNK, 2) == averages.factor(TRUNK, 1) < 0.2
 
 
-def test_probabilities_stay_probabilities():
+def test_probabilities_stay_probabilities_and_without_guesses_there_are_none():
     averages = StreamAverages()
     averages.hits = [[32.0, 32.0], [32.0, 32.0]]
     trunk, _ = guessed(averages)
     for level in trunk:
         found = [math.exp(p) for _, p in level]
-        assert max(found) <= 0.99 and sum(found) <= 0.995 + 1e-9
-
-
-def test_without_guesses_there_is_nothing():
-    averages = StreamAverages()
+        assert max(found) <= 0.99 and sum(found) <= MOST_TOGETHER + 1e-9
     averages.take(NO_GUESSES)
     assert averages.behind(()) == []
     averages.accept([1, 2])
+
+
+# Pooled with lookup's ------------------------------------------------------------------------
+
+
+def together(streams, found):
+    """Pooled probabilities of probabilities by token."""
+    streams, found = ([(t, math.log(p)) for t, p in given.items()] for given in (streams, found))
+    return {token: math.exp(score) for token, score in pooled(streams, found)}
+
+
+def test_probabilities_sum_to_at_most_one():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        streams = dict(zip(range(4), rng.dirichlet(np.full(5, 0.3))[:4] + 1e-9, strict=True))
+        first, second, _ = rng.dirichlet([1, 1, 1])
+        token = int(rng.integers(0, 7))
+        found = together(streams, {token: first, token + 1: second})
+        assert set(found) == {*streams, token, token + 1}
+        assert sum(found.values()) <= 1 + 1e-6
+        assert all(value >= 0 for value in found.values())
+        assert together(streams, {}) == pytest.approx(streams)
+
+
+def test_agreement_is_surer_than_either_and_else_the_surer_one_prevails():
+    agreed = together({3: 0.6, 4: 0.2}, {3: 0.7})
+    assert agreed[3] > 0.9 and agreed[4] < 0.2
+    assert together({3: 0.98}, {9: 0.2})[3] > 0.9
+    assert together({3: 0.98}, {9: 0.2})[9] < 0.05
+    lookup_prevails = together({3: 0.3, 4: 0.1}, {9: 0.8})
+    assert lookup_prevails[9] > 2 * lookup_prevails[3]
+
+
+def test_odds_multiply():
+    """Of 0.3 * 0.6 / 0.05 and 0.5 * 0.4 and 0.2 * 0.4 for all other tokens."""
+    found = together({3: 0.5, 4: 0.3}, {4: 0.6})
+    total = 3.6 + 0.2 + 0.08
+    assert found == pytest.approx({3: 0.2 / total, 4: 3.6 / total})
+
+
+def test_lookup_may_name_a_token_where_corrected_streams_leave_next_to_none():
+    streams = [(3, math.log(MOST_TOGETHER)), (4, -math.inf)]
+    for token in (4, 5):
+        assert set(dict(pooled(streams, [(token, math.log(0.5))]))) == {3, token}
+
+
+def test_what_several_are_certain_of_may_be_rounded_to_more_than_one():
+    certain = [(5, math.log1p(1e-15)), (7, math.log(1e-17))]
+    assert dict(pooled([(5, math.log(0.9)), (6, math.log(0.05))], certain))[5] == 0.0
+    assert dict(pooled(certain, [(6, math.log(0.5))]))[5] == 0.0

@@ -89,17 +89,6 @@ def test_drawn_drafts_take_the_targets_noise():
     assert np.mean([len(step.tokens) for step in steps[-8:-1]]) > 3
 
 
-def test_a_tree_is_not_read_deeper_than_it_has_nodes(monkeypatch):
-    passes = []
-    branch = module._Reader.branch
-    monkeypatch.setattr(
-        module._Reader, "branch", lambda self, paths: passes.append(1) or branch(self, paths)
-    )
-    drafter = drafting_model(bare(), most=8, nodes=1)
-    drafter.begin(NOTHING_VERIFIED, FREE)
-    assert not passes
-
-
 def test_learned_positions_end_the_drafts():
     """OPT's table has 512 rows, of which the paths of four drafts take three."""
     draft = replace(pair("OPT").model, streams=None)
@@ -111,18 +100,16 @@ def test_learned_positions_end_the_drafts():
     assert depths == [4, 4, 0]
 
 
-def test_a_directory_is_no_model():
-    settings = DraftSettings(draft_model="a directory")
-    with pytest.raises(UserError, match="is 'a directory', expected a model that was loaded"):
-        decode(bare(), request(PROMPT, settings))
-
-
 def test_passes_that_cost_more_than_they_bring_are_not_made():
-    draft = bare(seed=2)
-    cheap, dear = drafting_model(draft, nodes=30), drafting_model(draft, nodes=30)
-    cheap.begin(NOTHING_VERIFIED, Price(rate=1e-6))
-    dear.begin(NOTHING_VERIFIED, Price(rate=50.0))
-    assert len(dear._guesses._guessed) == 1 < len(cheap._guesses._guessed)
+    """Neither where they are dear, nor deeper than the tree has nodes."""
+    read = []
+    for nodes, price in ((30, Price(rate=1e-6)), (30, Price(rate=50.0)), (1, FREE)):
+        drafter = drafting_model(bare(seed=2), most=8, nodes=nodes)
+        drafter.begin(NOTHING_VERIFIED, price)
+        read.append(len(drafter._guesses._guessed))
+    assert read[0] > read[1] == read[2] == 1
+    with pytest.raises(UserError, match="is 'a directory', expected a model that was loaded"):
+        decode(bare(), request(PROMPT, DraftSettings(draft_model="a directory")))
 
 
 def test_a_model_that_is_never_right_rests_for_ever_longer():

@@ -14,25 +14,26 @@ LOSSLESS = StreamConfig(
 )
 
 
-@pytest.mark.parametrize(
-    "fields", [{"max_nodes": 2}, {"prune_threshold": 0.5}, {"stream_nodes": 2}]
-)
-@pytest.mark.parametrize(
-    ("streams", "more"),
-    [(None, {"lookup": True}), (LOSSLESS, {"lookup": True, "num_streams": 0})],
-)
-def test_what_needs_streams_without_any(fields, streams, more):
-    ((name, value),) = fields.items()
-    with pytest.raises(UserError, match=f"{name} is {value}, but no streams run"):
-        DraftSettings(**fields, **more).check(97, streams)
+SHARED, NO_PRUNER = replace(LOSSLESS, mode="shared"), replace(LOSSLESS, pruner_rank=0)
 
 
-@pytest.mark.parametrize("field", [{"max_nodes": 5}, {"prune_threshold": 0.1}])
-def test_streams_beside_some_nodes_need_all_nodes_and_lossless_mode(field):
-    with pytest.raises(UserError, match=f"stream_nodes and {next(iter(field))} were both given"):
-        DraftSettings(stream_nodes=2, **field)
-    with pytest.raises(UserError, match="stream_nodes needs an adapter in lossless mode"):
-        DraftSettings(stream_nodes=2).check(97, replace(LOSSLESS, mode="shared"))
+@pytest.mark.parametrize(
+    ("fields", "streams", "sentence"),
+    [
+        ({"stream_nodes": 2, "max_nodes": 5}, LOSSLESS, "stream_nodes and max_nodes were both"),
+        ({"stream_nodes": 2, "prune_threshold": 0.1}, LOSSLESS, "and prune_threshold were both"),
+        ({"stream_nodes": 2}, SHARED, "stream_nodes needs an adapter in lossless mode"),
+        ({"max_nodes": 3}, NO_PRUNER, "need a pruner, the adapter has none"),
+        *(
+            ({name: value, "lookup": True, **more}, streams, f"{name} is {value}, but no streams")
+            for name, value in (("max_nodes", 2), ("prune_threshold", 0.5), ("stream_nodes", 2))
+            for streams, more in ((None, {}), (LOSSLESS, {"num_streams": 0}))
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(fields, streams, sentence):
+    with pytest.raises(UserError, match=sentence):
+        DraftSettings(**fields).check(97, streams)
 
 
 def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
@@ -44,22 +45,12 @@ def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
         assert draft_settings(**shape) == DraftSettings(**shape)
 
 
-def test_pruning_needs_a_pruner():
-    streams = StreamConfig(**LOSSLESS.to_dict() | {"pruner_rank": 0})
-    with pytest.raises(UserError, match="need a pruner, the adapter has none"):
-        DraftSettings(max_nodes=3).check(97, streams)
-
-
 @pytest.mark.parametrize(
     ("settings", "streams", "words"),
     [
         (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up"),
         (DraftSettings(lookup=True), False, "best-first, 8 nodes, lookup of up to 4-grams"),
-        (
-            DraftSettings(lookup=True, num_streams=0, tree_size=None),
-            True,
-            "best-first, 10 nodes",
-        ),
+        (DraftSettings(lookup=True, num_streams=0, tree_size=None), True, "best-first, 10 nodes"),
         (DraftSettings(), False, "no drafts"),
         (DraftSettings(lookup=True, speculation=False), True, "no drafts"),
         (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),

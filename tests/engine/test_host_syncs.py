@@ -16,7 +16,7 @@ from random_models import paired, random_prompt, request, speculative_model
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.hardware import device
-from specstream_mlx.scheduler import Scheduler, decode
+from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
 _TWO_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
@@ -170,9 +170,9 @@ def test_a_step_with_a_draft_head_is_on_one_stream(head, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_texts_side_by_side_are_on_one_stream(name, monkeypatch):
     """While both go on, and when one has ended and the other goes on alone."""
-    together, settings = Scheduler(speculative_model()), DraftSettings(**CASES[name])
-    together.join(request(random_prompt(9), settings, max_tokens=30))
-    together.join(request(random_prompt(7, seed=1), settings, max_tokens=6))
+    model, together, settings = speculative_model(), Scheduler(), DraftSettings(**CASES[name])
+    together.add(TokenSequence(model, request(random_prompt(9), settings, max_tokens=30)))
+    together.add(TokenSequence(model, request(random_prompt(7, seed=1), settings, max_tokens=6)))
     steps = together.steps()
     next(steps)
     noted = noted_streams(monkeypatch)

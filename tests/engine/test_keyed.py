@@ -18,9 +18,9 @@ from random_models import (
     request,
     speculative_model,
 )
+from trees import fixed_trees
 
 from specstream_mlx import Sampling, UserError, keyed_sampler
-from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.noise import Noise
@@ -162,7 +162,7 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
         rule.commit(end[len(text) :])
         text, tree = end, root_only(end[-1])
         if tree_of is not None:
-            tree = FixedTrees(tree_of, True).grow(end[-1], StreamGuesses(*map(np.array, guesses)))
+            tree = fixed_trees(tree_of).grow(end[-1], StreamGuesses(*map(np.array, guesses)))
     return text[:LENGTH]
 
 

@@ -11,14 +11,13 @@ from random_models import plain_tokens, random_prompt, speculative_model
 from serving import until
 
 from specstream_mlx import load, stream_generate
-from specstream_mlx.drafting.fixed import fixed_drafting
+from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.drafting.settings import draft_settings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.scheduler import Request, decode
 from specstream_mlx.serve.decoding import Asked, Ended, Read, Watched, Written
 from specstream_mlx.serve.resident import adapters_in, resident
 from specstream_mlx.serve.worker import BusyError, Job, StoppedError, Worker
@@ -79,7 +78,7 @@ def test_who_drafted_what_was_accepted(who, settings, toy_directory):
     answer = [one.token for one in stream_generate(model, tokenizer, asked, 16)]
     prompt = [*asked, *answer, *asked]  # lookup knows the way
     chosen = draft_settings(lookup=who == "lookup", **settings)
-    fixed = fixed_drafting(chosen, model, prompt)
+    fixed = fixed_planner(chosen, model, prompt)
     drafters = deque()
     request = Request(prompt, Watched(fixed, lambda: True, drafters), max_tokens=16)
     steps = list(decode(model, request))

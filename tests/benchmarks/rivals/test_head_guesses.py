@@ -30,12 +30,12 @@ from random_models import (
     request,
     speculative_model,
 )
+from trees import Planned
 
 from benchmarks.rivals.heads import mounted as read
 from specstream_mlx import UserError
-from specstream_mlx.drafting.fixed import FixedDrafting
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Scheduler, decode
+from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 STEPS = 6
 TREES = {
@@ -53,7 +53,7 @@ def mounted(request, tmp_path):
 
 
 def knowing(model, text, settings, seed=0):
-    return FixedDrafting(TrueTrees(text, seed, width=2), settings.plans(model.guessing))
+    return Planned(TrueTrees(text, seed, width=2), settings.plans(model.guessing))
 
 
 @pytest.mark.parametrize(("mounted", "tree"), paired(HEADS, TREES), indirect=["mounted"])
@@ -73,13 +73,13 @@ def test_heads_guess_as_the_formulas_do(mounted, tree):
 @pytest.mark.parametrize("mounted", ONE_OF_EACH, indirect=True)
 def test_texts_side_by_side_have_guesses_of_their_own(mounted):
     model, logits_of = mounted
-    together, texts = Scheduler(model), {}
+    together, texts = Scheduler(), {}
     for seed, length in enumerate((9, 1, 14)):
         prompt = random_prompt(length, seed=seed)
         text = plain_tokens(model.model, prompt, 60)
         drafting = knowing(model, text, TREES["best-first"], seed)
         limit = 5 + 10 * seed
-        joined = together.join(request(prompt, drafting, max_tokens=limit))
+        joined = together.add(TokenSequence(model, request(prompt, drafting, max_tokens=limit)))
         texts[joined] = [*prompt], [*prompt, *text]
     for steps in together.steps():
         for joined, step in steps:

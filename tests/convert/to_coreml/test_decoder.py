@@ -20,13 +20,13 @@ from mlx_lm.sample_utils import make_logits_processors
 from random_models import random_prompt
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+from trees import fixed_trees
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
-from specstream_mlx.drafting.fixed import FixedTrees
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine.kv import KVQuantization
-from specstream_mlx.request import Request
+from specstream_mlx.scheduler import Request
 
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
@@ -92,8 +92,8 @@ def test_a_base_without_streams_drafts_by_lookup(bare):
         decoder = bare.package_decoder()
         found = list(decoder.decode(decoder.fitted(request)))
         proposers = [make(Material(request.prompt)) for make in settings.makers]
-        drafter = FixedTrees(settings, False, proposers)
-        assert_same_steps(found, by_engine(bare.decoder(), request, drafter))
+        planner = fixed_trees(settings, proposers, streams=False)
+        assert_same_steps(found, by_engine(bare.decoder(), request, planner))
         assert any(len(step.tree) > 1 for step in found) == bool(settings.makers)
 
 

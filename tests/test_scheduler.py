@@ -1,15 +1,21 @@
-"""Settings that change from step to step change no token."""
+"""Drafts that change from step to step change no token; calls are ahead as far as they may be;
+plans of rank 0 arrive at the other ranks."""
 
 import itertools
+import json
+from dataclasses import fields
 
+import numpy as np
 import pytest
 from changing_drafts import FEW, KINDS, AnyDrafting, switching
-from random_models import plain_tokens, random_prompt, request, speculative_model
+from random_models import plain_tokens, random_prompt, random_tree, request, speculative_model
 
 from specstream_mlx import UserError, scheduler
-from specstream_mlx.drafting.batch_cost import BatchCosts
+from specstream_mlx.broadcast import Broadcast
+from specstream_mlx.drafting.cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Scheduler, decode
+from specstream_mlx.engine.plan import LIKELIEST, Plan, root_only
+from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 
 @pytest.mark.parametrize(("seed", "base"), [(0, "grouped heads, tied"), (1, "sliding windows")])
@@ -76,18 +82,18 @@ def test_no_call_is_made_behind_the_end(settings, by, calls):
 
 
 @pytest.mark.parametrize(
-    ("fields", "ahead"),
+    ("options", "ahead"),
     [({"speculation": False}, [1] * 5), ({"tree_width": 2, "tree_size": 4}, [0, 1, 1, 1, 1])],
 )
-def test_steps_are_one_call_ahead(fields, ahead, calls):
+def test_steps_are_one_call_ahead(options, ahead, calls):
     """But for the first tree: nobody waits for the second call before the first token."""
-    steps = decode(speculative_model(), request(random_prompt(9), DraftSettings(**fields)))
+    steps = decode(speculative_model(), request(random_prompt(9), DraftSettings(**options)))
     found = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
     assert found == ahead
 
 
-class Told(BatchCosts):
-    """Notes what it is told of passes."""
+class Noting(BatchCosts):
+    """Notes the passes."""
 
     def __init__(self):
         super().__init__()
@@ -98,23 +104,23 @@ class Told(BatchCosts):
 
 
 class Weighing(AnyDrafting):
-    """A drafting that weighs what passes cost."""
+    """A planner that weighs what passes cost."""
 
-    costs, beside_others = None, ()
+    costs, counts = None, ()
 
-    def beside(self, texts):
-        self.beside_others = (*self.beside_others, texts)
+    def share_pass(self, count):
+        self.counts = (*self.counts, count)
         return self.costs
 
 
 def test_passes_of_several_texts_are_told_with_their_rows_and_tokens():
-    model, costs = speculative_model(mode="shared"), Told()
-    together, draftings, seen = Scheduler(model), [], []
+    model, costs = speculative_model(mode="shared"), Noting()
+    together, draftings, seen = Scheduler(), [], []
     for number, limit in enumerate((30, 12, 12)):
         prompt = random_prompt(5 + number, seed=number)
         draftings.append(Weighing(model, prompt, number, KINDS[:3]))
         draftings[-1].costs = costs
-        together.join(request(prompt, draftings[-1], max_tokens=limit))
+        together.add(TokenSequence(model, request(prompt, draftings[-1], max_tokens=limit)))
     for steps in together.steps():
         if len(steps) > 1:
             plans = [step.plan for _, step in steps]
@@ -126,4 +132,56 @@ def test_passes_of_several_texts_are_told_with_their_rows_and_tokens():
     times = [values[4] for values in costs.passes]
     assert times[0] is None  # the pass in which they joined
     assert any(times)
-    assert set(draftings[0].beside_others) >= {1, 3}
+    assert set(draftings[0].counts) >= {1, 3}
+
+
+# Several processes -----------------------------------------------------------------------
+
+
+class Wire:
+    """The ranks, as both ends see them."""
+
+    def __init__(self, lines, is_first):
+        self._lines, self.is_first = lines, is_first
+
+    def tell(self, kind, value):
+        self._lines.append(json.dumps([kind, value]))
+
+    def told(self, kind):
+        found, value = json.loads(self._lines.pop(0))
+        assert found == kind
+        return value
+
+
+def values_of(one):
+    """Fields as lists and numbers, with the arrays' dtypes."""
+    if isinstance(one, np.ndarray):
+        return one.dtype, one.tolist()
+    if isinstance(one, tuple):
+        return [values_of(part) for part in one]
+    if hasattr(one, "__dataclass_fields__"):
+        return {field.name: values_of(getattr(one, field.name)) for field in fields(one)}
+    return one
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(root_only(7), place="plain"),
+        Plan(
+            random_tree(np.random.default_rng(0), 7, depth=3, width=2),
+            place="beside",
+            streams=3,
+            width=4,
+            expand=(LIKELIEST, np.arange(4)),
+            beside=2,
+            keep=5,
+            threshold=0.1,
+        ),
+    ],
+)
+def test_all_of_a_plan_arrives(plan):
+    lines = []
+    first, other = (Broadcast(Wire(lines, is_first)) for is_first in (True, False))
+    assert first.plan(plan) is plan
+    assert values_of(other.plan(None)) == values_of(plan)

@@ -1,12 +1,14 @@
-"""What several processes cannot do is refused with a sentence."""
+"""What cannot be divided is refused, and each process holds its part of the layers."""
 
+import json
 import re
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from command_line import generate, refusal, run
-from tiny_models import tiny_llama, tiny_llama_config
+from processes import Processes
+from tiny_models import tiny_llama, tiny_llama_config, tiny_llama_directory
 
 from specstream_mlx import UserError
 from specstream_mlx.cli import launched
@@ -45,3 +47,45 @@ def test_commands_and_options_for_one_process(several, base):
     package = run("generate", "--coreml", "x.mlpackage", "-p", "hello")
     assert "--coreml was given to several processes" in refusal(package)
     assert "expected --prompt under mlx.launch" in refusal(generate(base, prompt="-"))
+
+
+SCRIPT = """
+import json, sys
+import mlx.core as mx
+from specstream_mlx import load
+
+model, _ = load(sys.argv[1], group=mx.distributed.init(), weights=sys.argv[2])
+print(json.dumps([mx.get_active_memory(), mx.get_peak_memory()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "bits", "weights"), [(2, None, "auto"), (2, 8, "packed"), (3, 4, "packed")]
+)
+def test_the_weights_are_divided(tmp_path, size, bits, weights):
+    """No rank holds a tenth more than its part; embeddings and norms are whole on each."""
+    base = tiny_llama_directory(
+        tmp_path / "base",
+        num_hidden_layers=12,
+        num_attention_heads=2 * size,
+        num_key_value_heads=size,
+        hidden_size=256 * size,
+        intermediate_size=512 * size,
+        bits=bits,
+    )
+    command = ["-c", SCRIPT, base, weights]
+    ended = Processes(tmp_path, *[command] * size).ended()
+    divided = whole = 0
+    for name, tensor in mx.load(str(base / "model.safetensors")).items():
+        if "_proj." in name:
+            divided += tensor.nbytes
+        else:
+            whole += tensor.nbytes
+    assert divided > 5 * whole
+    for rank in ended:
+        assert rank.code == 0, rank.error
+        active, peak = json.loads(rank.out)
+        own = divided / size + whole
+        print(f"{size} processes, {bits} bits: {own:.0f} bytes, {active} held, at most {peak}")
+        assert own <= active <= peak < 1.1 * own

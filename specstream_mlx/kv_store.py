@@ -1,0 +1,484 @@
+"""KV rows that outlive a generation: prompt caches in memory and in files of mlx_lm's format.
+
+Either program writes and reads such files. Beside mlx_lm's own metadata (``model``,
+``tokenizer_config``) a file of ours lists under ``specstream_mlx`` the tokens of its rows, and the
+model and LoRA that made them. A file of mlx_lm's does not: its rows must have the model's shape,
+and its ``model`` must be the model's name.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from copy import copy, deepcopy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import (
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+)
+from safetensors import SafetensorError, safe_open
+
+from .adapters.files import lora_digest
+from .engine.kv import (
+    KVQuantization,
+    as_mlx_lm,
+    as_ours,
+    check_goes_back,
+    check_heads,
+    make_caches,
+)
+from .errors import UserError, shown
+from .files import not_finite, parse_json, reason, sampled_digest, short, staged_file
+from .loading import SpeculativeModel
+from .models.architectures import layer_windows
+
+_OURS = "specstream_mlx"
+_SUFFIX = ".safetensors"
+
+
+class PromptCache:
+    """KV rows of earlier turns; give the same object to every turn of a conversation.
+
+    The rows belong to one model and the LoRA mounted on it; with another model or LoRA they are
+    dropped. A row is used again only if reading the prompt from the beginning would make the same
+    row. That holds for a prompt's rows except the last, and in lossless mode for the rows of the
+    generated text. In shared mode streams ran beside generated tokens, so those are read again.
+    With a quantized KV cache, as in mlx_lm's prompt caches, new rows attend to quantized earlier
+    rows, whereas reading from the beginning takes a whole chunk in full precision first.
+
+    Attributes:
+        caches: one KV cache per layer; they may hold more rows than can be used again.
+        unknown_rows: number of rows at the front from a file of mlx_lm's, which does not name their
+            tokens. Every prompt goes after them.
+        tokens: token ids of the reusable rows after the unknown ones.
+        reused: number of tokens of the last prompt that were not read again.
+    """
+
+    def __init__(self) -> None:
+        self.caches: list[Any] = []
+        self.unknown_rows = 0
+        self.tokens: list[int] = []
+        self.reused = 0
+        self._owner: tuple[Any, Any] | None = None
+        self._generation = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: SpeculativeModel,
+        caches: Sequence[Any],
+        tokens: Sequence[int],
+        unknown_rows: int = 0,
+    ) -> "PromptCache":
+        """Make a prompt cache of KV caches that ``model`` has filled without running streams."""
+        cache = cls()
+        cache.caches, cache.tokens = list(caches), list(tokens)
+        cache.unknown_rows, cache._owner = unknown_rows, _owner(model)
+        return cache
+
+    @classmethod
+    def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
+        """Make a prompt cache of mlx_lm's, a list from ``make_prompt_cache(model)``.
+
+        Every prompt goes after the list's rows. The list is not changed before ``into_list``.
+
+        Raises:
+            UserError: it is no such list, or one of its caches cannot drop rejected drafts.
+        """
+        windows = layer_windows(model.config, model.model)
+        if not isinstance(caches, list) or len(caches) != len(windows):
+            raise UserError(
+                f"prompt_cache is {shown(caches)}, expected a PromptCache, or what mlx_lm's "
+                f"make_prompt_cache makes, a list of one cache for each of {len(windows)} layers"
+            )
+        own = []
+        for number, (cache, window) in enumerate(zip(caches, windows, strict=True)):
+            check_goes_back(f"layer {number} of prompt_cache", cache, window)
+            own.append(as_ours(cache, window))
+        rows = {cache.offset for cache in own}
+        if len(rows) > 1:
+            raise UserError(
+                f"the layers of prompt_cache hold {sorted(rows)} rows, expected the same number"
+            )
+        if any(rows):
+            check_heads(model.model, model.config, own)
+        return cls.of(model, own, [], rows.pop())
+
+    def into_list(self, caches: list[Any]) -> None:
+        """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
+        for number, layer in enumerate(self.caches):
+            cache = caches[number]
+            if isinstance(layer, QuantizedKVCache) and not isinstance(cache, QuantizedKVCache):
+                cache = caches[number] = QuantizedKVCache(layer.group_size, layer.bits)
+            if isinstance(cache, RotatingKVCache):  # as after one pass over all rows
+                keys, values = (rows[..., : self.rows, :] for rows in (layer.keys, layer.values))
+                cache.state = keys, values, self.rows, cache.keep, cache.max_size, self.rows
+            else:
+                cache.keys, cache.values, cache.offset = layer.keys, layer.values, self.rows
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: SpeculativeModel, model_name: str | None = None
+    ) -> "PromptCache":
+        """Read a prompt cache that ``save`` or mlx_lm wrote.
+
+        Args:
+            path: the file.
+            model: the model that is to go on from it.
+            model_name: the user's name of the model; ``None``: its directory.
+
+        Raises:
+            UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
+                cache that cannot drop rejected drafts.
+        """
+        path = Path(path)
+        metadata = _metadata(path)
+        ours = _our_facts(path, metadata, model.config["vocab_size"])
+        if ours is not None:
+            _check_made_by(path, ours, metadata.get("0.model"), model)
+        else:
+            _check_name(path, metadata.get("0.model"), model, model_name)
+        try:
+            layers = load_prompt_cache(str(path))
+            states = dict(tree_flatten([layer.state for layer in layers])).items()
+            name = not_finite({n: array for n, array in states if isinstance(array, mx.array)})
+        except Exception as error:  # wrong metadata may fail in any way in mlx_lm
+            raise _damaged(path, reason(error)) from None
+        if name is not None:
+            raise UserError(f"{path}: {name} holds NaN or infinity, expected finite rows")
+        caches = list(_checked_layers(path, layers, model, own_windows=ours is not None))
+        rows = caches[0].offset
+        tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
+        if unknown + len(tokens) != rows:
+            raise _damaged(path, f"it has {rows} rows for {unknown + len(tokens)} tokens")
+        for cache in caches:
+            if isinstance(cache, QuantizedKVCache):
+                KVQuantization(cache.bits, cache.group_size, 0).check(model.model, model.config)
+        return cls.of(model, caches, tokens, unknown)
+
+    def save(
+        self,
+        path: str | Path,
+        model: SpeculativeModel,
+        model_name: str | None = None,
+        tokenizer_config: dict[str, Any] | None = None,
+    ) -> None:
+        """Write the rows to a file, all of it or, on an error, no file at all.
+
+        Args:
+            path: a name that ends in ``.safetensors``; a prompt cache that is there is replaced.
+            model: the model that made the rows.
+            model_name: the ``--model`` to give to mlx_lm; ``None``: the model's directory.
+            tokenizer_config: the tokenizer's further arguments.
+
+        Raises:
+            UserError: there are no rows, they are another model's, or the file cannot be written.
+        """
+        path = Path(path)
+        if other := self._other_model(model):
+            raise UserError(f"the prompt cache was made with {other}, expected the same")
+        _check_target(path)
+        if not self.rows:
+            raise UserError("the prompt cache is empty, expected one that holds a prompt")
+        facts = {
+            "tokens": self.tokens,
+            "unknown_rows": self.unknown_rows,
+            "base_fingerprint": model.base_fingerprint,
+            "weights": _weights_digest(model),
+            "adapter": lora_digest(model.adapter),
+        }
+        metadata = {
+            "model": model_name or str(model.path),
+            "tokenizer_config": json.dumps(tokenizer_config or {}),
+            _OURS: json.dumps(facts),
+        }
+        pairs = zip(self.caches, make_prompt_cache(model.model), strict=True)
+        layers = [as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
+        try:
+            with staged_file(path) as scratch:
+                save_prompt_cache(str(scratch), layers, metadata)
+        except RuntimeError as error:  # MLX's
+            raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
+        """Copy the rows, to branch a conversation; model and adapter stay the same objects."""
+        return self._with(deepcopy(self.caches, memo))
+
+    def without_spare_rows(self) -> "PromptCache":
+        """Copy the rows that may be used again, without what the buffers have room for besides."""
+
+        def cut(buffer: mx.array) -> mx.array:
+            return mx.contiguous(buffer[..., : self.rows, :])
+
+        caches = [copy(layer) for layer in self.caches]
+        for layer in caches:
+            layer.keys, layer.values = tree_map(cut, (layer.keys, layer.values))
+            layer.offset = self.rows
+        mx.eval([(layer.keys, layer.values) for layer in caches])  # or they hold the buffers
+        return self._with(caches)
+
+    def _with(self, caches: list[Any]) -> "PromptCache":
+        """Copy all but the KV caches, with these in their place."""
+        copied = copy(self)
+        copied.caches, copied.tokens, copied._generation = caches, list(self.tokens), 0
+        return copied
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        kind = ""
+        if self.quantized is not None:
+            kind = ", {} bits in groups of {}".format(*self.quantized)
+        return f"PromptCache({self.rows} rows of {len(self.caches)} layers{kind})"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of each layer that may be used again."""
+        return self.unknown_rows + len(self.tokens)
+
+    @property
+    def quantized(self) -> tuple[int, int] | None:
+        """Bits and group size of the rows if they are quantized, else ``None``."""
+        kinds = {(c.bits, c.group_size) for c in self.caches if isinstance(c, QuantizedKVCache)}
+        return next(iter(kinds), None)
+
+    def begin(
+        self, model: SpeculativeModel, prompt: Sequence[int], quantization: KVQuantization
+    ) -> int:
+        """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
+
+        The last token's row is never kept, since its logits are needed.
+
+        Args:
+            model: base and adapter.
+            prompt: token ids after the ``unknown_rows``, at least one.
+            quantization: the new generation's settings of its KV cache.
+
+        Returns:
+            The generation's number, for ``extend`` and ``check_current``.
+
+        Raises:
+            UserError: the cache was made with another model, adapter or quantization, and holds
+                ``unknown_rows``, which cannot be read again.
+        """
+        other, quantized = self._other_model(model), self.quantized
+        if other is None and quantized not in (None, (quantization.bits, quantization.group_size)):
+            other = "kv_bits of {} and a kv_group_size of {}".format(*quantized)
+        if other and self.unknown_rows:
+            raise UserError(f"the prompt cache was made with {other}, expected the same")
+        pairs = zip(self.tokens, prompt[:-1], strict=False)
+        differs = (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
+        common = next(differs, min(len(self.tokens), len(prompt) - 1))
+        # A prompt of this length would not be quantized yet.
+        too_early = quantized is not None and self.unknown_rows + common < quantization.start
+        if other or (common and too_early):
+            common = 0
+        self.tokens, self.reused = self.tokens[:common], common
+        if self.rows:
+            for cache in self.caches:
+                cache.trim(cache.offset - self.rows)
+        else:
+            self.caches = make_caches(model.model, model.config)
+        self._owner = _owner(model)
+        self._generation += 1
+        return self._generation
+
+    def _other_model(self, model: SpeculativeModel) -> str | None:
+        """Name the maker of the rows, if it was not ``model``, else return ``None``."""
+        if self._owner is None:
+            return None
+        base, adapter = _owner(model)
+        if base is not self._owner[0]:
+            return "another model"
+        return None if adapter is self._owner[1] else "another adapter"
+
+    def extend(self, generation: int, tokens: Sequence[int]) -> None:
+        """Record that the caches now also hold the rows of these tokens."""
+        self.check_current(generation)
+        self.tokens += tokens
+
+    def check_current(self, generation: int) -> None:
+        """Check that no later generation has taken the cache over.
+
+        Raises:
+            UserError: one has.
+        """
+        if generation != self._generation:
+            raise UserError(
+                "the prompt cache is in use by a later generation, expected one at a time"
+            )
+
+
+def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
+    """Return the owner of prompt rows: the base, and the adapter if it has LoRA."""
+    return model.base, model.adapter if model.adapter and model.adapter.lora else None
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Read the name of the model that made a file, and the arguments of its tokenizer.
+
+    Raises:
+        UserError: the file is missing, damaged or no prompt cache.
+    """
+    metadata = _metadata(path)
+    config = parse_json(metadata.get("0.tokenizer_config", "{}"), f"{path}: its tokenizer_config")
+    if not isinstance(config, dict):
+        raise _damaged(path, "its tokenizer_config is not a JSON object")
+    config.pop("trust_remote_code", None)  # not for a file to decide
+    return metadata.get("0.model"), config
+
+
+def _check_target(path: Path) -> None:
+    """Check that a prompt cache may be written to ``path``."""
+    if path.suffix != _SUFFIX:
+        raise UserError(f"the prompt cache file is {path}, expected a name that ends in {_SUFFIX}")
+    if not path.parent.is_dir():
+        raise UserError(f"the directory {path.parent} of the prompt cache file does not exist")
+    if path.is_dir():
+        raise UserError(f"the prompt cache file {path} is a directory, expected a file")
+    if path.exists():
+        try:
+            _metadata(path)
+        except UserError:
+            raise UserError(
+                f"{path} exists and is not a prompt cache, expected a new --prompt-cache-file or a "
+                "prompt cache to replace"
+            ) from None
+
+
+def _weights_digest(model: SpeculativeModel) -> str:
+    """Digest samples of a model's weights, to tell models of the same shape apart."""
+    return sampled_digest(sorted(model.path.glob(f"model*{_SUFFIX}")))
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is not a complete prompt cache ({reason}), "
+        "expected one from PromptCache.save or mlx_lm.cache_prompt"
+    )
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Read a file's metadata, flat as mlx_lm writes it: 1.N is the class of layer N's cache."""
+    if not os.path.isfile(path):
+        found = "is not a file" if os.path.lexists(path) else "does not exist"
+        raise UserError(f"the prompt cache file {short(path)} {found}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, reason(error)) from None
+    if "1.0" not in metadata:
+        raise _damaged(path, "its metadata names no caches")
+    return metadata
+
+
+def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[str, Any] | None:
+    """Read and check our own metadata; ``None``: the file is mlx_lm's."""
+    if f"0.{_OURS}" not in metadata:
+        return None
+    try:
+        facts = parse_json(metadata[f"0.{_OURS}"], f"{path}: its metadata {_OURS}")
+        sound = (
+            all(isinstance(facts[name], str) for name in ("base_fingerprint", "weights"))
+            and isinstance(facts["adapter"], str | None)
+            and type(facts["unknown_rows"]) is int
+            and facts["unknown_rows"] >= 0
+            and isinstance(facts["tokens"], list)
+            and all(type(token) is int and 0 <= token < vocab_size for token in facts["tokens"])
+        )
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise _damaged(path, f"its metadata {_OURS} is not what we write")
+    return facts
+
+
+def _check_made_by(
+    path: Path, facts: dict[str, Any], name: str | None, model: SpeculativeModel
+) -> None:
+    found, expected = facts["base_fingerprint"], model.base_fingerprint
+    if found != expected:
+        raise UserError(
+            f"{path} was made by another model ({name}, fingerprint {found}), expected "
+            f"fingerprint {expected}"
+        )
+    found, expected = facts["weights"], _weights_digest(model)
+    if found != expected:
+        raise UserError(
+            f"{path} was made by a model of the same shape with other weights ({name}, digest "
+            f"{found}), expected digest {expected}"
+        )
+    found, expected = (
+        "no LoRA" if digest is None else f"the LoRA of digest {digest}"
+        for digest in (facts["adapter"], lora_digest(model.adapter))
+    )
+    if found != expected:
+        raise UserError(f"{path} was made with {found}, expected {expected}: rows depend on it")
+
+
+def _check_name(
+    path: Path, found: str | None, model: SpeculativeModel, model_name: str | None
+) -> None:
+    """Compare the models' names, as mlx_lm does; two names of one directory are the same here."""
+    expected = model_name or str(model.path)
+    if found in (expected, None) or (os.path.isdir(found) and os.path.samefile(found, model.path)):
+        return
+    raise UserError(f"{path} was made by the model {short(found)}, expected {expected}")
+
+
+def _checked_layers(
+    path: Path, layers: list[Any], model: SpeculativeModel, own_windows: bool
+) -> Iterator[Any]:
+    """Convert the caches to this project's classes, in the model's shape and dtype."""
+    probe = make_caches(model.model, model.config)
+    model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype
+    windows = layer_windows(model.config, model.model)
+    if len(layers) != len(probe):
+        raise UserError(f"{path} has {len(layers)} layers, expected the model's {len(probe)}")
+    offsets = {getattr(layer, "offset", None) for layer in layers}
+    for number, (layer, expected, window) in enumerate(zip(layers, probe, windows, strict=True)):
+        where = f"{path}: layer {number}"
+        check_goes_back(where, layer, window)
+        unwindowed = isinstance(layer, KVCache) and not own_windows  # mlx_lm made them
+        if unwindowed and window is not None and layer.offset > window:
+            raise UserError(
+                f"{where} has {layer.offset} rows of mlx_lm's, which leaves out the model's window "
+                f"of {window}, expected at most so many"
+            )
+        if len(offsets) > 1 or not isinstance(layer.offset, int) or layer.offset < 1:
+            raise _damaged(path, "its layers hold different numbers of rows, or none")
+        for name in ("keys", "values"):
+            _check_rows(path, name, layer, getattr(expected, name).shape)
+        yield as_ours(layer, window, expected.keys.dtype)
+
+
+def _check_rows(path: Path, name: str, layer: Any, expected: Sequence[int]) -> None:
+    """Check the shape and dtype of a layer's keys or values."""
+    _, heads, _, size = expected
+    parts = list(dict(tree_flatten(getattr(layer, name))).values())
+    if not parts:
+        raise _damaged(path, f"it has no {name}")
+    found = parts[0]
+    size_found = found.shape[-1] if found.ndim else 0
+    if isinstance(layer, QuantizedKVCache):
+        size_found = size_found * 32 // layer.bits if len(parts) == 3 else None
+    elif not mx.issubdtype(found.dtype, mx.floating):
+        raise UserError(f"{path}: {name} have dtype {found.dtype}, expected a floating one")
+    fits = found.ndim == 4 and found.shape[:2] == (1, heads) and found.shape[2] >= layer.offset
+    if not fits or size_found != size:
+        raise UserError(
+            f"{path}: {name} have the shape {found.shape}, expected {layer.offset} rows of the "
+            f"model's {heads} heads of {size}"
+        )
