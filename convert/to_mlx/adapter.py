@@ -5,9 +5,9 @@ shapes. An adapter that is in mlx-lm's form already, such as ``mlx_lm.lora`` wri
 written as it is.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from specstream_mlx.adapters.description import (
     STREAM_FILE,
-    AdapterDescription,
     check_vocabulary,
     describe,
     tensor_file,
@@ -32,21 +31,6 @@ from specstream_mlx.stream_config import StreamConfig
 from .overwrite import check_replaceable
 from .peft import read_peft_lora
 from .source_tensors import read_arrays
-
-
-@dataclass(frozen=True)
-class _Base:
-    """The base that adapters are converted for; its model is built only if an adapter has LoRA."""
-
-    directory: Path
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        return read_config(self.directory)
-
-    @cached_property
-    def model(self) -> nn.Module:
-        return read_model(self.directory, to_run=False)[0]  # for its layers' names and shapes
 
 
 def convert_adapter(
@@ -83,14 +67,10 @@ def convert_adapters(
     *,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Convert several adapter directories, all of them or none, each to a directory in ``target``.
-
-    Args:
-        sources: directories as in ``convert_adapter``, each with a name of its own.
-        base, target, dtype, overwrite: see ``convert_adapter``.
+    """Convert several adapters as ``convert_adapter`` does, all of them or none.
 
     Returns:
-        The written directories, named by ``adapter_name``, in the order of ``sources``.
+        The written directories in ``target``, named by ``adapter_name``.
 
     Raises:
         UserError: as in ``convert_adapter``, or two sources have the same name.
@@ -109,8 +89,9 @@ def _convert(
     """Convert adapters to directories of these names within ``target``."""
     read = list(sources.values())
     check_replaceable(target, base, read, overwrite=overwrite)
-    loaded = _Base(base)
-    adapters = {name: _read(source, loaded, dtype) for name, source in sources.items()}
+    config = read_config(base)
+    model = cache(lambda: read_model(base, to_run=False)[0])  # where there is LoRA
+    adapters = {name: _read(source, config, model, dtype) for name, source in sources.items()}
     with staged_directory(target, replace=overwrite) as scratch:
         for name, parts in adapters.items():
             (scratch / name).mkdir(exist_ok=True)
@@ -128,13 +109,20 @@ def adapter_name(source: Path) -> str:
 
 
 def _read(
-    source: Path, base: _Base, dtype: str | None
+    source: Path, base: dict[str, Any], model: Callable[[], nn.Module], dtype: str | None
 ) -> tuple[LoraPart, StreamConfig | None, dict[str, mx.array]]:
-    """Read one adapter in MLX's names and shapes."""
+    """Read one adapter in MLX's names and shapes; ``base`` is its base's configuration."""
     found = describe(source)
-    found.check_base(base.config)
-    lora, streams = _read_lora(found, base), _read_streams(found, base)
-    if found.format == "pytorch" and found.stream_config is not None:
+    found.check_base(base)
+    config, stream_config, lora = found.config, found.stream_config, LoraPart()
+    if config and (found.is_peft or "lora_parameters" not in config):
+        lora = read_peft_lora(source, model())
+    elif config:
+        kind = config.get("fine_tune_type", "lora")
+        tensors = read_lora(found, model())
+        lora = LoraPart(tensors, config["lora_parameters"], config["num_layers"], kind)
+    streams = {} if stream_config is None else _read_streams(source, stream_config, base)
+    if found.format == "pytorch" and stream_config is not None:
         outside = [name for name in lora.tensors if place_in_layer(name) is None]
         if outside:  # the trainer refuses it too
             module = outside[0].rpartition(".")[0]
@@ -143,33 +131,16 @@ def _read(
             )
     if dtype is not None:
         kind = getattr(mx, dtype)
-        tensors = {name: tensor.astype(kind) for name, tensor in lora.tensors.items()}
-        lora = replace(lora, tensors=tensors)
+        lora = replace(lora, tensors={n: t.astype(kind) for n, t in lora.tensors.items()})
         streams = {n: t if n == VOCABULARY else t.astype(kind) for n, t in streams.items()}
-    return lora, found.stream_config, streams
+    return lora, stream_config, streams
 
 
-def _read_lora(found: AdapterDescription, base: _Base) -> LoraPart:
-    config = found.config
-    if not config:
-        return LoraPart()
-    if found.is_peft or "lora_parameters" not in config:
-        return read_peft_lora(found.path, base.model)
-    lora = read_lora(found, base.model)
-    kind = config.get("fine_tune_type", "lora")
-    return LoraPart(lora, config["lora_parameters"], config["num_layers"], kind)
-
-
-def _read_streams(found: AdapterDescription, base: _Base) -> dict[str, mx.array]:
-    if found.stream_config is None:
-        return {}
-    path = tensor_file(found.path / STREAM_FILE)
+def _read_streams(source: Path, config: StreamConfig, base: dict[str, Any]) -> dict[str, mx.array]:
+    path = tensor_file(source / STREAM_FILE)
     tensors = read_arrays(path)
-    check_shapes(
-        path,
-        {name: tensor.shape for name, tensor in tensors.items()},
-        found.stream_config.tensor_shapes(),
-    )
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(path, shapes, config.tensor_shapes())
     if VOCABULARY in tensors:
-        check_vocabulary(path, np.array(tensors[VOCABULARY]).tolist(), base.config["vocab_size"])
+        check_vocabulary(path, np.array(tensors[VOCABULARY]).tolist(), base["vocab_size"])
     return tensors

@@ -7,7 +7,6 @@ too, but decodes some types wrongly and leaves tensors out. Nothing in the file 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.utils import save_config
 
-from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_shapes, staged_directory
-from specstream_mlx.models.architectures import check_config
 
 from .base import Deferred, Progress, counted, write_weights
 from .gguf_architectures import ROPE_FACTORS, Target, layout
@@ -26,52 +23,6 @@ from .gguf_blocks import DENSE, GROUP_SIZE, PACKINGS, floats, repack
 from .gguf_header import Header, Tensor, read_header
 from .gguf_tokenizer import read_gguf_tokenizer
 from .overwrite import check_replaceable
-
-_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
-
-
-@dataclass(frozen=True)
-class HeldType:
-    """Form in which the tensors of one type of the file are held.
-
-    Attributes:
-        kind: the type's name in GGUF.
-        tensors: number of tensors.
-        held: their form in MLX: bits, or a dtype.
-        change: ``exact``; ``rounded``, where scales or dense values do not fit the dtype; or
-            ``quantized anew``.
-        size: their bytes in the file.
-        held_size: their bytes in the result.
-    """
-
-    kind: str
-    tensors: int
-    held: str
-    change: str
-    size: int
-    held_size: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tensors} of {self.kind} in {self.held}, {self.change}: "
-            f"{self.size:,} bytes are {self.held_size:,}"
-        )
-
-
-@dataclass(frozen=True)
-class GgufReport:
-    """Report of a conversion.
-
-    Attributes:
-        dtype: of scales, biases and dense tensors, and so of the activations.
-        obstacle: the first tensor whose numbers float16 would round, where that is why ``dtype``
-            is float32; ``None`` otherwise.
-        types: one entry for each type of the file.
-    """
-
-    dtype: str
-    obstacle: str | None
-    types: tuple[HeldType, ...]
 
 
 @np.errstate(all="ignore")  # what is not finite is looked for where it is written
@@ -82,7 +33,7 @@ def convert_gguf(
     progress: Progress = lambda done, total: None,
     *,
     overwrite: bool = False,
-) -> GgufReport:
+) -> list[str]:
     """Write the model of a GGUF file in MLX format to ``target``, which appears once complete.
 
     Args:
@@ -94,6 +45,9 @@ def convert_gguf(
         progress: called before the first tensor and after each.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
+    Returns:
+        What became of each type of the file, a sentence each.
+
     Raises:
         UserError: the file is damaged, not a GGUF, one of several parts, or holds an architecture,
             a type, a tensor, a setting or a tokenizer that is not known here; or the target cannot
@@ -103,66 +57,50 @@ def convert_gguf(
     check_replaceable(target, source, overwrite=overwrite)
     _check_types(header)
     tokenizer, ends = read_gguf_tokenizer(header)
-    plan = layout(header, len(header.texts("tokenizer.ggml.tokens")))
+    config, targets = layout(header, len(header.texts("tokenizer.ggml.tokens")))
     tensors = {name: t for name, t in header.tensors.items() if name != ROPE_FACTORS}
-    expected = {name: place.shape for name, place in plan.tensors.items()}
-    check_shapes(source, {name: tensor.shape for name, tensor in tensors.items()}, expected)
-    places = {name: (tensor, plan.tensors[name]) for name, tensor in tensors.items()}
-    begin = {} if tokenizer.bos_token_id is None else {"bos_token_id": tokenizer.bos_token_id}
-    special = {**begin, "eos_token_id": ends if len(ends) > 1 else ends[0]}
-    fitting = {name: _fitting(header, *place) for name, place in places.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(source, shapes, {name: place.shape for name, place in targets.items()})
+    fitting = {name: _fitting(header, tensor, targets[name]) for name, tensor in tensors.items()}
     held = dtype or _smallest(tensors, fitting)
-    config = {**plan.config, **special, "dtype": held}
-    quantization = _quantization(places)
-    if quantization:
-        config["quantization"] = quantization
-    try:
-        check_config(config)
-    except UserError as error:
-        raise header.refuse(str(error)) from None
+    special: dict[str, Any] = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    if tokenizer.bos_token_id is not None:
+        special["bos_token_id"] = tokenizer.bos_token_id
+    config |= {**special, "dtype": held, **_quantization(tensors, targets)}
     with staged_directory(target, replace=overwrite) as scratch:
-        arrays = {name: _deferred(header, *place, _DTYPES[held]) for name, place in places.items()}
-        sizes = {name: sum(a.nbytes for a in parts.values()) for name, parts in arrays.items()}
-        weights = {name: array for parts in arrays.values() for name, array in parts.items()}
-        parameters = sum(prod(tensor.shape) for tensor in tensors.values())
+        parts = {
+            name: _deferred(header, tensor, targets[name], getattr(mx, held))
+            for name, tensor in tensors.items()
+        }
+        sizes = {name: sum(a.nbytes for a in arrays.values()) for name, arrays in parts.items()}
+        weights = {name: array for arrays in parts.values() for name, array in arrays.items()}
+        parameters = sum(map(prod, shapes.values()))
         count = counted(progress, sum(sizes.values()))
         write_weights(scratch, weights, parameters, count, source)
         save_config(config, scratch / "config.json")
         (scratch / "generation_config.json").write_text(json.dumps(special, indent=4))
         tokenizer.save_pretrained(scratch)
         check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
-    obstacle = None
-    if dtype is None and held == "float32":
-        obstacle = next((name for name, names in fitting.items() if "float16" not in names), None)
-    types = _types(
-        tensors, sizes, {name: held in {"float32", *fitting[name]} for name in tensors}, held
-    )
-    return GgufReport(held, obstacle, types)
-
-
-def _types(
-    tensors: Mapping[str, Tensor],
-    sizes: Mapping[str, int],
-    fits: Mapping[str, bool],
-    dtype: str,
-) -> tuple[HeldType, ...]:
-    """Forms in which each type is held, in the order of the file."""
-    types = []
+    notes = []
     for kind in dict.fromkeys(tensor.kind for tensor in tensors.values()):
         names = [name for name, tensor in tensors.items() if tensor.kind == kind]
-        packing = PACKINGS.get(kind)
-        change = "exact" if all(fits[name] for name in names) else f"rounded to {dtype}"
-        types.append(
-            HeldType(
-                kind.name,
-                len(names),
-                f"{packing.bits} bits" if packing else dtype,
-                "quantized anew" if packing and not packing.exact else change,
-                sum(tensors[name].size for name in names),
-                sum(sizes[name] for name in names),
-            )
+        packing, change = PACKINGS.get(kind), "exact"
+        if packing and not packing.exact:
+            change = "quantized anew"
+        elif held != "float32" and any(held not in fitting[name] for name in names):
+            change = f"rounded to {held}"
+        before, after = (sum(map(size, names)) for size in (lambda n: tensors[n].size, sizes.get))
+        notes.append(
+            f"{len(names)} of {kind.name} in {f'{packing.bits} bits' if packing else held}, "
+            f"{change}: {before:,} bytes are {after:,}"
         )
-    return tuple(types)
+    rounded = next((name for name, names in fitting.items() if "float16" not in names), None)
+    if dtype is None and held == "float32" and rounded:
+        notes.append(
+            f"scales and dense tensors are float32, since {rounded} does not fit float16 exactly; "
+            "with --dtype float16 they are rounded to it"
+        )
+    return notes
 
 
 def _check_types(header: Header) -> None:
@@ -199,11 +137,11 @@ def _smallest(tensors: Mapping[str, Tensor], fitting: Mapping[str, set[str]]) ->
     return "float32"
 
 
-def _quantization(places: Mapping[str, tuple[Tensor, Target]]) -> dict[str, Any]:
-    """Entry that mlx-lm reads of the packed modules: most modules' bits, and the others by name."""
+def _quantization(tensors: Mapping[str, Tensor], targets: Mapping[str, Target]) -> dict[str, Any]:
+    """The entry that mlx-lm reads of packed modules: most modules' bits, and the others by name."""
     bits = {
-        place.module: PACKINGS[tensor.kind].bits if tensor.kind in PACKINGS else None
-        for tensor, place in places.values()
+        targets[name].module: PACKINGS[tensor.kind].bits if tensor.kind in PACKINGS else None
+        for name, tensor in tensors.items()
         if len(tensor.shape) > 1
     }
     packed = Counter(number for number in bits.values() if number)
@@ -215,37 +153,33 @@ def _quantization(places: Mapping[str, tuple[Tensor, Target]]) -> dict[str, Any]
         for module, number in bits.items()
         if number != usual
     }
-    return {"group_size": GROUP_SIZE, "bits": usual, "mode": "affine", **others}
+    entry = {"group_size": GROUP_SIZE, "bits": usual, "mode": "affine", **others}
+    return {"quantization": entry}
 
 
 def _deferred(
     header: Header, tensor: Tensor, place: Target, dtype: mx.Dtype
 ) -> dict[str, Deferred]:
     """The arrays that a tensor becomes, made one after the other when they are written."""
+    kind, made = tensor.kind, list[mx.array]()
 
-    def rows() -> np.ndarray:
-        return place.ordered(header.data(tensor))
-
-    if tensor.kind in DENSE:
-
-        def values() -> mx.array:
-            parts = [
-                mx.array(part - np.float32(place.subtracted)).astype(dtype)
-                for part in floats(tensor.kind, rows())
-            ]
-            return mx.concatenate(parts).reshape(place.shape)
-
-        return {place.name: Deferred(place.shape, dtype, values)}
-    made: list[mx.array] = []
+    def dense() -> mx.array:
+        parts = [
+            mx.array(part - np.float32(place.subtracted)).astype(dtype)
+            for part in floats(kind, place.ordered(header.data(tensor)))
+        ]
+        return mx.concatenate(parts).reshape(place.shape)
 
     def part() -> mx.array:
         if not made:
-            made.extend(reversed(repack(tensor.kind, rows(), dtype)))
+            made.extend(reversed(repack(kind, place.ordered(header.data(tensor)), dtype)))
         return made.pop()
 
-    count, width = place.shape
-    groups = (count, width // GROUP_SIZE)
-    words = (count, width * PACKINGS[tensor.kind].bits // 32)
+    if kind in DENSE:
+        return {place.name: Deferred(place.shape, dtype, dense)}
+    rows, width = place.shape
+    groups = (rows, width // GROUP_SIZE)
+    words = (rows, width * PACKINGS[kind].bits // 32)
     return {
         f"{place.module}.weight": Deferred(words, mx.uint32, part),
         f"{place.module}.scales": Deferred(groups, dtype, part),

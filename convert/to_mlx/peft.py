@@ -75,7 +75,12 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
             )
         rank, scales[name] = _rank_and_scale(config_path, config, peft_name)
         _check_base_copy(path, name, found.pop("base", None), modules[name])
-        _check_untied(path, name, modules)
+        embedding = isinstance(modules[name], nn.Embedding | nn.QuantizedEmbedding)
+        if embedding and not any(other.endswith("lm_head") for other in modules):
+            # PEFT's leaves the head as it is, mlx-lm's would change both
+            raise UserError(
+                f"{path} has LoRA of {name}, expected none: the base's head is tied to it"
+            )
         expected = adapter_shapes(modules[name], rank, dora)
         if not expected:
             raise UserError(f"{config_path}: use_dora is true with {name}, expected linear layers")
@@ -87,7 +92,9 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
     rank = max(found["lora_b"].shape[0] for found in loras.values())
     tensors: dict[str, mx.array] = {}
     for name, found in loras.items():
-        found = _padded(found, rank)
+        more = rank - found["lora_b"].shape[0]
+        found["lora_a"] = mx.pad(found["lora_a"], [(0, 0), (0, more)])
+        found["lora_b"] = mx.pad(found["lora_b"], [(0, more), (0, 0)])
         if scales[name] != scale:
             # float32, so that the ratio's rounding is far below that of a 16-bit adapter
             ratio = scales[name] / scale
@@ -172,13 +179,6 @@ def _check_base_copy(path: Path, name: str, copy: mx.array | None, module: nn.Mo
         )
 
 
-def _check_untied(path: Path, name: str, modules: dict[str, nn.Module]) -> None:
-    """Refuse LoRA of a tied embedding: PEFT's leaves the head as it is, mlx-lm's changes both."""
-    embedding = isinstance(modules[name], nn.Embedding | nn.QuantizedEmbedding)
-    if embedding and not any(other.endswith("lm_head") for other in modules):
-        raise UserError(f"{path} has LoRA of {name}, expected none: the base's head is tied to it")
-
-
 def _check_shapes(
     path: Path, name: str, found: dict[str, mx.array], expected: dict[str, tuple[int, ...]]
 ) -> None:
@@ -191,18 +191,6 @@ def _check_shapes(
                 f"{path}: {kind} of {name} has shape {found[kind].shape} when transposed, "
                 f"expected {shape}"
             )
-
-
-def _padded(found: dict[str, mx.array], rank: int) -> dict[str, mx.array]:
-    """The tensors padded with zeros up to ``rank``, which leaves the product as it is."""
-    more = rank - found["lora_b"].shape[0]
-    if not more:
-        return dict(found)
-    return {
-        **found,
-        "lora_a": mx.pad(found["lora_a"], [(0, 0), (0, more)]),
-        "lora_b": mx.pad(found["lora_b"], [(0, more), (0, 0)]),
-    }
 
 
 def _keys(model: nn.Module, names: set[str]) -> tuple[list[str], int]:

@@ -33,15 +33,7 @@ def read_arrays(path: Path) -> dict[str, mx.array]:
 def arrays_of_files(source: Path, what: str) -> Iterator[dict[str, mx.array]]:
     """Read the tensors of a directory file by file: its safetensors, or else torch's files.
 
-    Args:
-        source: the directory.
-        what: what it holds, for the error.
-
-    Yields:
-        Arrays by name; integers, which torch has in 64 bits, as int32.
-
-    Raises:
-        UserError: there are no such files, or one is damaged.
+    Integers, which torch has in 64 bits, become int32. ``what`` the directory is, an error says.
     """
     files = sorted(source.glob("*.safetensors")) or sorted(
         file for pattern in ("*.pt", "*.bin", "*.pth") for file in source.glob(pattern)

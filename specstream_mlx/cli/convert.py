@@ -181,14 +181,9 @@ def _from_gguf(options: ConvertOptions, target: Path) -> None:
 
     file, overwrite = Path(options.model), options.overwrite
     with progress("Converting") as show:
-        report = convert_gguf(file, target, options.dtype, show, overwrite=overwrite)
-    for held in report.types:
-        note(str(held))
-    if report.obstacle is not None:
-        note(
-            f"scales and dense tensors are float32, since {report.obstacle} does not fit float16 "
-            "exactly; with --dtype float16 they are rounded to it"
-        )
+        changes = convert_gguf(file, target, options.dtype, show, overwrite=overwrite)
+    for change in changes:
+        note(change)
     note(f"wrote {target}")
 
 

@@ -202,7 +202,7 @@ LONG, FOUR = struct.pack("<Q", HUGE), struct.pack("<I", 4)
 NESTED = struct.pack("<I", 9) + struct.pack("<QIQ", 1, 9, 1) * 5000
 HOSTILE = {
     "empty": (b"", "is no GGUF file"),
-    "magic alone": (b"GGUF", "its header goes on behind byte 4"),
+    "magic alone": (b"GGUF", "its header goes on after byte 4"),
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "metadata": (header(pair_count=HUGE), f"announces {HUGE} values of metadata, more than"),
     "many metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
