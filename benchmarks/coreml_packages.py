@@ -29,7 +29,7 @@ from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx import DraftSettings, bundled, demonstration, load, stream_generate
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -26,13 +26,14 @@ from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.drafting import Planner, calibration, ngram, rule, settings
 from specstream_mlx.drafting.cost import Place, StepCosts
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.rule import RulePlanner, new_pace, places_of
+from specstream_mlx.drafting.rule import RulePlanner, new_history, places_of
 from specstream_mlx.drafting.settings import DraftSettings, Proposers
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from specstream_mlx.kv_store import PromptCache
 from specstream_mlx.options import most_tokens
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -50,10 +51,10 @@ VARIANTS: dict[str, tuple[Any, str, Any]] = {
     "v: 4 steps": (rule, "VALUE_MEMORY", 4),
     "v: 32 steps": (rule, "VALUE_MEMORY", 32),
     "its start in a text weighs 4": (rule, "VALUE_WEIGHT", 4),
-    "its start is of 16 steps": (rule, "PACE_VALUE_MEMORY", 16),
+    "its start is of 16 steps": (rule, "HISTORY_VALUE_MEMORY", 16),
     "v starts at 0.25": (rule, "VALUE", 0.25),
     "v starts at 1": (rule, "VALUE", 1.0),
-    "and weighs 2": (rule, "PACE_VALUE_WEIGHT", 2),
+    "and weighs 2": (rule, "HISTORY_VALUE_WEIGHT", 2),
     "no trials of streams": (rule, "TRIALS", 0.0),
     "trials: for 0.1% of the tokens": (rule, "TRIALS", 0.001),
     "trials: for 1% of the tokens": (rule, "TRIALS", 0.01),
@@ -142,11 +143,11 @@ def record(
 
 
 def simulate(texts: Sequence[Recording], costs: StepCosts, streams: StreamConfig) -> list[float]:
-    """Tokens in the time of a plain step, text by text, with one pace for all of them."""
-    pace, usual, worth = new_pace(costs, streams), settings.USUAL, []
+    """Tokens in the time of a plain step, text by text, with one history for all of them."""
+    history, usual, worth = new_history(costs, streams), settings.USUAL, []
     for text in texts:
         proposers = [make(Material(text.prompt)) for make in usual.makers]
-        worth.append(_simulate_one(text, RulePlanner(pace, streams, 1 << 30, proposers)))
+        worth.append(_simulate_one(text, RulePlanner(history, streams, 1 << 30, proposers)))
     return worth
 
 
@@ -164,7 +165,7 @@ def assumed(streams: StreamConfig) -> dict[str, StepCosts]:
 
 
 def _simulate_one(text: Recording, drafting: RulePlanner) -> float:
-    curve = drafting.pace.costs.curve
+    curve = drafting.history.costs.curve
     at, time, ahead = 0, 0.0, False  # the first step counts as the prompt's
     plan = drafting.first(text.prompt[-1])
     drafting.accept(plan, text.tokens[:1], None)

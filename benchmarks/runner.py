@@ -42,7 +42,7 @@ from specstream_mlx import (
 from specstream_mlx.drafting import Planner
 from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.rule import RulePlanner, new_pace, pace_of, rule_planner
+from specstream_mlx.drafting.rule import RulePlanner, history_of, new_history, rule_planner
 from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.plan import NOTHING_VERIFIED, Plan, Verified
@@ -91,7 +91,7 @@ LOOKUP_ALONE: Alone = "lookup alone"
 class ByWorth:
     """Drafts as is worth most, step by step, with some proposers.
 
-    A way that is made of it has a pace of its own.
+    A way that is made of it has a history of its own.
 
     Attributes:
         proposers: what proposes beside the streams.
@@ -287,7 +287,7 @@ class Mounted:
         read = None if head is not None and head.config.own_rows else self.read
         if isinstance(drafts, ByWorth):
             used = self.model.guessing if drafts.streams else None
-            pace = new_pace(pace_of(self.model).costs, used)
+            history = new_history(history_of(self.model).costs, used)
 
         def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Planner:
             if drafts is None:
@@ -296,7 +296,7 @@ class Mounted:
                 return fixed_planner(drafts, self.model, prompt, rule)
             material = Material(prompt, self.model, rule)
             proposers = [make(material) for make in drafts.proposers.makers]
-            return RulePlanner(pace, used, self.model.config["vocab_size"], proposers)
+            return RulePlanner(history, used, self.model.config["vocab_size"], proposers)
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
@@ -515,7 +515,7 @@ def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
     """Decode until the costs of steps are known, as they are after some minutes of use."""
     ours = mounted.ours(None)
     for number in range(_WARM_UPS):
-        if pace_of(mounted.model).costs.complete:
+        if history_of(mounted.model).costs.complete:
             return
         ours(prompts[number % len(prompts)])
     raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")

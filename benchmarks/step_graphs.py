@@ -45,7 +45,8 @@ from specstream_mlx.hardware import device
 from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
-from specstream_mlx.scheduler import Request, TokenSequence, steps_of
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.stream_settings import StreamSettings

@@ -25,7 +25,8 @@ from mlx_lm.generate import generate_step
 from specstream_mlx import SpeculativeModel, bundled, demonstration, load
 from specstream_mlx.hardware import device
 from specstream_mlx.options import TEXT, integer, option
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

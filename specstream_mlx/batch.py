@@ -7,7 +7,7 @@ the likeliest token of every stream (arXiv 2402.11131, App. L).
 import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,24 +17,17 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.settings import DraftSettings, Proposers, chosen_drafts
+from .drafting.settings import DraftSettings, Proposers
 from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
-from .generation import check_kv_size, refuse_stream
+from .generation import check_kv_size, drafting_of, refuse_stream
 from .hardware import device
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .options import check_arguments, checked
 from .prompts import Prompt, encode_prompt
-from .scheduler import (
-    Request,
-    Scheduler,
-    Step,
-    TokenSequence,
-    check_side_by_side,
-    fill,
-    share_a_pass,
-)
+from .request import Request
+from .scheduler import Scheduler, Step, TokenSequence, check_side_by_side, fill, share_a_pass
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 """Default settings of a batch: chains, since rows are dear there."""
@@ -163,17 +156,14 @@ def batch_generate(
         check_kv_size(model, max_kv_size, len(prompt), limit)
         if cache.quantized is not None:
             raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
-    if isinstance(settings, DraftSettings):
-        settings = replace(settings, **overrides)
-    elif settings is None or isinstance(settings, Proposers):
-        settings = chosen_drafts(None, **(vars(settings) if settings else {}) | overrides)
-    else:
+    if settings is not None and not isinstance(settings, DraftSettings | Proposers):
         raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Proposers or None")
+    drafting = drafting_of(settings, None, overrides)
     keeps = return_prompt_caches or prompt_caches is not None
     requests = [
         Request(
             prompt,
-            settings,
+            drafting,
             max_tokens=limit,
             end_tokens=tokenizer.eos_token_ids,
             prefill_step_size=prefill_step_size,

@@ -49,12 +49,12 @@ class Chat:
     def reply(self, text: str, **options: Any) -> Generator[GenerationResponse, None, None]:
         """Send a message and generate the reply.
 
-        Of a reply that is not read to its end, the part that was read is kept; if nothing was read,
+        Of a reply that is not read to its end, the part that was read stays; if nothing was read,
         the conversation stays as it was.
 
         Args:
             text: the user's message; it is put into the mounted adapter's template, if any.
-            **options: arguments of ``stream_generate`` behind ``prompt``.
+            **options: arguments of ``stream_generate`` after ``prompt``.
 
         Yields:
             ``GenerationResponse``, as ``stream_generate`` does.

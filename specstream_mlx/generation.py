@@ -30,7 +30,8 @@ from .loading import SpeculativeModel
 from .models.architectures import text_limit
 from .options import checked
 from .prompts import Prompt, encode_prompt
-from .scheduler import Progress, Request, Step, decode, fill
+from .request import Progress, Request
+from .scheduler import Step, decode, fill
 
 
 @dataclass
@@ -102,12 +103,12 @@ def stream_generate(
             likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
         max_kv_size: number of rows of the KV cache. mlx_lm overwrites the oldest ones beyond it;
-            drafts need all rows, so prompt and text must fit. Without effect beside
+            drafts need all rows, so prompt and text must fit. Without effect with
             ``prompt_cache``, or where the model chooses its caches.
         prompt_cache: a ``PromptCache``, KV rows of earlier turns. The part of ``prompt`` that they
             already hold is not read again; afterwards the cache holds this prompt too, and in
             lossless mode the text. Or a list from mlx_lm's ``make_prompt_cache``: as in mlx_lm,
-            ``prompt`` goes behind its rows, and afterwards it holds both prompt and text.
+            ``prompt`` goes after its rows, and afterwards it holds both prompt and text.
         prefill_step_size: number of prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: number of a head's elements that share a scale, if quantized: 32, 64 or 128.
@@ -160,17 +161,9 @@ def stream_generate(
         caches, prompt_cache = prompt_cache, PromptCache.of_list(model, prompt_cache)
         if prompt_cache.quantized is not None and kv_bits is None:
             quantization = KVQuantization(*prompt_cache.quantized, 0)
-    if isinstance(settings, DraftSettings):
-        settings = replace(settings, **overrides)
-    elif settings is None or isinstance(settings, Proposers):
-        settings = chosen_drafts(verify, **(vars(settings) if settings else {}) | overrides)
-    elif overrides:
-        raise UserError(
-            f"settings is a planner and {next(iter(overrides))} was given too, expected one"
-        )
     request = Request(
         ids,
-        settings,
+        drafting_of(settings, verify, overrides),
         max_tokens=_room(model, ids, prompt_cache, max_tokens),
         end_tokens=tokenizer.eos_token_ids,
         prefill_step_size=prefill_step_size,
@@ -183,6 +176,21 @@ def stream_generate(
         profile=profile,
     )
     return _responses(model, tokenizer, request, decode(model, request), stop, caches)
+
+
+def drafting_of(
+    settings: DraftSettings | Proposers | Planner | None, verify: object, overrides: dict[str, Any]
+) -> DraftSettings | Proposers | Planner | None:
+    """Put the settings of drafts together with fields that replace theirs."""
+    if isinstance(settings, DraftSettings):
+        return replace(settings, **overrides)
+    if settings is None or isinstance(settings, Proposers):
+        return chosen_drafts(verify, **(vars(settings) if settings else {}) | overrides)
+    if overrides:
+        raise UserError(
+            f"settings is a planner and {next(iter(overrides))} was given too, expected one"
+        )
+    return settings
 
 
 def refuse_stream(stream: Any) -> None:
@@ -234,7 +242,7 @@ def _responses(
 
 
 _THREAD = ThreadPoolExecutor(1, "astream_generate")
-"""Runs all generations that are asked for from asyncio, a response each in turn."""
+"""Runs all generations of asyncio, a response each in turn."""
 
 
 async def astream_generate(
@@ -266,12 +274,11 @@ def _room(
     model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
 ) -> int | None:
     """Return the most tokens to generate: ``max_tokens``, or fewer with learned positions."""
-    room, most = text_limit(model.config), None if max_tokens < 0 else max_tokens
-    if room is None:
-        return most
-    before = 0 if prompt_cache is None else prompt_cache.unknown_rows
-    longest = max(1, room - before - len(ids) + 1)  # the last token of all is not read any more
-    return longest if most is None else min(most, longest)
+    room, most = text_limit(model.config), [] if max_tokens < 0 else [max_tokens]
+    if room is not None:
+        before = 0 if prompt_cache is None else prompt_cache.unknown_rows
+        most.append(max(1, room - before - len(ids) + 1))  # the last token of all is not read
+    return min(most, default=None)
 
 
 def respond(
@@ -280,14 +287,7 @@ def respond(
     steps: Iterator[Step],
     stop: tuple[str, ...] = (),
 ) -> Iterator[GenerationResponse]:
-    """Turn the steps of a generation into text, up to where it ends.
-
-    Args:
-        tokenizer: the model's.
-        request: the generation's request; ``max_tokens`` is the text's length at most.
-        steps: from ``decode``.
-        stop: strings that end the text; none is empty.
-    """
+    """Turn the steps of a request into text, up to its length, an end token or a stop string."""
     prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
     with _every_token(tokenizer):
         detokenizer = tokenizer.detokenizer
@@ -374,7 +374,7 @@ def generate(
     """Generate a complete text; see ``stream_generate`` for the arguments.
 
     Args:
-        verbose: print the text as it comes, and figures behind it.
+        verbose: print the text as it comes, and figures after it.
     """
     responses = stream_generate(model, tokenizer, prompt, **kwargs)
     if verbose:

@@ -4,38 +4,32 @@ Whoever decodes calls it: for one sequence or several, here and on other ranks.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from .broadcast import Broadcast
 from .drafting import Planner
-from .drafting.draft_model import check_draft_model
+from .drafting.cost import BatchCosts
 from .drafting.fixed import fixed_planner
 from .drafting.rule import rule_planner
-from .drafting.settings import USUAL, DraftSettings, Proposers
+from .drafting.settings import USUAL, DraftSettings
 from .engine.guess import NO_GUESSES
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import check_drawn, normalized, sampling_of
+from .engine.sampling import check_drawn, normalized
 from .engine.step import Decoder, StepResult
-from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
-from .errors import UserError, shown
+from .errors import UserError
 from .hardware import device
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
-from .options import check_arguments
-from .prompts import check_prompt
-
-Progress = Callable[[int, int], Any]
-"""Called with the number of a prompt's tokens that have been read, and of all."""
+from .request import Request
 
 _AWAY = 0.2
 """Share of a step's time that others may have had the thread, if it is to count as the step's."""
@@ -76,84 +70,6 @@ class Step:
         if logits is None:
             return None
         return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and all else that a generation depends on besides its model.
-
-    Attributes:
-        prompt: token ids, at least one.
-        drafting: settings of every step's drafts; or a ``Planner``, made for this sequence.
-            ``None`` or ``Proposers``: the rule plans the steps, see ``drafting.rule``.
-        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
-            is the last, and no further call is enqueued; without them decoding never ends.
-        prefill_step_size: number of prompt tokens per pass.
-        quantization: settings of the KV cache's quantization.
-        sampler, logits_processors, verify, prompt_cache, profile: see ``stream_generate``.
-        progress: called before the prompt is read, after each pass, and when the first token is
-            there; tokens that ``prompt_cache`` holds count as read.
-    """
-
-    prompt: Sequence[int]
-    drafting: DraftSettings | Proposers | Planner | None = None
-    max_tokens: int | None = None
-    end_tokens: Collection[int] = ()
-    prefill_step_size: int = 2048
-    quantization: KVQuantization = NEVER_QUANTIZED
-    sampler: Sampler | None = None
-    logits_processors: Sequence[LogitsProcessor] | None = None
-    verify: VerifyName | type[VerifyRule] | None = None
-    prompt_cache: PromptCache | None = None
-    progress: Progress | None = None
-    profile: Profile = NO_PROFILE
-
-    @property
-    def rule(self) -> type[VerifyRule]:
-        """The verify rule; where none was given, the sampler decides.
-
-        Raises:
-            UserError: the rule does not fit the sampler.
-        """
-        return find_rule(self.verify, self.sampler)
-
-    @property
-    def quantizes(self) -> bool:
-        """Whether KV rows are quantized, or will be."""
-        cache = self.prompt_cache
-        return self.quantization.bits is not None or bool(cache and cache.quantized)
-
-    def check(self, model: SpeculativeModel) -> None:
-        """Check that a model can do what this request asks for.
-
-        Raises:
-            UserError: a value is out of range, or the model cannot do what is asked; names the
-                first such value.
-        """
-        cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
-        check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
-        check_arguments(
-            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
-            prefill_step_size=self.prefill_step_size,
-        )
-        rule, sampling = self.rule, sampling_of(self.sampler)
-        if sampling is not None:
-            sampling.check(vocab_size)
-        self.quantization.check(model.model, model.config)
-        drafting = self.drafting
-        if drafting is not None and not isinstance(drafting, DraftSettings | Proposers | Planner):
-            raise UserError(f"settings is {shown(drafting)}, expected DraftSettings or None")
-        if isinstance(drafting, DraftSettings | Proposers) and model.decides:
-            check_draft_model(drafting.draft_model, model)
-        if isinstance(drafting, DraftSettings):
-            if rule.draws_drafts:
-                drafting.check_drawn(model.guessing)
-            drafting.check(vocab_size, model.guessing)
-        elif rule.name == "rejection":
-            raise UserError(
-                "verify is 'rejection' and the drafts change from step to step, expected a tree of "
-                "fixed shape"
-            )
 
 
 class TreeDecoder(Protocol):
@@ -240,14 +156,15 @@ class TokenSequence:
 
     def _read(self, reused: int) -> Iterator[int]:
         request, decoder = self.request, self.decoder
+        caches: list[Any] = decoder.caches
         unread, total = request.prompt[reused:-1], len(request.prompt)
         self._progress(reused, total)
         for start in range(0, len(unread), request.prefill_step_size):
             with mx.stream(device.generation_stream):
                 part = unread[start : start + request.prefill_step_size]
                 decoder.prefill(mx.array(list(part)))
-                request.quantization.apply(decoder.caches)
-                mx.eval([cache.state for cache in decoder.caches])
+                request.quantization.apply(caches)
+                mx.eval([cache.state for cache in caches])
                 mx.clear_cache()
             read = reused + start + len(part)
             self._progress(read, total)
@@ -295,8 +212,8 @@ class TokenSequence:
         """True if another plain step follows, as far as is known before this one is read."""
         return self.plan.pipelined and self._left != 1 and not self.ended
 
-    def share_pass(self, count: int) -> Any:
-        """Let the planner weigh a pass of so many sequences; returns what notes its cost."""
+    def share_pass(self, count: int) -> BatchCosts | None:
+        """Let the planner weigh passes of so many sequences; returns what notes their cost."""
         return None if self._planner is None else self._planner.share_pass(count)
 
     def take(self, step: Step, seconds: float | None) -> None:
@@ -358,7 +275,7 @@ class TokenSequence:
             self._planner.finish()
 
     def check_current(self) -> None:
-        """Check that nobody else has taken the prompt cache over, or swapped the adapter."""
+        """Check that prompt cache and adapter are still this generation's."""
         if self._cache is not None:
             self._cache.check_current(self._generation)
         pairs = zip(_mounted(self.model), self._mounted, strict=True)
@@ -405,6 +322,7 @@ class Scheduler:
         self._going: list[TokenSequence] = []  # of both, those that have not left
         self._call: _Call | None = None
         self._broadcast: Broadcast | None = None
+        self._costs: set[BatchCosts] = set()  # of passes of several, which planners weigh
         self._newest: list[int] = []  # tokens of the last step
         self._count = 0
         self._last_read: float | None = None
@@ -417,12 +335,12 @@ class Scheduler:
         return len(self._going)
 
     def add(self, sequence: TokenSequence) -> TokenSequence:
-        """Let a sequence go on beside the others; what of its prompt is not read yet is read here.
+        """Let a sequence go on with the others; what of its prompt is not read yet is read here.
 
         It is part of the calls after the one under way.
 
         Raises:
-            UserError: the prompt cannot be read; or there are other sequences, beside which the
+            UserError: the prompt cannot be read; or there are other sequences, with which the
                 model or its KV cache cannot be run.
         """
         model = sequence.model
@@ -517,6 +435,8 @@ class Scheduler:
                 self._decoder.seat(going, [one.decoder for one in joining])
             self._last_read = None  # the next call's time includes the change
         self._present = [self._present[number] for number in going] + joining
+        costs = [one.share_pass(len(self._present)) for one in self._present]
+        self._costs = {one for one in costs if one is not None}
 
     def _caches_of(self, sequence: TokenSequence) -> list[Any]:
         """Return the KV caches of a sequence that was part of the last call, one per layer."""
@@ -617,15 +537,14 @@ class Scheduler:
     def _plan(self, steps: Steps) -> None:
         """Plan the sequences' next steps."""
         count = len(self._present)
-        planners = {one.share_pass(count) for one in self._present} - {None}
         if count > 1 and steps:
             rows = count * max(len(step.tree) for _, step in steps)
             guesses = any(step.plan.width for _, step in steps)
             tokens = sum(len(step.tokens) for _, step in steps)
             seconds = steps[0][1].seconds if self._on_time else None
-            for costs in planners:
+            for costs in self._costs:
                 costs.note(count, rows, guesses, tokens, seconds)
-        # A profile takes its own time, and a call of several tells nothing of one of them.
+        # A profile takes its own time, and a call of several says nothing of one of them.
         timed = self._decoder.profile is NO_PROFILE and count == 1
         timed = timed and (self._alone is None or self._alone())
         for sequence, step in steps:
@@ -644,7 +563,7 @@ def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Generate from a request, one ``Step`` per target call.
 
     Raises:
-        UserError: the model cannot do what is asked; later, see ``Scheduler.step``.
+        UserError: the model cannot do what is requested; later, see ``Scheduler.step``.
     """
     request.check(model)
     return _decode(model, request)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specstream_mlx import DraftSettings, keyed_sampler
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 
 class Recording:

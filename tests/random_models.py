@@ -26,7 +26,8 @@ from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97

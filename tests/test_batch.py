@@ -52,11 +52,18 @@ def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
     return response
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_fewer_drafts(mode):
-    model = speculative_model(mode=mode, seed=1)
+@pytest.mark.parametrize("mode", ["lossless", "shared", "no streams"])
+def test_texts_are_those_alone(mode):
+    """With fewer drafts, none, chains, and as many as the rule drafts."""
+    model = speculative_model(mode="lossless" if mode == "no streams" else mode, seed=1)
+    if mode == "no streams":
+        model.streams = None
     expected = [alone(model, prompt, 12) for prompt in PROMPTS]
-    assert together(model, max_tokens=12, num_streams=1).token_ids == expected
+    ways = [{}, {"settings": None, "completion_batch_size": 2, "prefill_batch_size": 1}]
+    if mode != "no streams":
+        ways.append({"num_streams": 1})
+    for way in ways:
+        assert together(model, max_tokens=12, **way).token_ids == expected
     response = together(model, max_tokens=12, speculation=False)
     assert response.token_ids == expected
     assert response.stats.target_calls == 12
@@ -167,29 +174,12 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
     assert 0 < len(found[texts[0]]) < limits[0]
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_the_rule_drafts_in_batches_too(mode):
-    model = speculative_model(mode=mode, seed=1)
-    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
-    response = together(model, max_tokens=12, settings=None, completion_batch_size=2,
-                        prefill_batch_size=1)  # fmt: skip
-    assert response.token_ids == expected
-
-
 def test_texts_with_quantized_rows_stay_alone():
     model, scheduler = speculative_model(), Scheduler()
     quantized = request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32)
     scheduler.add(TokenSequence(model, quantized))
     with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
         scheduler.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
-
-
-def test_without_streams():
-    model = speculative_model()
-    model.streams = None
-    assert together(model, max_tokens=10).token_ids == [
-        plain_tokens(model.model, prompt, 10) for prompt in PROMPTS
-    ]
 
 
 @pytest.mark.parametrize("verbose", [False, True])

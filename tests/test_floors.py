@@ -18,6 +18,7 @@ FLOORS = [
     {"drafting.eagle3"},
     {"loading", "prompts"},
     {"broadcast", "drafting", "kv_store", "inspection"},
+    {"request"},
     {"scheduler"},
     {"generation"},
     {"batch", "chat"},

@@ -334,19 +334,13 @@ def test_what_is_templated(pair):
             assert encode_prompt(tokenizer, prompt, template) == ids
     begun = [*MESSAGES, {"role": "assistant", "content": "it was"}]
     assert tokenizer.decode(encode_prompt(tokenizer, begun)).endswith("it was")
-
-
-def test_text_that_begins_with_bos_is_given_no_other():
     noting = SimpleNamespace(bos_token="<|user|>", encode=lambda _, **options: options)
-    for text, adds in (("<|user|>hello", False), ("hello", True)):
-        assert encode_prompt(noting, text) == {"add_special_tokens": adds}
-
-
-def test_messages_without_a_chat_template(pair):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
+    for raw, adds in (("<|user|>hello", False), ("hello", True)):  # no second bos
+        assert encode_prompt(noting, raw) == {"add_special_tokens": adds}
+    bare = tiny_tokenizer()
+    bare.chat_template = None
     with pytest.raises(UserError, match="the tokenizer has no chat template, expected text or"):
-        generate(pair[0], tokenizer, MESSAGES)
+        generate(pair[0], bare, MESSAGES)
 
 
 def test_every_public_name_is_there():

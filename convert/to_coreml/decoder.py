@@ -34,7 +34,8 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason
 from specstream_mlx.generation import GenerationResponse, respond
-from specstream_mlx.scheduler import Request, Step, TokenSequence, steps_of
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import Step, TokenSequence, steps_of
 
 from .contents import Contents
 from .executors import REFUSALS, Executor

@@ -32,7 +32,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.errors import UserError, shown
 from specstream_mlx.files import read_json, staged_file
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 from .contents import Contents
 from .decoder import PackageDecoder

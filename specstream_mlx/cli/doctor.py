@@ -36,7 +36,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
     """Facts about device, packages and models, and ``missing``: what to do about the rest."""
     from .. import bundled, demonstration
     from ..drafting.cost import kept_costs
-    from ..drafting.rule import pace_of
+    from ..drafting.rule import history_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights
@@ -58,7 +58,7 @@ def examine(model: str | None = None) -> dict[str, Any]:
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
-        curve = pace_of(speculative).costs.curve
+        curve = history_of(speculative).costs.curve
     kept = kept_costs()
     return {
         "device": device.describe(),

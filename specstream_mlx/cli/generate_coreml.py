@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.profile import Profile
     from ..errors import Mode
     from ..generation import GenerationResponse
-    from ..scheduler import Progress, Request
+    from ..request import Progress, Request
     from .comparison import Comparison
     from .run import Run
 
@@ -132,7 +132,7 @@ def package_run(
     from specstream_mlx.convert.to_coreml.export import function_name
 
     from ..prompts import chat_prompt, encode_prompt
-    from ..scheduler import Request
+    from ..request import Request
 
     contents = Contents.read(path)
     adapter = model.adapter

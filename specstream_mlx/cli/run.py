@@ -19,7 +19,7 @@ from ..generation import GenerationResponse, stream_generate
 from ..hardware.cpu.products import stock_modules
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
-from ..scheduler import Progress
+from ..request import Progress
 
 
 class CommonArguments(TypedDict):

@@ -23,8 +23,8 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 
 SILENCE = 20.0
-"""Seconds after which a silent rank is gone; one that swaps, or whose machine is busy, says nothing
-for some. Whose process ends is gone at once."""
+"""Seconds after which a silent rank is gone; one that swaps, or is busy, sends nothing
+for some. One whose process ends is gone at once."""
 
 _JOINING = 60.0  # seconds in which all ranks must have connected
 _GRACE = 0.5  # seconds in which rank 0 may come upon the same mistake as another rank
@@ -41,11 +41,7 @@ Message = list[Any]
 
 
 def listen(host: str) -> socket.socket:
-    """Open a free port of rank 0.
-
-    Raises:
-        UserError: the host is none of this machine's.
-    """
+    """Open a free port of rank 0, or refuse a host that is none of this machine's."""
     try:
         return socket.create_server((host, 0))
     except OSError as error:
@@ -55,11 +51,7 @@ def listen(host: str) -> socket.socket:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Connect to rank 0.
-
-    Raises:
-        UserError: it cannot be reached.
-    """
+    """Connect to rank 0, or say that it cannot be reached."""
     try:
         return socket.create_connection((host, port), timeout=_JOINING)
     except OSError as error:
@@ -72,6 +64,9 @@ class Link:
     Args:
         own: number of this rank.
         peers: connections and what was read from them, by rank.
+
+    Attributes:
+        ended: the peers that have said that they end.
     """
 
     def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
@@ -79,7 +74,7 @@ class Link:
         self._received: SimpleQueue[Message] = SimpleQueue()
         self._sending = threading.Lock()
         self._ends = False
-        self._ended: list[int] = []
+        self.ended: list[int] = []
         self._failure: str | None = None  # of another rank, which rank 0 tells
         for connection, _ in peers.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,16 +88,10 @@ class Link:
     def of_first(
         cls, listening: socket.socket, size: int, key: Sequence[int], versions: dict[str, str]
     ) -> "Link":
-        """Wait for all others to connect.
-
-        Args:
-            listening: from ``listen``; it is closed.
-            size: number of ranks.
-            key: what those that belong here know.
-            versions: of the packages that must be the same.
+        """Wait for all others to connect; those that belong here know ``key``.
 
         Raises:
-            UserError: one has not come, or runs other versions.
+            UserError: one has not come, or runs other versions of the packages.
         """
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
         found: dict[int, dict[str, str]] = {}
@@ -125,12 +114,14 @@ class Link:
                         peers[rank] = connection, lines
                         found[rank] = its_versions
         link = cls(0, peers)
-        try:
-            for rank, its_versions in found.items():
-                _check_versions(rank, its_versions, versions)
-        except UserError:
-            link.send(["gone", None])
-            raise
+        for rank, its_versions in found.items():
+            for name, version in versions.items():
+                if its_versions.get(name) != version:
+                    link.send(["gone", None])
+                    raise UserError(
+                        f"rank {rank} runs {name} {its_versions.get(name)}, expected {version} as "
+                        "on rank 0"
+                    )
         return link
 
     @classmethod
@@ -140,11 +131,6 @@ class Link:
         """Introduce this rank to rank 0; see ``of_first``."""
         connection.sendall(_line([rank, key, versions]))
         return cls(rank, {0: (connection, connection.makefile("rb"))})
-
-    @property
-    def ended(self) -> list[int]:
-        """The peers that have said that they end."""
-        return self._ended
 
     def send(self, message: Message) -> None:
         """Send a message to all peers; whoever is gone is noticed by the threads."""
@@ -179,7 +165,7 @@ class Link:
         """Say once why another rank has ended, if it has said so."""
         sentence, self._failure = self._failure, None
         if sentence is not None:
-            os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
+            _print(sentence)
 
     def _beat(self) -> None:
         while not self._ends:
@@ -193,7 +179,7 @@ class Link:
             while line := lines.readline(_LONGEST):
                 kind, value = json.loads(line)
                 if kind == "end":
-                    self._ended.append(rank)
+                    self.ended.append(rank)
                     if self._own:  # rank 0 has said all that there is to say
                         time.sleep(SILENCE)
                         os._exit(GONE)
@@ -219,17 +205,13 @@ class Link:
         if not self._own:
             self.send(["gone", None])
         if self._own <= 1:
-            os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
+            _print(sentence)
         os._exit(code)
+
+
+def _print(sentence: str) -> None:
+    os.write(2, f"error: {' '.join(sentence.split())}\n".encode())
 
 
 def _line(message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
-
-
-def _check_versions(rank: int, its: dict[str, str], own: dict[str, str]) -> None:
-    for name, value in own.items():
-        if its.get(name) != value:
-            raise UserError(
-                f"rank {rank} runs {name} {its.get(name)}, expected {value} as on rank 0"
-            )

@@ -46,12 +46,7 @@ class Sharded(nn.Module):
         return (rows * size, columns) if self.DIVIDED[0] == "lora_b" else (rows, columns * size)
 
     def part_of(self, kind: str, tensor: mx.array) -> mx.array:
-        """Return this rank's part of a LoRA tensor.
-
-        Args:
-            kind: ``lora_a`` (in, r) or ``lora_b`` (r, out).
-            tensor: of the whole layer.
-        """
+        """Return this rank's part of ``lora_a`` (in, r) or ``lora_b`` (r, out)."""
         divided, axis = self.DIVIDED
         if kind != divided:
             return tensor

@@ -2,7 +2,7 @@
 
 Every rank runs the same program. Tensors pass between them by MLX's collectives alone. What rank 0
 decides, since it depends on a clock or a user, it tells the others in a line of JSON over a
-connection of its own (``link``): a collective would wait behind the pass that is under way.
+connection of its own (``link``): a collective would wait for the pass that is under way.
 """
 
 import json
@@ -43,11 +43,6 @@ class Ranks:
         self._link = self._connected()
 
     @property
-    def backend(self) -> str:
-        """The name of MLX's distributed backend."""
-        return _backend()[0]
-
-    @property
     def route(self) -> tuple[str, str]:
         """The backend and rank 0's address: over another cable a step takes another time."""
         return _backend()
@@ -58,11 +53,9 @@ class Ranks:
         return self.rank == 0
 
     def share(self, array: mx.array) -> mx.array:
-        """Return rank 0's array on all ranks, as a part of the graph.
+        """Return rank 0's array, of one shape and dtype on all ranks, as a part of the graph.
 
-        Args:
-            array: of the same shape and dtype on all ranks. The other ranks compute theirs too: it
-                keeps the collectives before this one before it.
+        The other ranks compute theirs too: it keeps the collectives before this one before it.
         """
         own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
         return mx.distributed.all_sum(own, group=self.group)
@@ -99,15 +92,7 @@ class Ranks:
         return self.told("same")
 
     def agree(self, what: str, value: Any) -> None:
-        """Check that a value of JSON is the same on all ranks.
-
-        Args:
-            what: name of the value, for the sentence.
-            value: this rank's.
-
-        Raises:
-            UserError: this rank has another one than rank 0.
-        """
+        """Check that a value of JSON, named ``what`` in the error, is the same on all ranks."""
         first = self.same(value)
         if first != value:
             raise UserError(f"{what} is {value} on rank {self.rank}, expected {first} as on rank 0")

@@ -32,7 +32,7 @@ class ReductionCosts:
 def measure(ranks: Ranks) -> ReductionCosts:
     """Time reductions; all ranks call it at the same time."""
     small, large = _seconds(ranks, _SMALL, _SMALL_ROUNDS), _seconds(ranks, _LARGE, _LARGE_ROUNDS)
-    return ReductionCosts(ranks.size, ranks.backend, small, _LARGE / large)
+    return ReductionCosts(ranks.size, ranks.route[0], small, _LARGE / large)
 
 
 def _seconds(ranks: Ranks, size: int, rounds: int) -> float:

@@ -13,12 +13,7 @@ from .ranks import Ranks
 
 
 def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -> None:
-    """Check that a model can be divided.
-
-    Args:
-        model: an mlx-lm model.
-        config: its ``config.json``.
-        ranks: among which it is to be divided.
+    """Check that an mlx-lm model, of a ``config.json``, can be divided among the ranks.
 
     Raises:
         UserError: mlx-lm cannot shard models of its family, or its heads do not divide.
@@ -39,11 +34,9 @@ def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Keep this rank's part of every layer; the weights are read, a matrix at a time.
+    """Keep this rank's part of every layer of a model that is not evaluated yet, in place.
 
-    Args:
-        model: a model that passes ``check_divisible``, not evaluated yet; changed in place.
-        ranks: among which it is divided.
+    The weights are read, a matrix at a time.
 
     Raises:
         UserError: a matrix, or the groups of a quantized one, do not divide.

@@ -39,7 +39,7 @@ class Planner(Protocol):
         """
 
     def share_pass(self, count: int) -> Any:
-        """Take note that the next pass is of so many sequences, this one included.
+        """Take note that the next passes are of so many sequences, this one included.
 
         Returns:
             The ``cost.BatchCosts`` that note what passes cost; ``None``: this planner weighs none.

@@ -15,7 +15,7 @@ Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 UNLIKELY = -100.0
-"""Log-probability of a node that nobody expects to be right."""
+"""Log-probability of a node that is not expected to be right."""
 
 LEAST = math.log(0.02)
 """Log-probability of the least probable path considered: flat in the study."""
@@ -44,7 +44,7 @@ def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
     nodes the earlier one comes first.
 
     Args:
-        children: function that returns the guesses behind a path; called for a node when the next
+        children: function that returns the guesses after a path; called for a node when the next
             node is taken.
         least: log-probability in nats of the least probable path.
     """
@@ -95,7 +95,7 @@ def best_nodes(children: Children, size: int | None, threshold: float | None = N
     """List the ``size`` nodes whose paths are the most probable, in that order.
 
     Args:
-        children: function that returns the guesses behind a path; called at most once per node.
+        children: function that returns the guesses after a path; called at most once per node.
         size: number of nodes, if there are enough; ``None``: all of them.
         threshold: probability of the least probable path; ``None``: no such bound.
     """

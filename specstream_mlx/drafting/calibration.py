@@ -32,10 +32,10 @@ LOOKUP_MEMORY = 64
 """Guesses that are remembered: flat in the study."""
 
 GAIN_MEMORY = 4
-"""Rounds of a drafter of proposals that its average gain is of (not studied)."""
+"""Rounds of a proposer that its average gain is of (not studied)."""
 
 LONGEST_REST = 64
-"""Steps that a drafter of proposals rests at most, see ``calibration.Backoff``."""
+"""Steps that a proposer pauses at most, see ``Backoff``."""
 
 _LEAST = 1e-9
 
@@ -70,7 +70,7 @@ class HitRates(Generic[Kind]):
 
 
 class Backoff:
-    """The rests of a drafter that has not been worth its time, each longer than the one before."""
+    """The pauses of a proposer that was not worth its time, each longer than the one before."""
 
     def __init__(self) -> None:
         self._gain, self._rounds = 0.0, 0
@@ -82,7 +82,7 @@ class Backoff:
         self._gain, self._rounds = averaged(self._gain, self._rounds, gain, memory)
 
     def begin(self, cost: float) -> bool:
-        """Begin a step; returns whether the drafter rests in it.
+        """Begin a step; returns whether the proposer pauses in it.
 
         Args:
             cost: of a round of guesses, in tokens; 0: nothing has a price.
@@ -92,7 +92,7 @@ class Backoff:
         if self._left:
             self._left -= 1
             return True
-        if self._due:  # once more, behind the rest
+        if self._due:  # once more, after the pause
             self._due = False
             return False
         if self._gain >= cost:
@@ -123,7 +123,7 @@ class StreamAverages:
 
     Streams are sure on text like that of their training, and nearly as sure on any other. So a
     probability is multiplied by hits over expected hits, of four kinds: the first guess of a depth
-    or another one, behind first guesses only (the trunk) or elsewhere.
+    or another one, after first guesses only (the trunk) or elsewhere.
 
     A guess is judged once the text has passed it, drafted or not, if every token before it was
     among the candidates of its depth: only then are deeper nodes drafted.
@@ -186,7 +186,7 @@ class StreamAverages:
     def _judge(self, guessed: _Guessed, token: int) -> bool:
         """Count the guesses for this token; returns whether deeper ones may still be reached."""
         guesses = guessed.guesses.behind(guessed.path)
-        if not guesses:  # no stream guessed behind this path
+        if not guesses:  # no stream guessed after this path
             return False
         hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
         for rank, (guess, score) in enumerate(guesses):

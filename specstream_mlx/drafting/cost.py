@@ -1,4 +1,4 @@
-"""The cost of a step: timed in the decoding loop, while it writes its text, and kept on disk.
+"""The cost of a step: timed in the decoding loop, while it writes its text, and saved on disk.
 
 No benchmark is run. While a curve is missing, every second step of a generation has a prescribed
 number of nodes instead of the best one; the text is the same, and the step's time is one point of
@@ -22,23 +22,23 @@ from ..hardware import device, user_cache
 from .proposer import MOST_NODES
 
 MOST_ROWS = 4 * MOST_NODES
-"""Nodes up to which costs are told apart: those that drafters ask for come on top."""
+"""Nodes up to which costs differ: those that proposers require come on top."""
 
 RATE_MEMORY = 128.0
 """Number of tokens that r averages: from 32 to 512 within 2% (the study)."""
 
 BATCH_MEMORY = 64
-"""Passes of several texts after which the times of another number of rows are forgotten (not
+"""Passes of several sequences after which the times of another number of rows are forgotten (not
 studied)."""
 
 BATCH_TIMES = 5
-"""Times of passes of several texts that are kept for each number of rows (not studied)."""
+"""Latest times of passes of several sequences for each number of rows (not studied)."""
 
 Place = Literal["plain", "none", "beside 1", "beside", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
 (``plain``) or in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or
 beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses. In ``head``
-a draft head guesses behind the accepted node."""
+a draft head guesses after the accepted node."""
 
 Job = tuple[Place, int]
 """A place, and the number of nodes of a step to be timed, the root included."""
@@ -137,7 +137,7 @@ class StepCosts:
         path: file in the user's cache.
         facts: all that the costs depend on, as JSON values; a file with other facts is ignored.
         places: the places that the rule chooses from.
-        names: names of the model and its adapter, kept beside the curve for people.
+        names: names of the model and its adapter, saved with the curve for people.
     """
 
     def __init__(
@@ -206,9 +206,9 @@ class StepCosts:
     def _restore(self, known: dict[str, Any]) -> None:
         curve, timings = known.get("curve"), known["timings"]
         if curve is not None:
-            kept = read_curve(curve)
-            points = {place: kept.points[place] for place in self.curve.points}
-            self.curve = replace(kept, points=points)
+            saved = read_curve(curve)
+            points = {place: saved.points[place] for place in self.curve.points}
+            self.curve = replace(saved, points=points)
         self._left = list(self._jobs) if timings else []
         for (place, nodes), seconds in timings:
             if (place, nodes) not in self._left:
@@ -423,18 +423,18 @@ class BatchCosts:
         company = self._of(texts)
         if seconds is not None:
             company.passes[guesses].note(rows, seconds)
-        kept = max(0.0, 1 - tokens / (RATE_MEMORY * texts))
-        company.tokens = company.tokens * kept + tokens
-        company.rows = company.rows * kept + rows
-        company.count = company.count * kept + 1
+        part = max(0.0, 1 - tokens / (RATE_MEMORY * texts))
+        company.tokens = company.tokens * part + tokens
+        company.rows = company.rows * part + rows
+        company.count = company.count * part + 1
 
     def note_gains(self, texts: int, probabilities: Sequence[float]) -> None:
-        """Take in the probabilities of a text's nodes behind the root, the likeliest first."""
-        company, kept = self._of(texts), 1 - 1 / RATE_MEMORY
-        company.noted = company.noted * kept + 1
+        """Take in the probabilities of a sequence's nodes but the root, the likeliest first."""
+        company, part = self._of(texts), 1 - 1 / RATE_MEMORY
+        company.noted = company.noted * part + 1
         for place in range(MOST_NODES):
             own = probabilities[place] if place < len(probabilities) else 0.0
-            company.gains[place] = company.gains[place] * kept + own
+            company.gains[place] = company.gains[place] * part + own
 
     def share(self, texts: int, solo: tuple[Line, Line]) -> Share:
         """Return the share of one of so many sequences.

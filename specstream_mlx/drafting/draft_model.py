@@ -2,7 +2,7 @@
 
 Speculative decoding as in Leviathan et al. (arXiv 2211.17192) and ``mlx_lm`` drafts a chain. Here
 the second model grows a tree, as EAGLE-2 does (arXiv 2406.16858): level by level it reads the
-likeliest paths at once, behind which it guesses again. Width 1 is the chain.
+likeliest paths at once, after which it guesses again. Width 1 is the chain.
 """
 
 import math
@@ -31,7 +31,7 @@ from .calibration import Backoff, StreamAverages
 from .proposer import Material, Price, Proposer
 
 _CHUNK = 512  # tokens of a prompt in a pass
-_EXPANDED = 4  # paths of a level behind which the model guesses again
+_EXPANDED = 4  # paths of a level after which the model guesses again
 _PADDING = 1024  # rows by which embeddings of one vocabulary may differ, filled up as they are
 _HITS = 0.7  # of a level's best guesses, until the text has shown it
 
@@ -40,7 +40,7 @@ class DraftModel(Proposer):
     """A second model ``draft`` that has read the text, and guesses up to ``most`` tokens after it.
 
     Where time has a price, another level is drafted only as long as the tokens that it may bring
-    are worth the pass, and a model that does not bring what its passes cost rests, for ever longer.
+    are worth the pass, and a model that does not bring what its passes cost pauses, ever longer.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
@@ -82,7 +82,7 @@ class DraftModel(Proposer):
         self._averages.take(self._guesses)
 
     def children(self, path: Path) -> Guesses:
-        """Return the model's guesses behind a path that it has read; elsewhere it has none."""
+        """Return the model's guesses after a path that it has read; elsewhere it has none."""
         return self._averages.behind(path)
 
     def spent(self) -> float:
@@ -91,7 +91,7 @@ class DraftModel(Proposer):
         return spent
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
-        """Return the guesses behind all paths that the model has read."""
+        """Return the guesses after all paths that the model has read."""
         started = time.perf_counter()
         long = len(self._unread) > _CHUNK
         logits = self._reader.read(self._unread)
@@ -128,10 +128,10 @@ class DraftModel(Proposer):
         return found
 
     def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
-        """Whether another pass, behind the paths of a level, may be worth it."""
+        """Whether another pass, after the paths of a level, may be worth it."""
         better = sum(score >= level[0] for score in drafted)
         if better >= self._nodes and level[0] <= min(sorted(drafted)[-self._nodes :]):
-            return False  # nothing behind this level could enter the tree
+            return False  # nothing after this level could enter the tree
         hope = _HITS * sum(map(math.exp, level))
         return hope > self._pass_cost(price) + price.row
 
@@ -178,14 +178,14 @@ class _Reader:
         self._model = BorrowedModel(model)
         self._known, self._vocab_size = config["vocab_size"], vocab_size
         self._limit = text_limit(config)
-        self._rows: list[Path] = []  # drafted paths behind the committed rows
+        self._rows: list[Path] = []  # drafted paths after the committed rows
 
     def has_room(self, tokens: int) -> bool:
         """Whether so many more tokens have positions; where these are learned, they end."""
         return self._limit is None or self._caches[0].offset + tokens <= self._limit
 
     def read(self, tokens: Sequence[int]) -> mx.array:
-        """Commit tokens; returns the logits (1, n) behind the last one."""
+        """Commit tokens; returns the logits (1, n) after the last one."""
         self._rows = []
         for start in range(0, len(tokens), _CHUNK):
             part = tokens[start : start + _CHUNK]

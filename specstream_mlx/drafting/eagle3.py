@@ -164,11 +164,11 @@ class Recurrence(Protocol):
 class RecurrentHead:
     """A ``DraftHead`` by EAGLE's recurrence, at work on one text.
 
-    Row i of the layer is the pair of a feature f_i and of the token behind it, x_{i+1}. Where the
+    Row i of the layer is the pair of a feature f_i and of the token after it, x_{i+1}. Where the
     target has seen token i, f_i is made of the target's hidden states there; drafted rows take the
     layer's own output. So each step first reads the rows that it accepts, with true features, which
-    replace what was drafted for them. It then drafts behind the last one: candidates for the token
-    behind its pair, and for each of the chosen paths one more row.
+    replace what was drafted for them. It then drafts after the last one: candidates for the token
+    after its pair, and for each of the chosen paths one more row.
     """
 
     def __init__(self, weights: Recurrence, model: BorrowedModel):
@@ -193,7 +193,7 @@ class RecurrentHead:
         mx.async_eval(self._held)
 
     def follow(self, rows: AcceptedRows) -> None:
-        """Take in the rows that a step accepts, behind the one that was held back."""
+        """Take in the rows that a step accepts, after the one that was held back."""
         own, following, count = self._weights.of_target(rows.features), rows.following, rows.count
         self._early = 0
         if self._held is not None:
@@ -205,7 +205,7 @@ class RecurrentHead:
         self._output = mx.take(output, (count - 1)[None], axis=0)
 
     def _run(self, features: mx.array, following: mx.array) -> mx.array:
-        """Run the layer over places behind the committed rows, which are not committed yet."""
+        """Run the layer over places after the committed rows, which are not committed yet."""
         embeddings = self._weights.embed(self._model, following)
         output = self._weights.layer(embeddings, features, self._rows.path())
         self._rows.evaluate()
@@ -214,7 +214,7 @@ class RecurrentHead:
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Draft behind the accepted rows; see ``DraftHead``."""
+        """Draft after the accepted rows; see ``DraftHead``."""
         weights, output = self._weights, self._output
         on_path = mx.arange(self._places) < self._count
         behind = mx.zeros((1, 0), mx.bool_)  # the drafted rows on the way to each row, and itself
@@ -225,7 +225,7 @@ class RecurrentHead:
                 paths = len(before)
                 behind = mx.concatenate([behind[rows], mx.eye(paths).astype(mx.bool_)], axis=1)
                 path = mx.broadcast_to(on_path, (paths, self._places))
-                # A row's position is that of its feature; the first drafted one is behind the path.
+                # A row's position is that of its feature; the first drafted one is after the path.
                 positions = mx.broadcast_to(self._rows.count + self._count + level - 1, (paths,))
                 drafts = self._rows.drafts(positions, mx.concatenate([path, behind], axis=1))
                 embeddings = weights.embed(self._model, before)
@@ -386,7 +386,7 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
     """Find the boundaries whose hidden states ``fc`` reads.
 
     There are two conventions, one apart: at the top of a configuration the ids are boundaries, in
-    its ``eagle_config`` they are layers, whose outputs are read. Where those would lie behind the
+    its ``eagle_config`` they are layers, whose outputs are read. Where those would lie after the
     last layer, they must have been boundaries too. Without ids they are the authors'.
     """
     nested, ids = values.get("eagle_config"), values.get(_IDS)

@@ -21,7 +21,7 @@ from .settings import DraftSettings, Proposers
 class FixedPlanner(Planner):
     """A planner with the same settings in every step.
 
-    Streams guess the token at a depth, proposers the token after a path. Both guess behind every
+    Streams guess the token at a depth, proposers the token after a path. Both guess after every
     node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
     may end. With proposers the streams' probabilities are corrected by how often they were right in
     the text, or streams that are surer than right would take the nodes of a copy; alone they stay
@@ -111,7 +111,7 @@ def fixed_planner(
 
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:
-    """Name what proposes beside the streams."""
+    """Name what proposes besides the streams."""
     names = list[str]()
     for make in settings.makers:
         made: Any = getattr(make, "func", make)  # of a partial
@@ -123,19 +123,12 @@ _NAMES: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:
-    """Describe in a few words the drafts of a step and its pruning.
-
-    Args:
-        settings: settings of the drafts.
-        streams: whether the model has any.
-    """
+    """Describe in a few words the drafts of a step and its pruning, with ``streams`` or without."""
     if not settings.drafts_with(streams or None):
         return "no drafts"
     lookup = f"lookup of up to {settings.lookup_ngram}-grams to depth {settings.lookup_size}"
-    names = names_of(settings)
-    others = " and ".join(lookup if name == "lookup" else name for name in names)
-    guessing = streams and settings.speculates
-    size, width = settings.tree_size, settings.tree_width
+    others = " and ".join(lookup if one == "lookup" else one for one in names_of(settings))
+    guessing, size, width = streams and settings.speculates, settings.tree_size, settings.tree_width
     if not guessing:
         words = f"best-first, {settings.most_nodes(0)} nodes, {others}"
     elif size is not None:

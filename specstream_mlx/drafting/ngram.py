@@ -25,7 +25,7 @@ class NGramIndex:
 
     Args:
         longest: length of the longest n-gram in tokens.
-        alternatives: number of different tokens that are kept for an n-gram.
+        alternatives: number of different tokens that are stored for an n-gram.
     """
 
     def __init__(self, longest: int, alternatives: int):
@@ -67,7 +67,7 @@ class Lookup(Proposer):
     Each generated token shows whether the index would have proposed it, drafted or not. So the
     probability of a continuation is a running average over the tokens so far, for each length of
     the n-gram and each rank among its continuations. A node's joint probability is the product
-    along its path: the n-gram grows with the path, so behind a long match it falls slowly.
+    along its path: the n-gram grows with the path, so after a long match it falls slowly.
 
     Args:
         material: the prompt's tokens are indexed, and change no average.

@@ -1,4 +1,4 @@
-"""What proposes next tokens beside the streams: one ``Proposer`` for each text."""
+"""What proposes next tokens besides the streams: one ``Proposer`` for each sequence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Proposer(Protocol):
         """Guess the token after the text and ``path``.
 
         Args:
-            path: drafted tokens behind the text; empty: none.
+            path: drafted tokens after the text; empty: none.
 
         Returns:
             Different tokens with their log-probabilities in nats, the best first. Their
@@ -73,7 +73,7 @@ class Proposer(Protocol):
         """
 
     def begin(self, verified: Verified, price: Price) -> None:
-        """Prepare guesses behind the text, which ``accept`` has read; ``children`` comes next.
+        """Prepare guesses after the text, which ``accept`` has read; ``children`` comes next.
 
         Args:
             verified: the tree of the step that wrote the newest tokens.

@@ -56,10 +56,10 @@ SHARED_RATE = 1.5
 VALUE = 0.5
 """Start of v with an adapter that has not decoded yet, in tokens (the study)."""
 
-PACE_VALUE_WEIGHT = 8
+HISTORY_VALUE_WEIGHT = 8
 """Steps that ``VALUE`` counts as (the study)."""
 
-PACE_VALUE_MEMORY = 64
+HISTORY_VALUE_MEMORY = 64
 """Steps in the average that a text's v starts from (the study)."""
 
 VALUE_WEIGHT = 1
@@ -78,7 +78,7 @@ PLAIN_RUN = 2
 
 
 @dataclass
-class Pace:
+class History:
     """Measurements that outlive a sequence: costs of steps, and recent results with one adapter.
 
     Attributes:
@@ -86,7 +86,7 @@ class Pace:
         tokens, time: tokens of recent steps and their time, in plain steps.
         value: average worth of the streams' guesses to a step, in tokens, at which v of the next
             sequence starts.
-        valued: number of steps in that average; what it starts at counts as ``PACE_VALUE_WEIGHT``.
+        valued: number of steps in that average; its start counts as ``HISTORY_VALUE_WEIGHT``.
     """
 
     costs: StepCosts
@@ -107,11 +107,11 @@ class Pace:
         self.time = self.time * remaining + time
 
 
-def new_pace(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> Pace:
-    """Make the pace of an adapter that has not decoded yet."""
+def new_history(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> History:
+    """Make the history of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
     time, rate = RATE_MEMORY, SHARED_RATE if shared else 1.0
-    return Pace(costs, rate * time, time, VALUE, PACE_VALUE_WEIGHT)
+    return History(costs, rate * time, time, VALUE, HISTORY_VALUE_WEIGHT)
 
 
 def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
@@ -160,12 +160,12 @@ class RulePlanner(Planner):
     """A planner by the rule.
 
     Attributes:
-        pace: see below.
+        history: see below.
         averages: corrections of the streams' probabilities in this sequence.
         value: v, which begins at that of the sequences before.
 
     Args:
-        pace: the pace of this model and adapter, which is kept up to date.
+        history: the history of this model and adapter, which is kept up to date.
         streams: configuration of the mounted streams or draft head, or ``None``.
         vocab_size: the model's number of tokens.
         proposers: proposers of this sequence, besides the streams.
@@ -173,7 +173,7 @@ class RulePlanner(Planner):
 
     def __init__(
         self,
-        pace: Pace,
+        history: History,
         streams: StreamConfig | HeadConfig | None,
         vocab_size: int,
         proposers: Sequence[Proposer] = (),
@@ -182,10 +182,10 @@ class RulePlanner(Planner):
         self._plans = _plans(streams, min(WIDTH, drafted))
         self._places = tuple(self._plans)
         self._stream_place: Place | None = None if streams is None else self._places[-1]
-        self._cost = {place: pace.costs.curve.relative(place) for place in self._places}
+        self._cost = {place: history.costs.curve.relative(place) for place in self._places}
         self._vocab_size, self._proposers = vocab_size, proposers
-        self.pace, self.averages = pace, StreamAverages()
-        self.value, self._valued = pace.value, VALUE_WEIGHT
+        self.history, self.averages = history, StreamAverages()
+        self.value, self._valued = history.value, VALUE_WEIGHT
         self._allowance = 0.0  # tokens that a step with streams may be worth less than another
         self._owed = 0.0  # what of them the planned step takes when it has run
         self._plain_run = self._required = 0  # plain steps in a row; nodes that proposers require
@@ -193,7 +193,7 @@ class RulePlanner(Planner):
         self._turn = False  # whether the step to be planned may be
         self._count = 1  # sequences of the next pass
         self._share: Share | None = None  # of it, where there are several
-        pace.costs.refresh()
+        history.costs.refresh()
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts, in which streams run if there are any; see ``Planner``."""
@@ -215,16 +215,16 @@ class RulePlanner(Planner):
         measured = self._measures and self._timed(place, nodes, own)
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured and self._share is None:
-            curve = self.pace.costs.curve
+            curve = self.history.costs.curve
             drafting = 0.0 if curve.spread is None else spent / curve.plain
-            self.pace.note(len(tokens), self._cost[place][min(nodes, MOST_ROWS)] + drafting)
+            self.history.note(len(tokens), self._cost[place][min(nodes, MOST_ROWS)] + drafting)
 
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
         """Plan the step that is worth most; see ``Planner``."""
         self.averages.take(guesses)
-        curve, rate, cost = self.pace.costs.curve, self.pace.rate, self._cost["none"]
+        curve, rate, cost = self.history.costs.curve, self.history.rate, self._cost["none"]
         row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
         price = Price(rate, row, None if curve.spread is None else curve.plain)
         for proposer in self._proposers:
@@ -236,11 +236,13 @@ class RulePlanner(Planner):
         if guesses.depth and self._stream_place is not None:
             alone = _best(self._choices(self._likeliest(pool(self._proposers))).values())
             gain = max(0.0, _best(self._choices(nodes).values()).value - alone.value)
-            pace = self.pace
+            history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
-            pace.value, pace.valued = averaged(pace.value, pace.valued, gain, PACE_VALUE_MEMORY)
+            history.value, history.valued = averaged(
+                history.value, history.valued, gain, HISTORY_VALUE_MEMORY
+            )
         self._measures, self._owed = False, 0.0
-        job = self.pace.costs.wanted()
+        job = self.history.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
             self._measures = True
             drafts = job[1] - 1
@@ -252,11 +254,11 @@ class RulePlanner(Planner):
     def share_pass(self, count: int) -> BatchCosts:
         """Weigh what a pass of so many sequences costs; see ``Planner``."""
         self._count = count
-        return self.pace.costs.batches
+        return self.history.costs.batches
 
     def finish(self) -> None:
         """Keep the timings of this sequence, and what proposers keep."""
-        self.pace.costs.save()
+        self.history.costs.save()
         for proposer in self._proposers:
             proposer.finish()
 
@@ -270,7 +272,7 @@ class RulePlanner(Planner):
         """This sequence's share of the next pass; ``None``: it is alone."""
         if self._count < 2:
             return None
-        costs, curve = self.pace.costs.batches, self.pace.costs.curve
+        costs, curve = self.history.costs.batches, self.history.costs.curve
         costs.note_gains(self._count, [math.exp(node.score) for node in nodes])
         guessing = self._stream_place or "none"
         return costs.share(self._count, (curve.line("none"), curve.line(guessing)))
@@ -296,7 +298,7 @@ class RulePlanner(Planner):
 
     def _choices(self, nodes: Sequence[Node]) -> dict[Place, _Choice]:
         """Choose the best number of nodes for every place, over all beginnings of ``nodes``."""
-        rate, cost, places, required = self.pace.rate, self._cost, self._places, self._required
+        rate, cost, places, required = self.history.rate, self._cost, self._places, self._required
         if self._share is not None:
             rate = self._share.rate
             cost = {one: self._share.costs(one == self._stream_place) for one in places}
@@ -323,7 +325,7 @@ class RulePlanner(Planner):
 
     def _timed(self, place: Place, nodes: int, seconds: float | None) -> bool:
         """Add a step's time to the curve; returns whether the step was one to be timed."""
-        costs, pipelined = self.pace.costs, self._plain_run >= PLAIN_RUN
+        costs, pipelined = self.history.costs, self._plain_run >= PLAIN_RUN
         wanted = (place, nodes) == costs.wanted() and (place != "plain" or pipelined)
         if seconds is None or not wanted:
             return False
@@ -340,17 +342,17 @@ def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
     return [*nodes, *(Node(depth, last, token % vocab_size, UNLIKELY) for token in missing)]
 
 
-# The pace of a model ---------------------------------------------------------------------------
+# The history of a model ------------------------------------------------------------------------
 
 _VERSION = 7
 _LONG = 4096  # rows that few texts of the first minutes reach
 
-_PACES: dict[tuple[Path, Path, Path | None], Pace] = {}
-"""Paces by the file of their costs, model and adapter, for as long as the program runs."""
+_HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}
+"""Histories by the file of their costs, model and adapter, for as long as the program runs."""
 
 
-def pace_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> Pace:
-    """Return the pace of a model with its present adapter; make it at the first call.
+def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> History:
+    """Return the history of a model with its present adapter; make it at the first call.
 
     Args:
         model: base and adapter; adapters of the same shapes share one object of costs.
@@ -360,12 +362,12 @@ def pace_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTI
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
     path = directory() / f"{name}.json"
     key = path, model.path, adapter
-    if key not in _PACES:
-        known = (pace.costs for (other, *_), pace in _PACES.items() if other == path)
+    if key not in _HISTORIES:
+        known = (history.costs for (other, *_), history in _HISTORIES.items() if other == path)
         names = {"model": str(model.path), "adapter": str(adapter) if adapter else None}
         costs = next(known, None) or StepCosts(path, facts, places_of(model.guessing), names)
-        _PACES[key] = new_pace(costs, model.guessing)
-    return _PACES[key]
+        _HISTORIES[key] = new_history(costs, model.guessing)
+    return _HISTORIES[key]
 
 
 def rule_planner(
@@ -375,7 +377,7 @@ def rule_planner(
     proposers: Proposers = USUAL,
     rule: VerifyRule | None = None,
 ) -> RulePlanner:
-    """Plan a sequence by the rule, at the pace of this model and adapter.
+    """Plan a sequence by the rule, with the history of this model and adapter.
 
     Args:
         model: base and adapter.
@@ -385,8 +387,8 @@ def rule_planner(
         rule: the sequence's verify rule, see ``Material``.
     """
     own = [make(Material(prompt, model, rule)) for make in proposers.makers]
-    pace, vocab_size = pace_of(model, quantization), model.config["vocab_size"]
-    return RulePlanner(pace, model.guessing, vocab_size, own)
+    history, vocab_size = history_of(model, quantization), model.config["vocab_size"]
+    return RulePlanner(history, model.guessing, vocab_size, own)
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:

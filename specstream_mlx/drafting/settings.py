@@ -16,6 +16,9 @@ from .draft_model import DraftModel
 from .ngram import Lookup
 from .proposer import MakeProposer
 
+Guessing = StreamConfig | HeadConfig | None
+"""Configuration of the mounted streams, or of a draft head; ``None``: there is neither."""
+
 
 def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
     """List what makes the proposers of a text; ``looks_up``: whether lookup is usual here."""
@@ -29,11 +32,7 @@ def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
 
 @dataclass(frozen=True)
 class Proposers(ProposerOptions):
-    """What proposes beside the streams, where the rule decides how much is drafted.
-
-    Raises:
-        UserError: a value out of range.
-    """
+    """What proposes besides the streams, where the rule decides how much is drafted."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -45,7 +44,7 @@ class Proposers(ProposerOptions):
 
 
 USUAL = Proposers()
-"""What proposes beside the streams by default."""
+"""What proposes besides the streams by default."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class DraftSettings(DraftOptions):
 
     @property
     def makers(self) -> list[MakeProposer]:
-        """What makes the proposers of a text."""
+        """What makes the proposers of a sequence."""
         return _makers(self, looks_up=False) if self.speculation else []
 
     @property
@@ -87,21 +86,17 @@ class DraftSettings(DraftOptions):
         return self.tree_size is None and self.draft_threshold is None and not self.makers
 
     def drafts_with(self, streams: object | None) -> bool:
-        """Check if anybody drafts: ``streams`` (``None``: there are none), or others."""
+        """Check if anything drafts: ``streams`` (``None``: there are none), or others."""
         return bool(self.makers) or (streams is not None and self.speculates)
 
-    def placement(self, streams: StreamConfig | HeadConfig | None) -> StreamPlace:
+    def placement(self, streams: Guessing) -> StreamPlace:
         """Return where a step's streams run; shared ones always do, even without drafts.
 
         Never ``plain``: only ``plans`` knows whether others draft.
         """
-        if streams is not None and streams.mode == "shared":
-            return "beside"
-        if streams is None or not self.speculates:
+        if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
-        if isinstance(streams, HeadConfig):
-            return "head"
-        return "beside"
+        return "head" if isinstance(streams, HeadConfig) else "beside"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
         """Count the streams that run, if any do; no stream sees a later one, so the last may go."""
@@ -109,23 +104,19 @@ class DraftSettings(DraftOptions):
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
 
-    def plans(self, streams: StreamConfig | HeadConfig | None) -> Callable[[DraftTree], Plan]:
-        """Return a function that makes the plan of a step over a tree.
-
-        Args:
-            streams: configuration of the mounted streams or draft head, or ``None``.
-        """
+    def plans(self, streams: Guessing) -> Callable[[DraftTree], Plan]:
+        """Return a function that makes the plan of a step over a tree."""
         place = self.placement(streams)
         if streams is None or place == "none":
             return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
         count = self.streams_run(streams)
-        asked = count if self.num_streams is None else min(self.num_streams, count)
+        guessing = count if self.num_streams is None else min(self.num_streams, count)
         return partial(
             Plan,
             place=place,
             streams=count,
             width=self.tree_width if self.speculates else 0,
-            expand=self.expansion(asked) if self.speculates else (),
+            expand=self.expansion(guessing) if self.speculates else (),
             beside=self.stream_nodes,
             keep=self.max_nodes,
             threshold=self.prune_threshold,
@@ -137,7 +128,15 @@ class DraftSettings(DraftOptions):
             return tuple(np.arange(self.tree_width**level) for level in range(1, depth))
         return (LIKELIEST,) * (depth - 1)
 
-    def check_drawn(self, streams: StreamConfig | HeadConfig | None) -> None:
+    def most_nodes(self, depth: int) -> int:
+        """The most nodes besides the root that a tree of ``depth`` streams can have."""
+        size = self.tree_size
+        full = sum(self.tree_width**level for level in range(1, depth + 1))
+        if self.makers:  # their nodes are none of the full tree's
+            return full + self.lookup_size if size is None else size
+        return full if size is None else min(full, size)
+
+    def check_drawn(self, streams: Guessing) -> None:
         """Check that nothing but acceptance depends on the drafts, as the rule ``rejection`` needs.
 
         Raises:
@@ -164,30 +163,24 @@ class DraftSettings(DraftOptions):
                     "decide what is kept, expected a full tree, given by tree_width alone"
                 )
 
-    def most_nodes(self, depth: int) -> int:
-        """The most nodes besides the root that a tree of ``depth`` streams can have."""
-        size = self.tree_size
-        full = sum(self.tree_width**level for level in range(1, depth + 1))
-        if self.makers:  # their nodes are none of the full tree's
-            return full + self.lookup_size if size is None else size
-        return full if size is None else min(full, size)
-
-    def check(self, vocab_size: int, streams: StreamConfig | HeadConfig | None) -> None:
+    def check(self, vocab_size: int, streams: Guessing) -> None:
         """Check that these settings fit a model and its streams.
 
         Raises:
             UserError: a setting does not fit; names the first one.
         """
-        if streams is not None and streams.draft_vocabulary:
-            vocab_size = min(vocab_size, streams.draft_vocabulary)
+        trained, owner, is_head = 0, "adapter", isinstance(streams, HeadConfig)
+        if streams is not None:
+            vocab_size = min(vocab_size, streams.draft_vocabulary or vocab_size)
+            trained = streams.num_streams
+        if isinstance(streams, HeadConfig):
+            owner = f"{streams.kind} head"
         if self.tree_width > vocab_size:
             raise UserError(
                 f"tree_width is {self.tree_width}, expected at most the vocabulary's {vocab_size}"
             )
-        trained = 0 if streams is None else streams.num_streams
         depth = trained if self.num_streams is None else self.num_streams
         if streams is not None and depth > trained:
-            owner = "adapter" if isinstance(streams, StreamConfig) else f"{streams.kind} head"
             raise UserError(f"num_streams is {depth}, the {owner} has {trained}")
         drafted = self.most_nodes(min(depth, trained))
         if drafted > MAX_TREE_SIZE:
@@ -201,10 +194,8 @@ class DraftSettings(DraftOptions):
                     raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
         if streams is None:
             return
-        if self.stream_nodes is not None and isinstance(streams, HeadConfig):
-            raise UserError(
-                f"stream_nodes is {self.stream_nodes}, but the {streams.kind} head runs no streams"
-            )
+        if self.stream_nodes is not None and is_head:
+            raise UserError(f"stream_nodes is {self.stream_nodes}, but the {owner} runs no streams")
         if self.stream_nodes is not None and streams.mode == "shared":
             raise UserError(
                 "stream_nodes needs an adapter in lossless mode, this one is shared: its target "
@@ -212,7 +203,7 @@ class DraftSettings(DraftOptions):
             )
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
-            owner = "the adapter" if isinstance(streams, StreamConfig) else "a draft head"
+            owner = "a draft head" if is_head else "the adapter"
             raise UserError(f"max_nodes and prune_threshold need a pruner, {owner} has none")
 
 

@@ -22,7 +22,8 @@ from ..errors import UserError
 from ..generation import GenerationResponse, respond
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
-from ..scheduler import Request, Scheduler, Step, TokenSequence, check_side_by_side, share_a_pass
+from ..request import Request
+from ..scheduler import Scheduler, Step, TokenSequence, check_side_by_side, share_a_pass
 from .prefixes import Prefixes
 
 CHUNK = 512

@@ -20,7 +20,8 @@ from benchmarks.step_graphs import (
     step_graph,
 )
 from specstream_mlx import DraftSettings
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 
 LAYERS = 6
 

@@ -59,7 +59,7 @@ def test_curves_of_this_machine(curves, base, monkeypatch):
 def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
     model, tokenizer = load(base, adapter_path=streams)
     for seed in range(40):
-        if rule.pace_of(model).costs.complete:
+        if rule.history_of(model).costs.complete:
             break
         generate(model, tokenizer, random_prompt(8, seed=seed), max_tokens=60)
     (row,) = json.loads(run("doctor", "--json", "--model", base).stdout)["measured"]
@@ -69,7 +69,7 @@ def test_a_curve_that_generate_measured_has_its_model(curves, base, streams):
 def test_what_steps_of_the_model_take(curves, base, monkeypatch):
     points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
     costs = SimpleNamespace(curve=CostCurve(points, 0.04, 6, time.time()))
-    monkeypatch.setattr(rule, "pace_of", lambda _: SimpleNamespace(costs=costs))
+    monkeypatch.setattr(rule, "history_of", lambda _: SimpleNamespace(costs=costs))
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]
     shown = [line.split() for line in run("doctor", "--model", base).stdout.splitlines()]

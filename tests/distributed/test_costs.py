@@ -11,7 +11,7 @@ from random_models import speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx.drafting import cost
-from specstream_mlx.drafting.rule import pace_of
+from specstream_mlx.drafting.rule import history_of
 
 COUNTING = """
 import sys
@@ -53,9 +53,9 @@ def test_steps_over_another_cable_cost_something_else():
         SimpleNamespace(size=3, route=("jaccl", "10.0.0.1")),
     ]
     models = [replace(alone, ranks=one) for one in ranks]
-    costs = [pace_of(model).costs for model in models]
+    costs = [history_of(model).costs for model in models]
     assert len(set(map(id, costs))) == len(ranks)
-    assert [pace_of(model).costs for model in models] == costs
+    assert [history_of(model).costs for model in models] == costs
 
 
 @pytest.mark.slow

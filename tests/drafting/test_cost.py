@@ -2,7 +2,6 @@
 
 import json
 import random
-import statistics
 
 import pytest
 
@@ -188,20 +187,6 @@ def test_as_much_is_drafted_as_brings_the_most_tokens_a_second(texts, shared, ro
 
     usual = sum(rate(share.nodes) for share in last) / len(last)
     assert usual > (0.8 if busy else 0.97) * rate(best)
-
-
-@pytest.mark.parametrize(
-    "cases",
-    [[(8, row) for row in (0.0001, 0.001, 0.004, 0.05)], [(n, 0.002) for n in (2, 4, 8, 16)]],
-)
-def test_the_dearer_rows_are_the_less_is_drafted(cases):
-    best, usual = [best_nodes(texts, 0.05, row) for texts, row in cases], []
-    for texts, row in cases:
-        shares = write(BatchCosts(), texts, 0.05, row)[-100:]
-        usual.append(statistics.median(one.nodes for one in shares))
-    assert usual == sorted(usual, reverse=True)
-    assert usual == pytest.approx(best, abs=1)
-    assert usual[0] >= 2 * usual[-1]
 
 
 def test_what_a_text_counts_on():

@@ -21,8 +21,8 @@ from specstream_mlx.drafting.rule import (
     MOST_NODES,
     TRIALS,
     RulePlanner,
-    new_pace,
-    pace_of,
+    history_of,
+    new_history,
     places_of,
     rule_planner,
 )
@@ -55,13 +55,13 @@ def streams_of(mode):
     return None if mode == "none" else speculative_model(mode=mode).streams.config
 
 
-def drafting_at(tmp_path, measured, streams, proposals=(), **pace):
-    """A planner at a pace whose costs are known."""
+def drafting_at(tmp_path, measured, streams, proposals=(), **history):
+    """A planner at a history whose costs are known."""
     costs = StepCosts(tmp_path / "costs.json", {}, places_of(streams))
     if measured is not None:
         costs.curve = measured
-    one = new_pace(costs, streams)
-    for name, value in pace.items():
+    one = new_history(costs, streams)
+    for name, value in history.items():
         setattr(one, name, value)
     return RulePlanner(one, streams, 97, proposals)
 
@@ -100,15 +100,15 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path, monkeyp
         measured = curve(**{place.replace(" ", "_"): cost for place, cost in costs.items()})
         value, rate = rng.uniform(0, 1.5), rng.uniform(1, 3)
         drafting = drafting_at(tmp_path, measured, streams, value=value, valued=3)
-        pace = drafting.pace
+        history = drafting.history
         drafting.accept(drafting.first(3), [3], None)
-        pace.tokens, pace.time = 128.0 * rate, 128.0
+        history.tokens, history.time = 128.0 * rate, 128.0
         plan = drafting.plan(3, guesses(rng))
         nodes = list(itertools.islice(likeliest(drafting.averages.behind, LEAST), MOST_NODES - 1))
         relative = {place: measured.relative(place) for place in measured.points}
         gain = best_by_force(rate, nodes, relative, value)[0]
         gain -= best_by_force(rate, [], relative, value)[0]
-        assert pace.value == pytest.approx(value + (gain - value) / 4)
+        assert history.value == pytest.approx(value + (gain - value) / 4)
         assert drafting.value == pytest.approx((value + gain) / 2)
         expected = best_by_force(rate, nodes, relative, drafting.value)
         assert (drafting.place_of(plan), len(plan.tree) - 1) == expected[1:]
@@ -191,20 +191,20 @@ def test_a_trial_in_a_pass_of_several_texts_is_at_the_cost_of_all(tmp_path):
 
 def test_the_rate_is_never_below_plain_decodings(tmp_path):
     streams = streams_of("shared")
-    pace = new_pace(StepCosts(tmp_path / "a", {}, places_of(streams)), streams)
-    assert pace.rate == 1.5
+    history = new_history(StepCosts(tmp_path / "a", {}, places_of(streams)), streams)
+    assert history.rate == 1.5
     for _ in range(500):
-        pace.note(1, 1.4)
-    assert pace.rate == 1.0
+        history.note(1, 1.4)
+    assert history.rate == 1.0
     for _ in range(500):
-        pace.note(3, 1.5)
-    assert pace.rate == pytest.approx(2.0, rel=0.01)
+        history.note(3, 1.5)
+    assert history.rate == pytest.approx(2.0, rel=0.01)
 
 
 def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
     streams = streams_of("shared")
     drafting = drafting_at(tmp_path, None, streams)
-    costs, sizes = drafting.pace.costs, []
+    costs, sizes = drafting.history.costs, []
     plan = drafting.first(3)
     for _ in range(140):
         wanted = costs.wanted()
@@ -270,7 +270,7 @@ def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):
     """Lookup alone beside mounted streams: steps with streams are for others to time."""
     drafting = drafting_at(tmp_path, None, None)
     streams = streams_of("lossless")
-    drafting.pace.costs = costs = StepCosts(tmp_path / "b.json", {}, places_of(streams))
+    drafting.history.costs = costs = StepCosts(tmp_path / "b.json", {}, places_of(streams))
     drafting.accept(drafting.first(1), [1], 0.1)
     for _ in range(200):
         plan = drafting.plan(1, NO_GUESSES)
@@ -281,19 +281,19 @@ def test_costs_shared_with_streams_are_not_timed_without_them(tmp_path):
 
 def test_a_model_has_one_pace_for_each_adapter_and_kind_of_cache():
     model = speculative_model()
-    pace = pace_of(model)
-    assert pace_of(model) is pace
-    assert pace_of(model, KVQuantization(8, 32, 0)) is not pace
+    history = history_of(model)
+    assert history_of(model) is history
+    assert history_of(model, KVQuantization(8, 32, 0)) is not history
     streams, model.streams = model.streams, None
-    assert pace_of(model).costs is not pace.costs, "without streams other steps are possible"
+    assert history_of(model).costs is not history.costs, "without streams other steps are possible"
     model.streams = streams
-    assert pace_of(model) is pace
+    assert history_of(model) is history
 
 
 def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, prompt = speculative_model(seed=5), random_prompt(9)
-    costs = pace_of(model).costs
+    costs = history_of(model).costs
     steps = decode(model, request(prompt, None))
     for _ in range(20):
         next(steps)
@@ -312,10 +312,13 @@ def test_the_rule_drafts_less_beside_others(tmp_path):
     for nodes in (1, 2, 4, 1, 2, 4):
         costs.note(8, 8 * nodes, True, 8, 0.01 + 0.01 * 8 * nodes)  # rows are all that costs
     assert {len(drafting.plan(5, guesses(rng)).tree) for _ in range(20)} == {1}
-    tokens, time = drafting.pace.tokens, drafting.pace.time
+    tokens, time = drafting.history.tokens, drafting.history.time
     plan = drafting.plan(5, guesses(rng))
     drafting.accept(plan, [7], None)
-    assert (drafting.pace.tokens, drafting.pace.time) == (tokens, time)  # the pace is of one text
+    assert (drafting.history.tokens, drafting.history.time) == (
+        tokens,
+        time,
+    )  # the history is of one text
     drafting.share_pass(1)
     again = [len(drafting.plan(5, guesses(rng)).tree) for _ in range(20)]
     assert max(again) > 1 and max(alone) > 1

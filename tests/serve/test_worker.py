@@ -17,7 +17,8 @@ from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.serve.decoding import Asked, Ended, Read, Watched, Written
 from specstream_mlx.serve.resident import adapters_in, resident
 from specstream_mlx.serve.worker import BusyError, Job, StoppedError, Worker

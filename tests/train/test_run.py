@@ -10,7 +10,8 @@ from tiny_training import Reports, make_run
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Request, decode
+from specstream_mlx.request import Request
+from specstream_mlx.scheduler import decode
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.optimizer import KINDS

@@ -14,7 +14,7 @@ from specstream_mlx.convert.to_coreml.verify import main as verify
 
 from specstream_mlx import bundled
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 pytestmark = needs_weights
 

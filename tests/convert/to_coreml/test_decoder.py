@@ -26,7 +26,7 @@ from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine.kv import KVQuantization
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}

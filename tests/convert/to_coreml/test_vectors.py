@@ -14,7 +14,7 @@ from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.vectors import Asked
 
 from specstream_mlx import UserError
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 PROMPT = random_prompt(SIZES.chunk + 3, vocab_size=VOCAB_SIZE)
 

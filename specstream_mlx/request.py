@@ -1,0 +1,102 @@
+"""Requests: what a generation depends on besides its model."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.sample_utils import LogitsProcessor, Sampler
+
+from .drafting import Planner
+from .drafting.draft_model import check_draft_model
+from .drafting.settings import DraftSettings, Proposers
+from .engine.kv import NEVER_QUANTIZED, KVQuantization
+from .engine.profile import NO_PROFILE, Profile
+from .engine.sampling import sampling_of
+from .engine.verify.by_name import VerifyName, find_rule
+from .engine.verify.rule import VerifyRule
+from .errors import UserError, shown
+from .kv_store import PromptCache
+from .loading import SpeculativeModel
+from .options import check_arguments
+from .prompts import check_prompt
+
+Progress = Callable[[int, int], Any]
+"""Called with the number of a prompt's tokens that have been read, and of all."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and all else that a generation depends on besides its model.
+
+    Attributes:
+        prompt: token ids, at least one.
+        drafting: settings of every step's drafts; or a ``Planner``, made for this sequence.
+            ``None`` or ``Proposers``: the rule plans the steps, see ``drafting.rule``.
+        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
+            is the last, and no further call is enqueued; without them decoding never ends.
+        prefill_step_size: number of prompt tokens per pass.
+        quantization: settings of the KV cache's quantization.
+        sampler, logits_processors, verify, prompt_cache, profile: see ``stream_generate``.
+        progress: called before the prompt is read, after each pass, and when the first token is
+            there; tokens that ``prompt_cache`` holds count as read.
+    """
+
+    prompt: Sequence[int]
+    drafting: DraftSettings | Proposers | Planner | None = None
+    max_tokens: int | None = None
+    end_tokens: Collection[int] = ()
+    prefill_step_size: int = 2048
+    quantization: KVQuantization = NEVER_QUANTIZED
+    sampler: Sampler | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
+    verify: VerifyName | type[VerifyRule] | None = None
+    prompt_cache: PromptCache | None = None
+    progress: Progress | None = None
+    profile: Profile = NO_PROFILE
+
+    @property
+    def rule(self) -> type[VerifyRule]:
+        """The verify rule; where none was given, the sampler decides.
+
+        Raises:
+            UserError: the rule does not fit the sampler.
+        """
+        return find_rule(self.verify, self.sampler)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether KV rows are quantized, or will be."""
+        cache = self.prompt_cache
+        return self.quantization.bits is not None or bool(cache and cache.quantized)
+
+    def check(self, model: SpeculativeModel) -> None:
+        """Check that a model can do what this request asks for.
+
+        Raises:
+            UserError: a value is out of range, or the model cannot do what is asked; names the
+                first such value.
+        """
+        cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
+        check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
+        check_arguments(
+            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
+            prefill_step_size=self.prefill_step_size,
+        )
+        rule, sampling = self.rule, sampling_of(self.sampler)
+        if sampling is not None:
+            sampling.check(vocab_size)
+        self.quantization.check(model.model, model.config)
+        drafting = self.drafting
+        if drafting is not None and not isinstance(drafting, DraftSettings | Proposers | Planner):
+            raise UserError(f"settings is {shown(drafting)}, expected DraftSettings or None")
+        if isinstance(drafting, DraftSettings | Proposers) and model.decides:
+            check_draft_model(drafting.draft_model, model)
+        if isinstance(drafting, DraftSettings):
+            if rule.draws_drafts:
+                drafting.check_drawn(model.guessing)
+            drafting.check(vocab_size, model.guessing)
+        elif rule.name == "rejection":
+            raise UserError(
+                "verify is 'rejection' and the drafts change from step to step, expected a tree of "
+                "fixed shape"
+            )
