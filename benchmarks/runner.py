@@ -49,7 +49,7 @@ from specstream_mlx.engine.plan import NOTHING_VERIFIED, Plan, Verified
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
-from specstream_mlx.hardware.cpu.products import stock_modules
+from specstream_mlx.hardware.cpu import stock_modules
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
 

@@ -258,11 +258,7 @@ def named_adapters() -> dict[str, Path]:
 
 
 def adapter_named(name: str) -> Path:
-    """Return the directory of a bundled adapter or one of the user's.
-
-    Raises:
-        UserError: there is no such adapter.
-    """
+    """Return the directory of a bundled adapter or one of the user's."""
     known = named_adapters()
     if not known:
         return bundled.adapter_path(name)  # says what this installation lacks
@@ -272,37 +268,15 @@ def adapter_named(name: str) -> Path:
 
 
 @overload
-def load(
-    path_or_hf_repo: str | Path,
-    tokenizer_config: dict[str, Any] | None = None,
-    model_config: dict[str, Any] | None = None,
-    adapter_path: str | Path | None = None,
-    lazy: bool = False,
-    return_config: Literal[False] = False,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    *,
-    weights: str = "auto",
-    group: mx.distributed.Group | None = None,
-    draft_head: str | Path | None = None,
-) -> tuple[SpeculativeModel, TokenizerWrapper]: ...
+def load(  # type: ignore[overload-overlap]
+    path_or_hf_repo: str | Path, *further: Any, return_config: Literal[True], **named: Any
+) -> tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]: ...
 
 
 @overload
 def load(
-    path_or_hf_repo: str | Path,
-    tokenizer_config: dict[str, Any] | None = None,
-    model_config: dict[str, Any] | None = None,
-    adapter_path: str | Path | None = None,
-    lazy: bool = False,
-    *,
-    return_config: Literal[True],
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    weights: str = "auto",
-    group: mx.distributed.Group | None = None,
-    draft_head: str | Path | None = None,
-) -> tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]: ...
+    path_or_hf_repo: str | Path, *further: Any, **named: Any
+) -> tuple[SpeculativeModel, TokenizerWrapper]: ...
 
 
 @checked()
@@ -319,10 +293,7 @@ def load(
     weights: str = "auto",
     group: mx.distributed.Group | None = None,
     draft_head: str | Path | None = None,
-) -> (
-    tuple[SpeculativeModel, TokenizerWrapper]
-    | tuple[SpeculativeModel, TokenizerWrapper, dict[str, Any]]
-):
+) -> tuple[Any, ...]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
     Args:
@@ -338,8 +309,7 @@ def load(
         weights: how to hold quantized weights in memory: ``packed``, ``expanded``, or ``auto`` for
             whichever runs faster on this machine (see ``hardware.weights``).
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
-            its part of the model, and what rank 0 decides all do. If one of them goes away, the
-            others end with a sentence and exit code 1. ``None``: this process alone.
+            its part of the model, and what rank 0 decides all do. ``None``: this process alone.
         draft_head: directory of a published EAGLE-3 head for the base.
 
     Raises:
@@ -366,7 +336,10 @@ def load(
         ranks.agree(
             f"the digest of {path}", sampled_digest([path / "config.json", *weight_files(path)])
         )
-        model, held = _held_alike(model, weights, ranks)
+        # Rank 0 measures which form is faster; the others follow it.
+        model, held = hold_weights(model, weights if ranks.is_first else ranks.told("weights"))
+        if ranks.is_first:
+            ranks.tell("weights", held.form)
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
@@ -374,26 +347,11 @@ def load(
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     speculative.mount_head(draft_head)
-    if return_config:
-        return speculative, tokenizer, full_config
-    return speculative, tokenizer
-
-
-def _held_alike(model: nn.Module, weights: str, ranks: Ranks) -> tuple[nn.Module, HeldWeights]:
-    """Hold weights as rank 0 does, which measures what is faster."""
-    if ranks.is_first:
-        model, held = hold_weights(model, weights)
-        ranks.tell("weights", held.form)
-        return model, held
-    return hold_weights(model, ranks.told("weights"))
+    return (speculative, tokenizer, full_config) if return_config else (speculative, tokenizer)
 
 
 def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -> SpeculativeModel:
-    """Load a model that drafts for another one.
-
-    Args:
-        path_or_hf_repo: see ``load``.
-        tokenizer: of the model that it drafts for.
+    """Load a model that drafts for another one, of which ``tokenizer`` is.
 
     Raises:
         UserError: the model cannot be used, or its tokenizer has other tokens.
@@ -414,10 +372,6 @@ def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -
 
 def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
     """Find the directory of a model; a Hugging Face repository is downloaded to the user's cache.
-
-    Args:
-        path_or_hf_repo: a local directory or a repository.
-        revision: a branch, a tag or a commit of the repository; ``None``: the newest.
 
     Raises:
         UserError: there is neither such a directory nor such a repository.
@@ -457,8 +411,6 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Read a model's ``config.json``, with the fields of ``changes`` in place of its own.
 
-    Changes of the rope count in either form (see ``rope.with_changes``).
-
     Raises:
         UserError: it is damaged or describes a model that this project cannot run.
     """
@@ -474,11 +426,7 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the safetensors files of a model, each of which exists.
-
-    Raises:
-        UserError: there is none, or one that the index lists is missing.
-    """
+    """List the safetensors files of a model; one at least, and all that the index lists."""
     files = sorted(directory.glob(WEIGHTS))
     if not files:
         sentence = f"{directory} has no model*.safetensors, expected weights in that format"
@@ -502,7 +450,7 @@ def weight_files(directory: Path) -> list[Path]:
 def read_model(
     directory: Path, to_run: bool = True, model_config: Mapping[str, Any] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Read a model; its weights are read from the files when first used.
+    """Read a model and its configuration as mlx-lm completes it; weights are read when first used.
 
     Args:
         directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
@@ -510,12 +458,9 @@ def read_model(
             must pass ``check_tree``, which reads all of its weights.
         model_config: fields that replace those of ``config.json``.
 
-    Returns:
-        The mlx-lm model and its configuration as mlx-lm completes it.
-
     Raises:
-        UserError: a file is missing, truncated or of another format, they do not fit together, or
-            the model does not pass ``check_tree``.
+        UserError: a file is missing, damaged or of another format, they do not fit together, or the
+            model does not pass ``check_tree``.
     """
     config = read_config(directory, model_config)
     own = read_json(directory / "config.json")
@@ -548,16 +493,11 @@ def read_model(
 def read_tokenizer(
     directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> TokenizerWrapper:
-    """Read a model's tokenizer; no code that came with it is run.
-
-    Args:
-        directory: the model's directory.
-        config: from ``read_model``.
-        extra: further arguments for the tokenizer.
+    """Read the tokenizer of a model with ``config``; no code that came with it is run.
 
     Raises:
-        UserError: it cannot be read, or ``extra`` has an ``eos_token`` that is none of its tokens:
-            transformers would add one, which no model writes.
+        UserError: it cannot be read, or ``extra``, further arguments, has an ``eos_token`` that is
+            none of its tokens: transformers would add one, which no model writes.
     """
     arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
     if end is not None:

@@ -21,9 +21,9 @@ from .engine.guess import NO_GUESSES
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import check_drawn, normalized
+from .engine.sampling import normalized
 from .engine.step import Decoder, StepResult
-from .engine.verify.rule import VerifyRule
+from .engine.verify.rule import VerifyRule, check_drawn
 from .errors import UserError
 from .hardware import device
 from .kv_store import PromptCache
@@ -432,7 +432,7 @@ class Scheduler:
         self._joining = []
         if (joining or len(going) < len(self._present)) and (joining or going):
             with mx.stream(device.generation_stream):
-                self._decoder.seat(going, [one.decoder for one in joining])
+                self._decoder.regroup(going, [one.decoder for one in joining])
             self._last_read = None  # the next call's time includes the change
         self._present = [self._present[number] for number in going] + joining
         costs = [one.share_pass(len(self._present)) for one in self._present]

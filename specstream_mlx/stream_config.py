@@ -44,18 +44,10 @@ _RANKS = {
 
 
 def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:
-    """Check the angle of ``value_rotation``, which every other ``stream_init`` leaves at 0.
+    """Check the angle in radians of ``value_rotation``; every other ``stream_init`` leaves it at 0.
 
     Streams differ by their rotations alone, so stream 1 must turn, and the last one by less than a
     full turn: then all streams and the main stream differ.
-
-    Args:
-        stream_init: see ``StreamConfig``.
-        epsilon: the angle in radians.
-        num_streams: gamma.
-
-    Raises:
-        UserError: streams would be alike, or an angle is given that is not used.
     """
     name = "value_rotation_epsilon"
     if stream_init != "value_rotation":

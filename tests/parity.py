@@ -77,7 +77,8 @@ def layer_differences(
         seen[number] = hidden[0], output[0]
 
     caches = make_caches(model.model, model.config)
-    decoder = Decoder(model.model, model.streams, caches, observe=observe, shortlists=False)
+    decoder = Decoder(model.model, model.streams, caches, shortlists=False)
+    decoder.model.observe = observe
     start = prompt_length - 1
     if start:
         decoder.prefill(mx.array(list(tokens[:start])))

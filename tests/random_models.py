@@ -420,9 +420,10 @@ TREES = {
 }
 
 
-def decoder_after(model, prompt):
+def decoder_after(model, prompt, **options):
     """A decoder that holds all of ``prompt`` but its last token."""
-    decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
+    caches = make_caches(model.model, model.config)
+    decoder = Decoder(model.model, model.streams, caches, **options)
     if len(prompt) > 1:
         decoder.prefill(mx.array(prompt[:-1]))
     return decoder

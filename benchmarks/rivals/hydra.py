@@ -23,13 +23,12 @@ from specstream_mlx.drafting.eagle3 import llama_args, load_weights
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
 from specstream_mlx.engine.draft_head import (
     AcceptedRows,
-    Candidates,
     DraftHead,
     HeadConfig,
     OwnRows,
     Rank,
 )
-from specstream_mlx.engine.guess import guess
+from specstream_mlx.engine.guess import Candidates, guess
 
 from .head_tensors import Tensors
 

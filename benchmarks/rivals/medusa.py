@@ -21,7 +21,6 @@ from specstream_mlx.engine.draft_head import (
     DraftHead,
     HeadConfig,
     Rank,
-    WithoutRows,
 )
 
 from .head_tensors import Tensors
@@ -53,10 +52,18 @@ class Medusa:
         return _MedusaOfText(self, model)
 
 
-class _MedusaOfText(WithoutRows):
+class _MedusaOfText:
+    """Keeps nothing of earlier rows."""
+
     def __init__(self, heads: Medusa, model: BorrowedModel):
         self._heads, self._shared_head = heads, model.bare_head_of(heads.tokens)
         self._hidden: mx.array
+
+    def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None: ...
+
+    def commit(self, count: int) -> None: ...
+
+    def trim(self, count: int) -> None: ...
 
     def follow(self, rows: AcceptedRows) -> None:
         [hidden] = rows.features

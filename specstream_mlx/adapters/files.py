@@ -1,9 +1,9 @@
-"""Adapter directories in MLX's format: read and checked against their base, and written.
+"""Adapter directories in MLX's format: read and checked against their base, mounted, written.
 
 A directory holds ``adapter_config.json`` (mlx-lm's LoRA fields and a ``speculative_streaming``
 object), ``adapters.safetensors`` (LoRA tensors under mlx-lm's names, so that ``mlx_lm`` loads the
-directory too) and ``speculative_streaming.safetensors`` (``streams.*``, ``pruner.*``). The stream
-tensors have a file of their own because mlx-lm refuses tensors that it does not know.
+directory too) and ``speculative_streaming.safetensors`` (``streams.*``, ``pruner.*``), since mlx-lm
+refuses tensors that it does not know.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Adapter:
         path: the directory.
         config: its ``adapter_config.json``.
         stream_config: its streams, or ``None`` for a plain LoRA adapter.
-        lora: LoRA tensors by name; if ``is_full``, weights that stand in for the base's own.
+        lora: LoRA tensors by name; if ``is_full``, weights that replace the base's own.
         stream_tensors: ``streams.*`` and ``pruner.*`` by name.
     """
 
@@ -84,8 +84,7 @@ def read_adapter(
         full: whether it may hold tuned weights instead of LoRA.
 
     Raises:
-        UserError: a file, tensor or field is wrong; one sentence says what was found and what was
-            expected.
+        UserError: a file, tensor or field is wrong.
     """
     description = describe(directory)
     if description.format == "pytorch":
@@ -160,14 +159,10 @@ def _expected_lora(
 
 
 def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Streams | None]:
-    """Make a model with an adapter around the base's weights.
+    """Make a model with an adapter around the weights of a base, which is never changed.
 
     Tensors get the dtype of the activations; tuned weights that of those which they replace. DoRA's
     magnitudes m stay exact: they multiply the whole output, not a small addition.
-
-    Args:
-        base: without an adapter; it is never changed.
-        adapter: read for this base.
 
     Returns:
         The model, which is the base itself where there is no LoRA; the adapter with the tensors as
@@ -239,14 +234,7 @@ def write_adapter(
     stream_config: StreamConfig | None,
     stream_tensors: dict[str, mx.array],
 ) -> None:
-    """Write an adapter directory's three files into an existing directory.
-
-    Args:
-        directory: directory to write to; the caller renames it into place.
-        lora: the LoRA, which may be none.
-        stream_config: configuration of the streams; ``None`` for a plain LoRA adapter.
-        stream_tensors: see ``StreamConfig.tensor_shapes``.
-    """
+    """Write an adapter's files into an existing directory, which the caller renames into place."""
     config: dict[str, Any] = {
         "fine_tune_type": lora.fine_tune_type,
         "num_layers": lora.num_layers,

@@ -15,7 +15,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..distributed.lora import Sharded
-from ..hardware.cpu.products import use_fewer_operations
+from ..hardware.cpu import use_fewer_operations
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear, Sharded)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)

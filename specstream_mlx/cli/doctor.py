@@ -169,7 +169,7 @@ def doctor(
 
         specstream-mlx doctor --json
     """
-    from ..hardware.cpu.products import BLOCK
+    from ..hardware.cpu import BLOCK
 
     ranks, reductions = launched.ranks(), None
     if ranks is not None:

@@ -16,7 +16,7 @@ from ..engine.sampling import KeyedSampler
 from ..engine.verify.rule import VerifyRule
 from ..errors import Mode
 from ..generation import GenerationResponse, stream_generate
-from ..hardware.cpu.products import stock_modules
+from ..hardware.cpu import stock_modules
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
 from ..request import Progress

@@ -18,7 +18,7 @@ from mlx.nn.layers.distributed import (
 from mlx.utils import tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear
 
-from ..hardware.cpu.products import exchanged
+from ..hardware.cpu import exchanged
 
 
 class Sharded(nn.Module):

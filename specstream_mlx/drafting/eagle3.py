@@ -23,8 +23,8 @@ from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
 from ..adapters.lora import activations_dtype
 from ..engine.borrowed_model import BorrowedModel, rope_at
-from ..engine.draft_head import AcceptedRows, Candidates, DraftHead, HeadConfig, OwnRows, Rank
-from ..engine.guess import guess
+from ..engine.draft_head import AcceptedRows, DraftHead, HeadConfig, OwnRows, Rank
+from ..engine.guess import Candidates, guess
 from ..engine.kv import UncommittedRows
 from ..errors import UserError, check_integer, is_number, shown
 from ..files import read_arrays, read_json, reason

@@ -3,11 +3,10 @@
 mlx-lm's models run from tokens to logits in one go. A step has to stop below the MSA layers, to
 prune the tree and to add the streams, and then goes on. So ``BorrowedModel`` copies the few modules
 that hold others (the model, the owner of its layers, each layer and its attention) and shares all
-modules that hold weights. In its copy one stand-in has the place of all layers and runs those that
-are asked for: the embedding goes into it, and what it returns goes through norm and head, in
-whatever way the model has these. The layers run one by one, with ropes that take a position for
-every row. The model itself is never changed, so any number of generations may run on it at a time;
-a LoRA that is mounted later is not seen.
+modules that hold weights. In its copy one stand-in has the place of all layers: the embedding goes
+into it, and what it returns goes through norm and head, in whatever way the model has these. The
+layers run one by one, with ropes that take a position for every row. The model itself is never
+changed, so any number of generations may run on it at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +19,9 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from ..errors import UserError
-from ..hardware.cpu.rotations import Rotations, shared_rotations
+from ..hardware.cpu import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams, rows_of
-from .kv import LayerCache
 from .profile import NO_PROFILE, Profile
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
@@ -33,9 +31,6 @@ trees cannot be enqueued ahead, so the device would wait for all of it otherwise
 FINAL = -1
 """The boundary after the final norm."""
 
-Observer = Callable[[int, mx.array, mx.array], None]
-"""Function of a layer's number, its input and its output."""
-
 
 class UnsupportedModelError(UserError):
     """The model's structure is not one that can be run in stages."""
@@ -44,21 +39,22 @@ class UnsupportedModelError(UserError):
 class BorrowedModel:
     """A model that can be run in stages: embedding, layers i to j, head, early exit.
 
-    Hidden states are (sequences, rows, h) throughout.
+    Hidden states are (sequences, rows, h) throughout. ``caches`` are, by layer, KV caches or their
+    stand-ins in a pass, ``UncommittedRows``, which also make the masks.
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: streams of the mounted adapter, or ``None``.
         profile: measures the MHA rows.
-        observe: called with number, input and output of every layer.
         traced: whether passes are compiled or differentiated; then none keeps tables for the next,
             nor is any of it computed before it is complete.
-        boundaries: hidden states to keep of a pass without streams, see ``take_features``; empty
-            where no draft head is mounted.
+        boundaries: hidden states to keep for a draft head, see ``take_features``.
+
+    Attributes:
+        observe: called with number, input and output of every layer; ``None``: nothing is.
 
     Raises:
-        UnsupportedModelError: no list of layers, a layer without a rotary embedding that takes any
-            positions where positions are not learned, or a part that the streams need is missing.
+        UnsupportedModelError: the model's structure is not one that can be run in stages.
     """
 
     def __init__(
@@ -66,17 +62,17 @@ class BorrowedModel:
         model: nn.Module,
         streams: Streams | None = None,
         profile: Profile = NO_PROFILE,
-        observe: Observer | None = None,
         traced: bool = False,
         boundaries: Sequence[int] = (),
     ):
-        self._mounted, self._profile, self._observe = streams, profile, observe
+        self._mounted, self._profile = streams, profile
+        self.observe: Callable[[int, mx.array, mx.array], None] | None = None
         self.boundaries, self._features = boundaries, dict[int, mx.array]()
         self._architecture = architecture_of(model_type_of(model))
         self._handed_over = range(
             FIRST_HANDED_OVER, 0 if traced else len(model.layers), HANDED_OVER_EVERY
         )
-        self._rotations: set[Rotations] = set()  # told of every pass
+        self._rotations: set[Rotations] = set()  # each pass begins with fresh ones
         self._layers = self._with_positions(model.layers, traced)
         self._root, self._owner = _copies(model)
         self._middle = Middle(model.layers[0])
@@ -101,7 +97,7 @@ class BorrowedModel:
 
     @property
     def _streams(self) -> Streams:
-        """The streams, of which all that asks for them has some."""
+        """The streams, which are there wherever something is asked of them."""
         assert self._mounted is not None
         return self._mounted
 
@@ -119,7 +115,7 @@ class BorrowedModel:
         return copies
 
     def _prepare_for_streams(self, number: int, streams: Streams) -> None:
-        """Give the copy of an MSA layer the streams' adapter, and a rope that tells queries."""
+        """Give the copy of an MSA layer the streams' adapter, and a rope that hands on queries."""
         layer, config = self._layers[number], streams.config
         if config.stream_mlp != "base":
             if "mlp" not in layer:
@@ -135,14 +131,8 @@ class BorrowedModel:
 
     # The stages ---------------------------------------------------------------------------------
 
-    def lower(self, tokens: mx.array, caches: Sequence[LayerCache], last: int) -> mx.array:
-        """Run the embedding and the first ``last`` layers; returns the input of the next one.
-
-        Args:
-            tokens: (sequences, rows) int32.
-            caches: each layer's KV cache or its stand-in.
-            last: number of layers.
-        """
+    def lower(self, tokens: mx.array, caches: Sequence[Any], last: int) -> mx.array:
+        """Run embedding and the first ``last`` layers over tokens (sequences, rows) int32."""
         found = []
 
         def run(hidden: mx.array) -> mx.array:
@@ -155,17 +145,17 @@ class BorrowedModel:
     def layers(
         self,
         hidden: mx.array,
-        caches: Sequence[LayerCache],
+        caches: Sequence[Any],
         first: int = 0,
         last: int | None = None,
         main_rows: int | None = None,
         early: bool = True,
     ) -> mx.array:
-        """Run layers ``first`` to ``last`` - 1 over rows that have the same positions in all.
+        """Run layers ``first`` to ``last`` - 1 over rows (sequences, rows, h).
 
         Args:
-            hidden: (sequences, rows, h) the first one's input.
-            caches: each layer's KV cache or its stand-in, of all layers of the model.
+            hidden: the first one's input; the rows have the same positions in all layers.
+            caches: of all layers of the model.
             first, last: numbers of layers; ``None``: to the end.
             main_rows: number of main rows, before the streams; ``None``: all are.
             early: whether the device begins with some layers while the next ones are built.
@@ -181,16 +171,11 @@ class BorrowedModel:
         return hidden
 
     def layer(
-        self, number: int, hidden: mx.array, cache: LayerCache, main_rows: int | None = None
+        self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        """Run one layer over main rows and, in MSA layers, stream rows after them.
+        """Run one layer over main rows and, in MSA layers, stream rows after them; see ``layers``.
 
-        Args:
-            number: the layer's number.
-            hidden: (sequences, rows, h) the layer's input.
-            cache: the layer's KV cache or its stand-in, which also makes the mask. Where streams
-                select keys, it is told the queries.
-            main_rows: number of main rows; ``None``: all are.
+        Where streams select keys, ``cache.ask`` is called with the layer's queries first.
         """
         if number in self._asking:
             self._asking[number].ask = getattr(cache, "ask", None)
@@ -200,31 +185,24 @@ class BorrowedModel:
         arrays = self._architecture.array_masks
         mask = create_attention_mask(hidden, cache, return_array=arrays)
         output = self._layers[number](hidden, mask, cache=cache)
-        if self._observe is not None:
-            self._observe(number, hidden, output)
+        if self.observe is not None:
+            self.observe(number, hidden, output)
         return output
 
     def head(self, hidden: mx.array) -> mx.array:
         """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
         return self._through(hidden)
 
-    def logits(
-        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool = False
-    ) -> mx.array:
-        """Run all stages without streams; returns logits (sequences, rows, vocab).
-
-        Args:
-            tokens, caches: see ``lower``.
-            early: see ``layers``.
-        """
+    def logits(self, tokens: mx.array, caches: Sequence[Any], early: bool = False) -> mx.array:
+        """Run all stages without streams; returns logits (sequences, rows, vocab)."""
         return self._whole(tokens, caches, early, self._profile)
 
-    def fill(self, tokens: mx.array, caches: Sequence[LayerCache]) -> None:
-        """Run embedding and layers to fill the KV caches; see ``lower``."""
+    def fill(self, tokens: mx.array, caches: Sequence[Any]) -> None:
+        """Run embedding and layers to fill the KV caches."""
         self._whole(tokens, caches, False, NO_PROFILE)  # logits are never computed
 
     def _whole(
-        self, tokens: mx.array, caches: Sequence[LayerCache], early: bool, profile: Profile
+        self, tokens: mx.array, caches: Sequence[Any], early: bool, profile: Profile
     ) -> mx.array:
         """Run all stages, and keep what lies at the last boundaries."""
 
@@ -240,12 +218,10 @@ class BorrowedModel:
         return self._run(tokens, caches, run, _NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
-        """Return what the last pass without streams kept, and let go of it.
+        """Return what the last pass without streams kept (sequences, rows, h), and let go of it.
 
-        Returns:
-            (sequences, rows, h) for each of the ``boundaries``: the input of that layer; of the
-            number of layers, the output of the last one; of ``FINAL``, what the head reads, the
-            final norm's output.
+        By ``boundaries``: the input of that layer; of the number of layers, the output of the last
+        one; of ``FINAL``, what the head reads.
         """
         features = tuple(self._features[boundary] for boundary in self.boundaries)
         self._features.clear()
@@ -261,7 +237,7 @@ class BorrowedModel:
     def _run(
         self,
         tokens: mx.array,
-        caches: Sequence[LayerCache | None],
+        caches: Sequence[Any],
         layers: Callable[[mx.array], mx.array],
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
@@ -287,7 +263,7 @@ class BorrowedModel:
 
     @property
     def _stream_head(self) -> nn.Module:
-        """The head's rows of the tokens that the streams may draft, copied when first asked for."""
+        """The head's rows of the tokens that the streams may draft, copied when first needed."""
         if self._drafted is None:
             self._drafted = self._streams.head_rows(self._lm_head)
         return self._drafted
@@ -304,11 +280,7 @@ class BorrowedModel:
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
 
-        They are of all tokens, or of those of the draft vocabulary in its order.
-
-        Args:
-            hidden: (sequences, rows, h).
-            head: the head of a few tokens, from ``stream_head_rows``; ``None``: of all n.
+        They are of the tokens that may be drafted, or of those of ``head``, a ``stream_head_rows``.
         """
         return self._through(hidden, head=self._stream_head if head is None else head)
 
@@ -317,10 +289,9 @@ class BorrowedModel:
         return rows_of(self._stream_head, places)
 
     def early_exit(self, hidden: mx.array) -> mx.array:
-        """Compute the logits (sequences, rows, vocab) of the early-exit pruner (section 3.3).
+        """Compute the early-exit pruner's logits (sequences, rows, vocab), section 3.3.
 
-        Args:
-            hidden: (sequences, rows, h) main rows at the input of the first MSA layer.
+        ``hidden`` are main rows (sequences, rows, h) at the input of the first MSA layer.
         """
         return self.head(self.early_exit_features(hidden))
 
@@ -378,10 +349,7 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
 
 
 class Middle:
-    """Stands for all layers of a model: applies the function ``run``.
-
-    It has a layer's attributes, some of which models read.
-    """
+    """Stands for all layers of a model: applies ``run``, and has a layer's attributes."""
 
     run: Callable[[mx.array], mx.array]
 
@@ -392,19 +360,14 @@ class Middle:
         return getattr(self._layer, name)
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        """Leave mask and cache to those who know the rows."""
+        """Leave mask and cache to ``run``, which knows the rows."""
         run = self.run
         del self.run  # and what it refers to
         return run(hidden)
 
 
 class PositionedRope:
-    """A layer's rotary embedding that also takes one absolute position per row.
-
-    Args:
-        rope: the layer's rope.
-        rotations: tables shared with other layers, if any.
-    """
+    """A layer's rotary embedding that also takes one absolute position per row."""
 
     def __init__(self, rope: nn.Module, rotations: Rotations | None):
         self._rope, self._rotations = rope, rotations
@@ -418,12 +381,9 @@ class PositionedRope:
 
 
 def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """Rotate rows by ``rope``, at consecutive positions or at one for each row.
+    """Rotate rows x (sequences, heads, rows, d) at an ``offset``.
 
-    Args:
-        rope: a layer's rope.
-        x: (sequences, heads, rows, d).
-        offset: the first position; or positions (rows,) of one sequence, or (sequences, rows).
+    That is the first position; or positions (rows,) of one sequence, or (sequences, rows).
     """
     if isinstance(offset, int):
         return rope(x, offset=offset)
@@ -437,15 +397,10 @@ def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
 
 
 class AskingRope:
-    """An MSA layer's rotary embedding that tells the layer's KV rows its queries.
+    """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
 
-    Layers rotate their queries first, then their keys.
-
-    Args:
-        attention: the layer's attention.
-
-    Attributes:
-        ask: function that is told the queries of the next call, see ``AskedCache``; or ``None``.
+    Layers rotate their queries first, then their keys. ``ask`` is a function of the queries of the
+    next call and the layer's softcap; or ``None``.
     """
 
     def __init__(self, attention: nn.Module):
@@ -463,20 +418,13 @@ class AskingRope:
 
 
 class StreamMLP:
-    """An MSA layer's MLP; stream rows pass through their adapter instead, or through both.
-
-    Args:
-        mlp: the layer's MLP.
-        streams: the streams, which have the adapters.
-        number: the layer's number.
-
-    Attributes:
-        main_rows: number of main rows in the next call; they come first.
+    """An MSA layer's MLP; the rows after ``main_rows`` pass through the streams' adapter instead,
+    or through both.
     """
 
     def __init__(self, mlp: nn.Module, streams: Streams, number: int):
         self._mlp, self._streams, self._number = mlp, streams, number
-        self._beside = streams.config.stream_mlp == "base+adapter"
+        self._both = streams.config.stream_mlp == "base+adapter"
         self.main_rows = 0
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -484,7 +432,7 @@ class StreamMLP:
         if x.shape[1] == count:
             return self._mlp(x)
         streams = self._streams.stream_adapter(self._number, x[:, count:])
-        if self._beside:  # one product over all rows: its weights are read once
+        if self._both:  # one product over all rows: its weights are read once
             through = self._mlp(x)
             main, streams = through[:, :count], through[:, count:] + streams
         elif count:

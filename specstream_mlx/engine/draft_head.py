@@ -1,17 +1,15 @@
-"""Draft heads: what guesses from the target's hidden states, beside the target or behind it.
+"""Draft heads: what guesses from the target's hidden states, in the place of streams.
 
-EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``
-(``benchmarks/rivals`` has Medusa's, Hydra's and more). Heads are trained for a target, touch
-nothing that it computes, and draft what streams would: candidates with log-probabilities, by depth
-or by path. So trees, lookup and the rule take their guesses as they take the streams'.
-
-A step stays on the device from the target's pass to the guesses: which nodes were accepted, and how
-many, a head knows as arrays alone. The host tells it the number afterwards, by ``commit``.
+EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
+are trained for a target, touch nothing that it computes, and draft what streams would: candidates
+with log-probabilities, by depth or by path. A step stays on the device from the target's pass to
+the guesses: a head knows which nodes were accepted, and how many, as arrays alone. The host says
+the number afterwards, by ``commit``.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -20,12 +18,10 @@ from mlx_lm.models.cache import KVCache
 from ..errors import Mode
 from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
-from .guess import StreamGuesses
+from .guess import Candidates, StreamGuesses
 from .kv import UncommittedRows
-from .rows import Rows
-
-Candidates = tuple[mx.array, mx.array]
-"""(rows, k) token ids, best first, and their log-probabilities."""
+from .plan import DraftTree
+from .rows import Rows, TreeNodes
 
 Rank = Callable[[mx.array, mx.array | None, int | None], Candidates]
 """Function of logits (rows, n), the tokens (n,) of their columns (``None``: all tokens) and the
@@ -38,7 +34,7 @@ class HeadConfig:
 
     Args:
         kind: the head's name, such as ``medusa``.
-        num_streams: the most tokens that it guesses one behind the other.
+        num_streams: the most tokens that it guesses one after the other.
         stream_head: ``plain``: a guess depends on its depth alone; ``conditioned``: on its path.
         draft_vocabulary: number of tokens that it scores; 0: all.
         parameters: number of its own weights; those that it shares with the target are not counted.
@@ -52,28 +48,19 @@ class HeadConfig:
     parameters: int = 0
     own_rows: bool = False
 
-    @property
-    def mode(self) -> Mode:
-        """``lossless``: a head touches nothing that the target computes."""
-        return "lossless"
-
-    @property
-    def pruner_rank(self) -> int:
-        """0: there is no early exit beside a head."""
-        return 0
+    mode: ClassVar[Mode] = "lossless"  # it touches nothing that the target computes
+    pruner_rank: ClassVar[int] = 0  # and has no early exit
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedRows:
     """The rows of one text that a step of the target accepts, on the device.
 
-    Where a step has more places than accepted rows, what lies behind these means nothing.
-
     Attributes:
-        features: (places, h) of each boundary that the head asked for.
+        features: (places, h) of each boundary that the head reads.
         tokens: (places,) int32 the rows' own tokens.
-        following: (places,) int32 the token behind each row; behind the last one, the target's own.
-        count: () int32, the number of accepted rows, at least 1.
+        following: (places,) int32 the token after each row; after the last one, the target's own.
+        count: () int32, the number of accepted rows, at least 1; later places mean nothing.
     """
 
     features: tuple[mx.array, ...]
@@ -83,20 +70,40 @@ class AcceptedRows:
 
     @property
     def root(self) -> mx.array:
-        """() int32, the token behind the accepted rows: the next root."""
+        """() int32, the token after the accepted rows: the next root."""
         return self.following[self.count - 1]
+
+
+def accepted_rows(
+    features: tuple[mx.array, ...],
+    nodes: TreeNodes,
+    predictions: mx.array,
+    last: mx.array,
+    tree: DraftTree,
+) -> AcceptedRows:
+    """Gather the accepted path of a tree, on the device.
+
+    ``features`` (n, h) of each boundary and ``predictions`` (n,) are at the nodes; ``last`` is the
+    last accepted one; the depth of ``tree`` bounds the path's length.
+    """
+    depth, tokens = int(tree.depths[-1]), nodes.tokens
+    if not depth:
+        return AcceptedRows(features, tokens[:1], predictions[:1], mx.array(1))
+    on_path = nodes.ancestors[last]
+    # Breadth first, a node's ancestors come before it, each in its own depth.
+    path = mx.sort(mx.where(on_path, mx.arange(len(tokens)), len(tokens) - 1))[: depth + 1]
+    count = on_path.sum()
+    own = tokens[path]
+    after = mx.concatenate([own[1:], own[:1]])
+    following = mx.where(mx.arange(depth + 1) == count - 1, predictions[last], after)
+    return AcceptedRows(tuple(one[path] for one in features), own, following, count)
 
 
 class DraftHead(Protocol):
     """A head at work on one text."""
 
     def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
-        """Take in committed rows of the prompt.
-
-        Args:
-            tokens: (rows,) int32.
-            features: (rows, h) of each boundary.
-        """
+        """Take in committed rows of the prompt: (rows,) int32, and (rows, h) of each boundary."""
 
     def follow(self, rows: AcceptedRows) -> None:
         """Take in the rows that a step accepts; ``commit`` then says how many there are."""
@@ -104,7 +111,7 @@ class DraftHead(Protocol):
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Guess the tokens behind the next root; this comes after ``follow``.
+        """Guess the tokens after the next root; this comes after ``follow``.
 
         Args:
             rank: function that chooses candidates from logits.
@@ -134,33 +141,15 @@ class MountedHead(Protocol):
         """The hidden states that it reads, see ``BorrowedModel.take_features``."""
 
     def begin(self, model: BorrowedModel) -> DraftHead:
-        """Begin a text.
-
-        Args:
-            model: runs the target, whose embedding and LM head a head may share.
-        """
-
-
-class WithoutRows:
-    """What heads have in common that keep nothing of earlier rows."""
-
-    def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
-        """Do nothing."""
-
-    def commit(self, count: int) -> None:
-        """Do nothing."""
-
-    def trim(self, count: int) -> None:
-        """Do nothing."""
+        """Begin a text, with the target, whose embedding and LM head a head may share."""
 
 
 class OwnRows:
-    """The KV rows of a head's own layer in one text.
+    """The KV rows of a head's own layer in one text; their number is their position.
 
-    A step writes the rows of the accepted path behind the committed ones, in as many places as the
-    path may have, and drafted rows behind these. How many of the places count, the host says
-    afterwards; the next step writes over the others. Rows are counted from the first one that the
-    head has read, and their number is their position.
+    A step writes the rows of the accepted path after the committed ones, in as many places as the
+    path may have, and drafted rows after these. How many of the places count, the host says
+    afterwards; the next step overwrites the others.
     """
 
     def __init__(self) -> None:
@@ -176,12 +165,10 @@ class OwnRows:
         return UncommittedRows(self._cache, Rows(self.count))
 
     def drafts(self, positions: mx.array, sees: mx.array) -> UncommittedRows:
-        """Make the stand-in for the KV cache in a pass over drafted rows.
+        """Make the stand-in for the KV cache in a pass over drafted rows at ``positions`` (rows,).
 
-        Args:
-            positions: (rows,) int32, of the drafted rows.
-            sees: (rows, behind) bool, which of the rows behind the committed ones each one sees:
-                the path's places, earlier drafted rows, and these.
+        ``sees`` (rows, after) bool: which of the rows after the committed ones each one sees: the
+        path's places, earlier drafted rows, and these.
         """
         skip = sees.shape[1] - len(sees)
         return UncommittedRows(self._cache, Rows(positions[None], sees[None]), skip=skip)
@@ -209,20 +196,16 @@ class HeadWatch:
     """Counts how often a head's best guess is right in its first steps, over all texts.
 
     A head that was trained for the target is right every few tokens, on nearly any text. One that
-    hardly ever is has been trained for another target, or is read otherwise than it was trained.
-    That harms no text, so nothing else would tell.
-
-    Args:
-        name: name of the head, for people.
-        tell: function that says a sentence.
+    hardly ever is was trained for another target, or is read otherwise than it was trained. That
+    harms no text, so nothing else would show it; ``say`` says it once.
     """
 
-    def __init__(self, name: str, tell: Callable[[str], None] = note):
-        self._name, self._tell = name, tell
+    def __init__(self, name: str, say: Callable[[str], None] = note):
+        self._name, self._say = name, say
         self._left, self._right = STEPS, 0
 
     def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
-        """Take in a head's guesses, and the tokens behind them; says once if too few are right."""
+        """Take in a head's guesses, and the tokens after them; says once if too few are right."""
         guessed = guesses.behind(()) if self._left and tokens else []
         if not guessed:
             return
@@ -230,39 +213,7 @@ class HeadWatch:
         self._right += best == tokens[0]
         self._left -= 1
         if not self._left and self._right < LEAST:
-            self._tell(
+            self._say(
                 f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens: unless this "
                 "text is one that nobody could foresee, it was trained for another model"
             )
-
-
-def accepted_rows(
-    features: Sequence[mx.array],
-    tokens: mx.array,
-    ancestors: mx.array,
-    predictions: mx.array,
-    last: mx.array,
-    depth: int,
-) -> AcceptedRows:
-    """Gather the accepted path of a tree.
-
-    Args:
-        features: (n, h) of each boundary, at the nodes.
-        tokens: (n,) int32 the nodes' tokens.
-        ancestors: (n, n) bool, ancestors-or-self.
-        predictions: (n,) int32 the target's token after each node.
-        last: () int32 the last accepted node.
-        depth: the tree's, which bounds the path's length.
-    """
-    if not depth:
-        return AcceptedRows(tuple(features), tokens[:1], predictions[:1], mx.array(1))
-    nodes = mx.arange(len(tokens))
-    on_path = ancestors[last]
-    # Breadth first, a node's ancestors come before it, each in its own depth.
-    path = mx.sort(mx.where(on_path, nodes, len(tokens) - 1))[: depth + 1]
-    count = on_path.sum()
-    own = tokens[path]
-    behind = mx.concatenate([own[1:], own[:1]])
-    places = mx.arange(depth + 1)
-    following = mx.where(places == count - 1, predictions[last], behind)
-    return AcceptedRows(tuple(one[path] for one in features), own, following, count)

@@ -25,6 +25,9 @@ Guesses = list[tuple[int, float]]
 Path = tuple[int, ...]
 """Token ids on the way from the root, which is left out, to a node; empty for the root."""
 
+Candidates = tuple[mx.array, mx.array]
+"""(rows, k) token ids, best first, and their log-probabilities."""
+
 Guess = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
 """Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and the number
 among the paths of the stream before of the one that each path goes on from; returns candidates
@@ -104,10 +107,7 @@ def best_tokens(
 ) -> tuple[mx.array, mx.array]:
     """Return the ``width`` likeliest tokens (gamma, k) int32, best first, and their log-probs.
 
-    Args:
-        logits: (gamma, n).
-        width: k.
-        ids: (n,) the tokens of the columns; ``None``: the whole vocabulary.
+    ``ids`` (n,) are the tokens of the columns of ``logits`` (gamma, n); ``None``: all tokens.
     """
     logits = logits.astype(mx.float32)
     places = _largest(logits, width)
@@ -119,15 +119,11 @@ def best_tokens(
 def drawn_candidates(
     log_probs: mx.array, width: int, key: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Draw tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
+    """Draw ``width`` tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
 
-    Args:
-        log_probs: (gamma, vocab).
-        width: k. Where fewer tokens have a probability, any others follow these.
-        key: random key of the draws; ``None``: mlx's random state.
-
-    Returns:
-        (gamma, k) tokens int32 and their log-probabilities, in the order in which they were drawn.
+    Where fewer tokens have a probability, any others follow these. Returns (gamma, k) tokens int32
+    and their log-probabilities, in the order in which they were drawn with ``key``; ``None``: with
+    mlx's random state.
     """
     tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape, key=key), width)
     return tokens, mx.take_along_axis(log_probs, tokens, axis=-1)
@@ -183,8 +179,7 @@ class Scorer:
     score all without a token before, and then the likeliest of these after each path.
 
     Args:
-        model: the base.
-        head: the streams' head.
+        model, head: the base, and the streams' head.
         hidden: (sequences, count, h) the streams after the last layer.
         token: (sequences,) the target's own token, which stream 0 guesses after.
         vocabulary: (n,) tokens that may be drafted; ``None``: all.
@@ -205,8 +200,8 @@ class Scorer:
         self._model, self._head, self._short = model, head, short
         self._vocabulary, self._barred = vocabulary, barred
         normalized, count = head.normalized(hidden), hidden.shape[1]
-        each = normalized, head.of_streams(normalized)
-        self._of_streams = list(zip(*(mx.split(one, count, axis=1) for one in each), strict=True))
+        read = mx.split(head.of_streams(normalized), count, axis=1)
+        self._of_streams = list(zip(mx.split(normalized, count, axis=1), read, strict=True))
         self._whole: list[mx.array] = []  # logits of all tokens, by stream
         if short:
             first = self._features(0, token[:, None])
@@ -226,9 +221,8 @@ class Scorer:
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
         """Score the tokens of stream ``stream`` after the tokens ``before`` (sequences, paths).
 
-        Returns:
-            (sequences, paths, n) logits, and the tokens of their columns: (n,), or (sequences, n)
-            where sequences differ; ``None``: all tokens.
+        Returns (sequences, paths, n) logits, and the tokens of their columns: (n,), or (sequences,
+        n) where sequences differ; ``None``: all tokens.
         """
         if not self._short:
             logits = self._model.stream_head(self._features(stream, before))
@@ -264,8 +258,7 @@ def guess(
 
     Returns:
         (sequences, gamma, paths, k) tokens and their log-probabilities, and (sequences, gamma,
-        paths) parents: the number of the earlier stream's guess that each path ends with, -1 where
-        there is no such path.
+        paths) parents, see ``StreamGuesses``.
     """
     before, joint = token[..., None], None
     parents = mx.full(before.shape, -1, mx.int32)

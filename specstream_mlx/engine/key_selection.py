@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .kv import AskedCache, CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
+from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
 
 
@@ -31,13 +31,8 @@ class KeySelection:
     beside: Sequence[Sequence[int]] | None = None
 
 
-class SelectingRows(UncommittedRows, AskedCache):
-    """The new rows of a layer in which streams select keys: main rows before streams.
-
-    Args:
-        cache, rows, map_values: see ``UncommittedRows``.
-        selection: the main rows to select among.
-    """
+class SelectingRows(UncommittedRows):
+    """The new rows of a layer in which streams select keys: main rows before streams."""
 
     def __init__(
         self,
@@ -58,7 +53,7 @@ class SelectingRows(UncommittedRows, AskedCache):
         self._selects = selection.count < most  # else streams see what their main rows see
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Keep the layer's queries; see ``AskedCache``."""
+        """Keep the layer's queries; called before ``update_and_fetch``."""
         self._queries, self._softcap = queries, softcap
 
     def make_mask(

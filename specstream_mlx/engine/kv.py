@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,10 +20,8 @@ from .rows import Rows
 class WindowedKVCache(KVCache):
     """The cache of a layer with a sliding window: all rows stay, masks hide those out of reach.
 
-    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back.
-
-    Args:
-        window: number of rows that a row attends to, itself included.
+    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back. A row
+    attends to ``window`` rows, itself included.
     """
 
     def __init__(self, window: int):
@@ -36,12 +34,7 @@ class WindowedKVCache(KVCache):
 
 
 class WindowedQuantizedKVCache(QuantizedKVCache):
-    """``WindowedKVCache`` quantized.
-
-    Args:
-        window: number of rows that a row attends to, itself included.
-        cache: the quantized rows.
-    """
+    """``WindowedKVCache`` quantized: the rows of ``cache``."""
 
     def __init__(self, window: int, cache: QuantizedKVCache):
         super().__init__(cache.group_size, cache.bits)
@@ -61,7 +54,7 @@ class SideBySideKVCache:
 
     Attributes:
         lengths: committed rows of each sequence.
-        keys, values: (sequences, kv_heads, columns, head_dim); columns behind a sequence's rows
+        keys, values: (sequences, kv_heads, columns, head_dim); columns after a sequence's rows
             mean nothing. ``None``: no sequence has had rows.
     """
 
@@ -87,9 +80,9 @@ class SideBySideKVCache:
         """Numbers of committed rows (sequences,) int32."""
         return self._offset
 
-    def columns(self, behind: int) -> int:
-        """Return the number of columns that ``write`` returns if it writes ``behind`` rows."""
-        columns = max(self.lengths) + behind
+    def columns(self, rows: int) -> int:
+        """Return the number of columns that ``write`` returns if it writes ``rows`` rows."""
+        columns = max(self.lengths) + rows
         if self._capacity is None:
             return columns
         if columns > self._capacity:
@@ -120,7 +113,7 @@ class SideBySideKVCache:
         return cache
 
     def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write new rows behind each sequence's own."""
+        """Write new rows after each sequence's own."""
         rows = keys.shape[2]
         columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
@@ -158,12 +151,7 @@ CommittedRows = KVCache | QuantizedKVCache | SideBySideKVCache
 
 
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
-    """Make an empty KV cache for each layer of a model, of a kind that can drop rejected drafts.
-
-    Args:
-        model: an mlx-lm model.
-        config: its ``config.json``.
-    """
+    """Make an empty KV cache for each layer of a model, of a kind that can drop rejected drafts."""
     return [
         KVCache() if window is None else WindowedKVCache(window)
         for window in layer_windows(config, model)
@@ -171,48 +159,21 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
 
 
 def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """Return the narrowest sliding window that mlx_lm leaves out; ``None``: it leaves out none."""
+    """Return the narrowest sliding window that mlx_lm ignores; ``None``: it ignores none."""
     pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
-    left_out = [w for w, own in pairs if w is not None and not hasattr(own, "max_size")]
-    return min(left_out, default=None)
+    return min((w for w, own in pairs if w and not hasattr(own, "max_size")), default=None)
 
 
 Fetched = mx.array | tuple[mx.array, mx.array, mx.array]
 """Keys or values as a cache has them: an array, or packed elements, scales and biases."""
 
 
-class LayerCache(Protocol):
-    """The methods that a layer calls on its KV cache, or on a stand-in for it in a pass.
-
-    Where streams select keys, it is also told the layer's queries: ``AskedCache``.
-    """
-
-    @property
-    def offset(self) -> mx.array | int:
-        """Position of the first new row, or positions of all: (rows,) or (sequences, rows)."""
-
-    def make_mask(
-        self, count: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """Make the mask of new rows in one of mlx-lm's forms; a layer's own window wins."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """Take in the new rows' keys and values, and return those of all rows that may be seen."""
-
-
-class AskedCache(LayerCache, Protocol):
-    """A stand-in for the KV cache of a layer in which streams select keys."""
-
-    def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Be told the layer's queries; this comes before ``update_and_fetch``."""
-
-
-class UncommittedRows(LayerCache):
+class UncommittedRows:
     """Stands in for one layer's KV cache during a pass over new rows.
 
-    The new keys and values go behind the committed rows of the underlying cache, whose ``offset``
+    The new keys and values go after the committed rows of the underlying cache, whose ``offset``
     stays where it is, so the next pass overwrites whatever was not committed. An mlx-lm model
-    reads ``offset`` as the rows' positions and asks ``make_mask`` for its mask.
+    takes ``offset`` as the rows' positions and ``make_mask`` for its mask.
 
     Args:
         cache: the committed rows.
@@ -242,10 +203,7 @@ class UncommittedRows(LayerCache):
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Make the mask of ``count`` new rows; see ``rows.Rows``.
-
-        ``window_size`` applies to a layer without a window of its own.
-        """
+        """Make the mask of ``count`` new rows; a layer's own window wins over ``window_size``."""
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
             return self._rows.mask_side_by_side(cache.offset, cache.columns(count))
@@ -253,7 +211,7 @@ class UncommittedRows(LayerCache):
         return self._rows.attention_mask(count, cache.offset, window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """Write the new rows behind the committed ones."""
+        """Write the new rows after the committed ones; returns keys and values of all."""
         if self._map_values is not None:
             values = self._map_values(values)
         self._new, cache = (keys, values), self._cache
@@ -269,10 +227,8 @@ class UncommittedRows(LayerCache):
     def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
         """Move the accepted rows to the front of the new ones and advance the offset.
 
-        Args:
-            counts: number of accepted rows of each sequence.
-            paths: (sequences, 1, most, 1) indices of these among the new rows, filled up with any;
-                ``None``: the first rows.
+        ``counts`` are the accepted rows of each sequence; ``paths`` (sequences, 1, most, 1) their
+        indices among the new rows, padded with any; ``None``: the first rows.
         """
         cache = self._cache
         if paths is not None:
@@ -293,16 +249,14 @@ class UncommittedRows(LayerCache):
 def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) -> None:
     """Commit the same accepted rows in several layers.
 
-    Args:
-        layers: the layers' new rows.
-        paths: indices of each sequence's accepted rows among the new ones, root first.
+    ``paths`` are the indices of each sequence's accepted rows among the new ones, root first.
     """
     counts = [len(path) for path in paths]
     rows = None
     if any(list(path) != list(range(len(path))) for path in paths):
         most = max(counts)
-        filled = [[*path, *[0] * (most - len(path))] for path in paths]
-        rows = mx.array(filled)[:, None, :, None]
+        padded = [[*path, *[0] * (most - len(path))] for path in paths]
+        rows = mx.array(padded)[:, None, :, None]
     for layer in layers:
         layer.commit(counts, rows)
 
@@ -324,9 +278,6 @@ class KVQuantization:
         bits: bits of an element; ``None``: never quantized.
         group_size: number of elements of a head that share a scale and a bias.
         start: number of rows from which on the caches are quantized.
-
-    Raises:
-        UserError: a value is out of range.
     """
 
     bits: int | None = None

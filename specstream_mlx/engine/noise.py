@@ -29,11 +29,8 @@ class Noise:
     Keys are mixed on the host, so nothing waits for the device. Gumbel noise is kept until
     ``forget``, since the token of a position may be drafted and tested in several steps.
 
-    Args:
-        seed: an integer of at least 0 and below 2**64.
-
     Raises:
-        UserError: it is not.
+        UserError: ``seed`` is no integer of at least 0 and below 2**64.
     """
 
     def __init__(self, seed: int):
@@ -95,12 +92,10 @@ class Coupling:
     """The strength that has predicted a text best so far, judged by the first stream's guesses.
 
     One stream is enough, and a softmax over a vocabulary is dear on a CPU. Everything stays on the
-    device.
-
-    Args:
-        strengths: factors of the noise; a single one learns nothing.
-        steps: steps between a guess and the one whose first token it is of: 1 for streams, which
-            guess what comes behind the step that they run in; 0 for who has read the text.
+    device. ``strengths`` are factors of the noise; a single one learns nothing. ``steps`` lie
+    between
+    a guess and the step whose first token it is of: 1 for streams, which guess what comes after the
+    step that they run in; 0 for a draft model, which has read the text.
     """
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS, steps: int = 1):

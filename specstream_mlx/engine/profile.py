@@ -6,7 +6,6 @@ is more than they take.
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,24 +15,16 @@ PARTS = ("prefill", "MHA rows", "pruning", "MSA rows", "head", "verify", "compac
 ``host`` is reading the result, growing the next tree, and whatever is done with the tokens."""
 
 
-@dataclass
-class PartTime:
-    """The time that one part took, and how often it ran.
+class Profile:
+    """Seconds of each of ``PARTS`` of one generation, or of several one after the other.
 
-    Attributes:
-        seconds: time in all, building the graph included.
-        calls: number of runs.
+    Args:
+        measures: whether it measures anything; if not, it does not wait for the device either.
     """
 
-    seconds: float = 0.0
-    calls: int = 0
-
-
-class Profile:
-    """Seconds of each of ``PARTS`` of one generation, or of several one after the other."""
-
-    def __init__(self) -> None:
-        self.parts = {name: PartTime() for name in PARTS}
+    def __init__(self, measures: bool = True) -> None:
+        self._measures = measures
+        self._seconds: dict[str, list[float]] = {name: [] for name in PARTS}  # of each run
         self._last = time.perf_counter()
 
     def start(self) -> None:
@@ -42,35 +33,26 @@ class Profile:
 
     def border(self, part: str, *arrays: Any) -> None:
         """End a part: wait for its arrays and add the time since the last border to it."""
+        if not self._measures:
+            return
         mx.eval([array for array in arrays if array is not None])
         now = time.perf_counter()
-        self.parts[part].seconds += now - self._last
-        self.parts[part].calls += 1
+        self._seconds[part].append(now - self._last)
         self._last = now
 
     @property
     def seconds(self) -> float:
-        """Seconds of all parts together."""
-        return sum(part.seconds for part in self.parts.values())
+        """Seconds of all parts together, the building of the graph included."""
+        return sum(map(sum, self._seconds.values()))
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Return ``seconds``, ``share`` of all parts and ``calls`` of each part that was run."""
+        """Return ``seconds``, ``calls`` and ``share`` of all parts, of each part that was run."""
         total = self.seconds
         return {
-            name: {**vars(part), "share": part.seconds / total}
-            for name, part in self.parts.items()
-            if part.calls
+            name: {"seconds": sum(runs), "calls": len(runs), "share": sum(runs) / total}
+            for name, runs in self._seconds.items()
+            if runs
         }
 
 
-class NoProfile(Profile):
-    """A profile that measures nothing, for generations that are not profiled."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def border(self, part: str, *arrays: Any) -> None:
-        """Do nothing; above all, do not wait for the device."""
-
-
-NO_PROFILE = NoProfile()
+NO_PROFILE = Profile(measures=False)

@@ -16,19 +16,16 @@ def path_scores(
     threshold: float | None = None,
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Sum ``log softmax(logits of parent)[child]`` over the edges of each root-to-node path.
+    """Sum ``log softmax(logits of parent)[child]`` over each root-to-node path, (sequences, n)
+    float32.
 
     Args:
         logits: (sequences, rows, vocab) early-exit logits, of all nodes or of those with children.
-        tokens: (sequences, n) node tokens.
+        tokens, ancestors: (sequences, n), and (sequences, n, n) bool, ancestors-or-self.
         parents: (sequences, n) the parents' rows of ``logits``; the root's entry is not used.
-        ancestors: (sequences, n, n) bool, ancestors-or-self.
         threshold: a probability; an edge below it puts its whole subtree at -inf.
-        drafted: (sequences, n) bool, False for nodes that only fill up a tree, which are put at
-            -inf. ``None``: there are none.
-
-    Returns:
-        (sequences, n) float32, 0 at the root.
+        drafted: (sequences, n) bool, False for padding, which is put at -inf. ``None``: there is
+            none.
     """
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)
@@ -48,10 +45,6 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
 
     A child never scores above its parent and comes after it, so the kept set is closed under
     ancestors and holds the root.
-
-    Args:
-        scores: (sequences, n) from ``path_scores``.
-        max_nodes: m, at most n.
 
     Returns:
         Kept indices (sequences, m) int32 and, for each, whether it is in play (sequences, m) bool:

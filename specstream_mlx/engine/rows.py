@@ -4,9 +4,8 @@ The n nodes of a tree are the main rows. In an MSA layer gamma stream rows follo
 nodes that have streams, node by node: Speculative Streaming, Eq. 2 (streams) and, in ``shared``
 mode, Eq. 3 (the main stream sees its own streams).
 
-The first axis of all arrays is that of the sequences that go through a pass side by side. Where
-their trees have not the same number of nodes, the shorter ones are filled up with roots that have
-no children: nobody sees these rows, and no rule is told of them.
+The first axis of all arrays is that of the sequences of a pass. Trees with fewer nodes than others
+are padded with roots that have no children: no row sees these, and no rule judges them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from mlx_lm.models.base import create_causal_mask
 
 from .plan import DraftTree
 
-_MOST_KEPT = 64  # nodes whose tables, which grow with their square, are kept
+_MOST_CACHED = 64  # nodes whose tables, which grow with their square, are cached
 
 Parents = tuple[tuple[int, ...], ...]
 """For each tree the index of each node's parent, -1 for the root."""
@@ -29,12 +28,10 @@ class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
 
     All new rows see the committed rows of the KV cache (with a sliding window, as far as it reaches
-    back). After these come the rows of earlier passes of the step, if there were any, then the new
-    ones.
+    back). After these come the rows of earlier passes of the step, if any, then the new ones.
 
     Args:
-        positions: (sequences, rows) int32 absolute positions; or, of one sequence, the first of
-            consecutive positions.
+        positions: (sequences, rows) int32; or, of one sequence, the first of consecutive positions.
         sees: (sequences, rows, after) bool, the rows after the committed ones that each new row
             attends to; ``None``, of one sequence: those up to itself (a chain).
         anchors: (sequences, after) int32 positions that windows count from, for a stream its main
@@ -88,11 +85,11 @@ class Rows:
             sees = self.sees
             assert sees is not None
             width = sees.shape[-1]
-            behind = mx.arange(columns) - prefix[:, None]
-            index = mx.clip(behind, 0, width - 1)[:, None]
+            place = mx.arange(columns) - prefix[:, None]  # after the committed rows
+            index = mx.clip(place, 0, width - 1)[:, None]
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
-            seen = mx.take_along_axis(sees, index, axis=-1) & (behind < width)[:, None]
-            mask = (behind < 0)[:, None] | seen
+            seen = mx.take_along_axis(sees, index, axis=-1) & (place < width)[:, None]
+            mask = (place < 0)[:, None] | seen
             self._side_by_side = mask[:, None]
         return self._side_by_side
 
@@ -101,10 +98,7 @@ class Rows:
 
 
 class TreeShapes:
-    """Parents and depths of trees side by side, and tables made from them, on the device.
-
-    Args:
-        parents: index of each node's parent, by tree.
+    """Parents and depths of the trees of a pass, and tables made from them, on the device.
 
     Attributes:
         parents: (sequences, n) int32, -1 for a root.
@@ -114,7 +108,7 @@ class TreeShapes:
 
     def __init__(self, parents: Parents):
         self._nodes = nodes = max(map(len, parents))
-        filled = [[*tree, *[-1] * (nodes - len(tree))] for tree in parents]
+        padded = [[*tree, *[-1] * (nodes - len(tree))] for tree in parents]
         depths = np.zeros((len(parents), nodes), np.int32)
         self._ancestors = np.tile(np.eye(nodes, dtype=bool), (len(parents), 1, 1))
         for number, tree in enumerate(parents):
@@ -122,7 +116,7 @@ class TreeShapes:
                 if parent >= 0:
                     depths[number, node] = depths[number, parent] + 1
                     self._ancestors[number, node] |= self._ancestors[number, parent]
-        self._parents = np.array(filled, np.int32)
+        self._parents = np.array(padded, np.int32)
         self.parents, self.depths = mx.array(self._parents), mx.array(depths)
         self.chains = bool((depths == np.arange(nodes)).all())
         self._visibility: dict[tuple, mx.array] = {}
@@ -140,8 +134,8 @@ class TreeShapes:
     def inner(self) -> tuple[mx.array, mx.array]:
         """Nodes with children (sequences, p), and the place among them of each node's parent.
 
-        The places are (sequences, n). Leaves have no edges to score, so the head, which is dear,
-        skips them. A sequence with fewer such nodes is filled up with roots.
+        Leaves have no edges to score, so the head, which is dear, skips them. Roots are the
+        padding.
         """
         tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
@@ -178,9 +172,9 @@ class TreeShapes:
 
 
 def shapes_of(trees: Sequence[DraftTree]) -> TreeShapes:
-    """Return the shapes of trees side by side; the tables of small ones are made once."""
+    """Return the shapes of the trees of a pass; the tables of small ones are made once."""
     parents = tuple(tuple(tree.parents.tolist()) for tree in trees)
-    small = sum(map(len, parents)) <= _MOST_KEPT
+    small = sum(map(len, parents)) <= _MOST_CACHED
     return _known_shapes(parents) if small else TreeShapes(parents)
 
 
@@ -189,7 +183,7 @@ _known_shapes = lru_cache(maxsize=512)(TreeShapes)
 
 @dataclass(frozen=True, eq=False)
 class TreeNodes:
-    """Tree nodes of one pass, on the device, of trees side by side; of one tree without that axis.
+    """Tree nodes of one pass, on the device; ``of`` one tree without the axis of sequences.
 
     Attributes:
         tokens: (sequences, n) int32.
@@ -263,16 +257,10 @@ def stream_visibility(
     main_sees_streams: bool,
     beside: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Make the table of which rows see which, of m main rows and the streams beside s of them.
+    """Make the table of which rows see which, main rows first: (m + s * gamma) squared, bool.
 
-    Args:
-        ancestors: (m, m) bool, ancestors-or-self.
-        num_streams: gamma.
-        main_sees_streams: whether a main row sees its streams (Eq. 3, shared mode).
-        beside: (s,) the main rows that have streams; ``None``: all.
-
-    Returns:
-        (m + s * gamma, m + s * gamma) bool, main rows first.
+    ``ancestors`` (m, m) are ancestors-or-self of the main rows, ``beside`` (s,) those that have
+    streams, ``None``: all.
     """
     m, gamma = len(ancestors), num_streams
     beside = np.arange(m) if beside is None else beside
@@ -294,8 +282,8 @@ def rows_with_streams(
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
     Args:
-        nodes: the nodes that pruning kept.
-        shapes: shapes of the whole trees.
+        nodes: the nodes that pruning kept, of the trees of ``shapes``.
+        shapes: of the whole trees.
         num_streams: gamma.
         main_sees_streams: whether a sequence's main rows see their streams (Eq. 3, shared mode).
         beside: nodes of each tree that have streams, as many in all trees; only where nothing was

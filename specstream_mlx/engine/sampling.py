@@ -29,12 +29,9 @@ class Sampling(SamplerOptions):
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
     A sampler of mlx_lm's only draws, but verify rules need scores and probabilities. The arguments
-    and the order of the filters are ``make_sampler``'s. Called by itself it draws from mlx's random
-    state as ``make_sampler``'s does, XTC apart: its coin is tossed here for each row. Within a
-    generation of ours it is keyed, see ``keyed_sampler``.
-
-    Attributes:
-        xtc_special_tokens: see ``make_sampler``, as the others; the defaults filter nothing.
+    and the order of the filters are ``make_sampler``'s; the defaults filter nothing. Called by
+    itself it draws from mlx's random state as ``make_sampler``'s does, XTC apart: its coin is
+    tossed here for each row. Within a generation of ours it is keyed, see ``keyed_sampler``.
 
     Raises:
         UserError: a value out of range.
@@ -96,10 +93,7 @@ class Sampling(SamplerOptions):
 class KeyedSampler:
     """A sampler whose draws follow from a seed and a position; see ``keyed_sampler``.
 
-    Attributes:
-        seed: an integer of at least 0 and below 2**64.
-        sampler: the sampler that draws with the keyed noise.
-        drawn: number of calls so far, which is the position of the next draw.
+    ``drawn`` is the number of calls so far, which is the position of the next draw.
     """
 
     seed: int
@@ -136,13 +130,11 @@ def keyed_sampler(
 
     The token at position p is ``argmax_v(log q(v) + g[v])``, q the distribution that mlx_lm's
     ``make_sampler`` draws from and g the Gumbel noise of (seed, p). So a text depends on prompt,
-    model and seed, and not on drafts, trees, caches, batches or the program that decodes it. p is
-    the number of tokens that the generation has drawn before, prompt not included.
+    model and seed, and not on drafts, trees, caches, batches or the program that decodes it.
 
     ``stream_generate`` of this package tells the sampler its positions, so it may be used again.
     ``mlx_lm.stream_generate`` only calls it, and it counts the calls: make a fresh one for each
-    generation. Give each text of a batch, and each turn of a conversation, another seed: with one
-    seed they draw with the same noise.
+    generation. Give each text of a batch, and each turn of a conversation, another seed.
 
     Args:
         seed: an integer of at least 0 and below 2**64.
@@ -150,11 +142,10 @@ def keyed_sampler(
         sampler: a function to use instead of ``temp`` and filters, such as
             ``make_sampler(temp=0.8)``. It is called with one row at a time, mlx's random state
             being seeded for the position.
-        **filters: further fields of ``Sampling``: ``top_p``, ``min_p``, ``min_tokens_to_keep``,
-            ``top_k``, ``xtc_probability``, ``xtc_threshold``, ``xtc_special_tokens``.
+        **filters: further fields of ``Sampling``, such as ``top_p``.
 
     Raises:
-        UserError: a value out of range, or ``sampler`` beside a temperature or filters.
+        UserError: a value out of range, or ``sampler`` with a temperature or filters.
     """
     if sampler is None:
         return KeyedSampler(seed, Sampling(temp, **filters))
@@ -179,7 +170,9 @@ def drawn_tokens(
     """
     depths = np.zeros(1, np.int32) if depths is None else depths
     if not isinstance(sampler, Sampling):
-        return _drawn_by_function(sampler, noise, log_probs, first, depths, kept)
+        log_probs = rows_of_all(log_probs, kept, len(depths))
+        drawn = _drawn_by_function(sampler, noise, log_probs, first + depths)
+        return drawn if kept is None else drawn[kept]
     count = int(depths[-1]) + 1
     gumbel, coins = noise.gumbel(first, count, log_probs.shape[-1]), noise.coins(first, count)
     if len(depths) > 1:
@@ -189,41 +182,25 @@ def drawn_tokens(
 
 
 def _drawn_by_function(
-    sampler: Sampler,
-    noise: Noise,
-    log_probs: mx.array,
-    first: int,
-    depths: np.ndarray,
-    kept: mx.array | None,
+    sampler: Sampler, noise: Noise, log_probs: mx.array, positions: np.ndarray
 ) -> mx.array:
-    log_probs = rows_of_all(log_probs, kept, len(depths))
+    """Draw (rows,) int32 tokens, -1 where one is outside the vocabulary."""
     high, low = np.array(cast(list[mx.array], mx.random.state)[0]).tolist()
     tokens = []
     try:
-        for row, depth in enumerate(depths.tolist()):
-            mx.random.seed(noise.number(first + depth))
-            tokens.append(_one_token(sampler(log_probs[row : row + 1]), log_probs.shape[-1]))
+        for row, position in enumerate(positions.tolist()):
+            mx.random.seed(noise.number(position))
+            token = sampler(log_probs[row : row + 1])
+            if not isinstance(token, mx.array) or token.size != 1:
+                raise UserError(
+                    f"the sampler returned {shown(token)}, expected an mx.array of one token"
+                )
+            tokens.append(token.reshape(1))
     finally:
         mx.random.seed(high << 32 | low)
     drawn = mx.concatenate(tokens)
-    return drawn if kept is None else drawn[kept]
-
-
-def _one_token(drawn: mx.array, vocab_size: int) -> mx.array:
-    """Return a drawn token as (1,) int32, -1 if it is outside the vocabulary."""
-    if not isinstance(drawn, mx.array) or drawn.size != 1:
-        raise UserError(f"the sampler returned {shown(drawn)}, expected an mx.array of one token")
-    drawn = drawn.reshape(1)
     # -1 is harmless on the device, where an index out of bounds would end the process.
-    return mx.where((drawn >= 0) & (drawn < vocab_size), drawn.astype(mx.int32), -1)
-
-
-def check_drawn(tokens: Sequence[int]) -> None:
-    """Check tokens that a step committed."""
-    if min(tokens) < 0:
-        raise UserError(
-            "the sampler drew a token outside the vocabulary, expected one of its columns"
-        )
+    return mx.where((drawn >= 0) & (drawn < log_probs.shape[-1]), drawn.astype(mx.int32), -1)
 
 
 def random_seed() -> int:
@@ -263,19 +240,14 @@ class NodeProcessors:
         prompt: the tokens committed so far.
     """
 
-    def __init__(self, processors: Sequence[LogitsProcessor] | None, prompt: Sequence[int]):
-        self._processors = tuple(processors or ())
-        self._committed = mx.array(list(prompt) if self._processors else [], mx.int32)
-
-    def __bool__(self) -> bool:
-        """Return True if there are any processors."""
-        return bool(self._processors)
+    def __init__(self, processors: Sequence[LogitsProcessor], prompt: Sequence[int]):
+        self._processors = tuple(processors)
+        self._committed = mx.array(list(prompt), mx.int32)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Note the tokens that a step committed; the last of them is the next tree's root."""
-        if self._processors:
-            new = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
-            self._committed = mx.concatenate([self._committed, new])
+        new = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
+        self._committed = mx.concatenate([self._committed, new])
 
     def root(self, logits: mx.array) -> mx.array:
         """Process the logits (1, vocab) after the committed tokens."""
@@ -283,8 +255,6 @@ class NodeProcessors:
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         """Process the logits of the kept nodes."""
-        if not self._processors:
-            return logits
         logits = rows_of_all(logits, kept, len(tree))
         processed = []
         for node in range(len(tree)):

@@ -1,11 +1,11 @@
-"""Texts of several adapters in one pass: each sequence meets its own adapter's tensors.
+"""Sequences of several adapters in one pass: each meets its own adapter's tensors.
 
-A model of its own shares the base's weights. Whenever texts join or leave, the LoRA and the streams
-in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies
-each sequence's rows by its own. A sequence without LoRA has zeros there; beside one without
-streams, those of another run, which it never sees. Each adapter may draft other tokens: the head's
-rows are those of all adapters together, and each sequence is barred from the tokens that its
-adapter has not.
+A model of its own shares the base's weights. Whenever sequences join or leave, the LoRA and the
+streams in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx
+multiplies each sequence's rows by its own. A sequence without LoRA has zeros there; one without
+streams those of another, which it never sees. Each adapter may draft other tokens: the head's rows
+are those of all adapters together, and each sequence is barred from the tokens that its adapter has
+not.
 """
 
 from collections.abc import Sequence
@@ -32,52 +32,12 @@ _OWN = frozenset(
     "mode prompt_template base_model pruner_rank stream_init_rank stream_adapter_rank "
     "stream_head_rank".split()
 )
-"""Fields of ``StreamConfig`` in which adapters may differ whose texts go through one pass."""
-
-
-@dataclass(frozen=True, eq=False)
-class Mounted:
-    """A model with an adapter.
-
-    Attributes:
-        model: an mlx-lm model, its LoRA included.
-        streams: of the adapter, or ``None``.
-        borrowed: runs both.
-    """
-
-    model: nn.Module
-    streams: Streams | None
-    borrowed: BorrowedModel
-
-    def is_same(self, other: "Mounted") -> bool:
-        """Whether the other one is of the same model and streams."""
-        return self.model is other.model and self.streams is other.streams
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the main stream sees its streams."""
-        return self.streams is not None and self.streams.config.mode == "shared"
-
-    @cached_property
-    def lora(self) -> dict[str, mx.array]:
-        """The LoRA tensors by name, as (in, r) and (r, out)."""
-        modules = _lora_modules(self.model)
-        return {f"{name}.{part}": module[part] for name, module in modules for part in _LORA}
-
-    @cached_property
-    def layout(self) -> "Layout":
-        """What it must have alike with others for their texts to go through one pass."""
-        return layout_of(self.model, self.streams)
-
-    @cached_property
-    def stream_tensors(self) -> dict[str, mx.array]:
-        """The tensors of the streams by name; none without streams."""
-        return {} if self.streams is None else _parameters(self.streams)
+"""Fields of ``StreamConfig`` in which adapters of one pass may differ."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What adapters must have alike for their texts to go through one pass; ranks may differ.
+    """What adapters must have alike for their sequences to go through one pass; ranks may differ.
 
     Attributes:
         weights: the base's arrays.
@@ -92,7 +52,7 @@ class Layout:
     alone: nn.Module | None
 
     def fits(self, other: "Layout") -> bool:
-        """Whether texts of both can go through one pass; what one has, the other need not have."""
+        """Whether both can go through one pass; what one has, the other need not have."""
         pairs = (self.scales, other.scales), (self.streams, other.streams)
         if any(one and own and one != own for one, own in pairs):
             return False
@@ -113,12 +73,42 @@ def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
     return Layout(weights, scales, fields, model if others else None)
 
 
-class Gathered:
-    """A model whose LoRA and streams are, for each sequence, those of its own adapter.
+@dataclass(frozen=True, eq=False)
+class Mounted:
+    """A model with an adapter, its streams if it has any, and what runs both."""
 
-    Args:
-        adapters: of the sequences; their layouts fit each other.
-    """
+    model: nn.Module
+    streams: Streams | None
+    borrowed: BorrowedModel
+
+    def is_same(self, other: "Mounted") -> bool:
+        """Whether the other one is of the same model and streams."""
+        return self.model is other.model and self.streams is other.streams
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the main stream sees its streams."""
+        return self.streams is not None and self.streams.config.mode == "shared"
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What it must have alike with others for their sequences to go through one pass."""
+        return layout_of(self.model, self.streams)
+
+    @cached_property
+    def lora(self) -> dict[str, mx.array]:
+        """The LoRA tensors by name, as (in, r) and (r, out)."""
+        modules = _lora_modules(self.model)
+        return {f"{name}.{part}": module[part] for name, module in modules for part in _LORA}
+
+    @cached_property
+    def stream_tensors(self) -> dict[str, mx.array]:
+        """The tensors of the streams by name."""
+        return {} if self.streams is None else _parameters(self.streams)
+
+
+class Gathered:
+    """A model whose LoRA and streams are, for each sequence, those of its own adapter."""
 
     def __init__(self, adapters: Sequence[Mounted]):
         first = max(adapters, key=lambda one: len(one.lora))
@@ -191,16 +181,15 @@ def _names_of(adapters: Sequence[Mounted]) -> set[str]:
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
-    """(sequences, ..) tensors by name; those of a smaller rank are filled up with zeros."""
+    """(sequences, ..) tensors by name; those of a smaller rank are padded with zeros."""
     stacked = []
     for name in dict.fromkeys(name for own in each for name in own):
         tensors = [own[name] for own in each if name in own]
         shape = [max(sizes) for sizes in zip(*(one.shape for one in tensors), strict=True)]
         none = mx.zeros(shape, tensors[0].dtype)
-        stacked.append((name, mx.stack([_filled(own.get(name, none), shape) for own in each])))
+        padded = []
+        for one in (own.get(name, none) for own in each):
+            missing = [(0, size - own) for size, own in zip(shape, one.shape, strict=True)]
+            padded.append(mx.pad(one, missing) if any(size for _, size in missing) else one)
+        stacked.append((name, mx.stack(padded)))
     return stacked
-
-
-def _filled(tensor: mx.array, shape: Sequence[int]) -> mx.array:
-    missing = [(0, size - own) for size, own in zip(shape, tensor.shape, strict=True)]
-    return mx.pad(tensor, missing) if any(size for _, size in missing) else tensor

@@ -5,12 +5,12 @@ prune, seed the streams, MSA layers, verify and let the streams guess, commit. T
 top to bottom in ``Decoder.step``, which only enqueues; the host then reads which nodes were
 accepted, and ``Decoder.commit`` is the seventh.
 
-One text is a batch of one: hidden states have an axis of sequences throughout. A verify rule and
-the guesses belong to one text each, so behind the head every sequence is by itself.
+Hidden states have an axis of sequences throughout. A verify rule and the guesses belong to one
+sequence each, so after the head every sequence is by itself.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,8 +18,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
-from .borrowed_model import BorrowedModel, Observer, UnsupportedModelError
-from .draft_head import AcceptedRows, DraftHead, MountedHead, accepted_rows
+from .borrowed_model import BorrowedModel, UnsupportedModelError
+from .draft_head import AcceptedRows, DraftHead, MountedHead, Rank, accepted_rows
 from .guess import NO_GUESSES, WHOLE_HEAD, Scorer, StreamGuesses, guess, without_barred
 from .key_selection import KeySelection, SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
@@ -28,7 +28,7 @@ from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
-from .verify.rule import Ask, Verdict, VerifyRule
+from .verify.rule import VerifyRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +37,12 @@ class StreamResult:
 
     Attributes:
         candidates: (streams, k) token ids, best first, or in the order in which they were drawn;
-            (streams, paths, k) of streams that know the token before.
+            (streams, paths, k) of conditioned streams.
         log_probs: log-probabilities of ``candidates`` in nats, of the same shape.
         parents: (streams, paths) see ``StreamGuesses``; ``None``: plain streams.
         logits: (streams, n) of the tokens that may be drafted, those of other adapters in the pass
-            at -inf; those of streams that know the token before are behind the first of their
-            paths, and ``None`` where only shortlists were scored.
+            at -inf; those of conditioned streams are after the first of their paths, and ``None``
+            where only shortlists were scored.
         present: scalar bool, whether the accepted node has streams; if not, the other arrays mean
             nothing. ``None``: every node has.
     """
@@ -95,7 +95,7 @@ class StepResult:
         return int(np.array(self.in_play).sum()), path, [kept.index(node) for node in path]
 
     def prediction(self) -> int:
-        """The target's own token behind the accepted path: the correction or bonus token."""
+        """Return the target's own token after the accepted path: the correction or bonus token."""
         return int(np.array(self.predictions)[np.array(self.last)])
 
     def predictions_of(self, tree: DraftTree) -> np.ndarray:
@@ -108,7 +108,7 @@ class StepResult:
         return predictions
 
     def arrays(self) -> list[mx.array]:
-        """The arrays that the host will read, so that they can be evaluated together."""
+        """List the arrays that the host will read, so that they can be evaluated together."""
         arrays = [self.last, self.predictions, self.kept, self.in_play]
         if (streams := self.streams) is not None:
             arrays += [streams.candidates, streams.log_probs, streams.parents, streams.present]
@@ -116,7 +116,7 @@ class StepResult:
 
 
 class Decoder:
-    """One model, its streams and its KV caches: the state of the texts that are being generated.
+    """One model, its streams and its KV caches: the state of the sequences being decoded.
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included); it is never changed.
@@ -124,16 +124,15 @@ class Decoder:
         caches: KV caches of the first sequence, one per layer, from ``kv.make_caches``. Between
             two steps quantized ones may replace them in the decoder's own list, ``caches``.
         profile: measures the parts of a step.
-        observe: see ``BorrowedModel``.
-        head: a draft head, which guesses where there are no streams; ``None``: there is none.
-        shortlists: whether streams that know the token before score ``Shortlists`` alone;
-            ``None``: where more tokens than ``WHOLE_HEAD`` may be drafted.
+        shortlists: whether conditioned streams score shortlists alone; ``None``: where more tokens
+            than ``WHOLE_HEAD`` may be drafted.
         share: function that returns rank 0's array on all ranks, where several processes run the
             model: what one decides on the device must be decided alike on all. ``None``: there is
             one process.
+        head: a draft head, which guesses where there are no streams; ``None``: there is none.
 
     Raises:
-        UnsupportedModelError: the model cannot be run in pieces, or a cache is of another kind.
+        UnsupportedModelError: the model cannot be run in stages, or a cache is of another kind.
     """
 
     def __init__(
@@ -142,12 +141,11 @@ class Decoder:
         streams: Streams | None,
         caches: Sequence[KVCache | QuantizedKVCache],
         profile: Profile = NO_PROFILE,
-        observe: Observer | None = None,
         shortlists: bool | None = None,
         share: Callable[[mx.array], mx.array] | None = None,
         head: MountedHead | None = None,
     ):
-        self.streams, self.profile, self._share = streams, profile, share
+        self.profile, self._share = profile, share
         self.caches: list[CommittedRows] = list(caches)
         self._shortlists = shortlists
         for number, cache in enumerate(caches):
@@ -157,11 +155,11 @@ class Decoder:
                     "expected a KVCache or a QuantizedKVCache"
                 )
         boundaries = () if head is None else head.boundaries
-        self.model = BorrowedModel(model, streams, profile, observe, boundaries=boundaries)
+        borrowed = BorrowedModel(model, streams, profile, boundaries=boundaries)
         # Of each sequence, none where no head is mounted.
-        self._heads: list[DraftHead] = [] if head is None else [head.begin(self.model)]
-        self._adapters = [Mounted(model, streams, self.model)]  # of the sequences
+        self._heads: list[DraftHead] = [] if head is None else [head.begin(borrowed)]
         self._gathered: Gathered | None = None
+        self._mount([Mounted(model, streams, borrowed)])
         self._uncommitted: list[UncommittedRows] = []
 
     @property
@@ -172,46 +170,48 @@ class Decoder:
 
     # The sequences ------------------------------------------------------------------------------
 
-    def seat(self, kept: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
+    def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
         """Replace the sequences: some of the present ones go on, then others join.
 
         Args:
-            kept: numbers of the sequences that go on; at least one goes on or joins.
+            staying: numbers of the sequences that go on; at least one goes on or joins.
             joining: decoders of one sequence each, which may have another adapter whose layout
                 fits. If there are then several sequences, none is quantized or has a window.
         """
         self._uncommitted = []
-        adapters = [self._adapters[number] for number in kept]
+        adapters = [self._adapters[number] for number in staying]
         for other in joining:
             own = other._adapters[0]
             adapters.append(next((one for one in adapters if one.is_same(own)), own))
-        self._adapters = adapters
-        self._heads = [self._heads[number] for number in kept if self._heads]
+        self._heads = [self._heads[number] for number in staying if self._heads]
         self._heads += [head for other in joining for head in other._heads]
-        self._mount()
-        if not joining and len(kept) > 1:
+        self._mount(adapters)
+        if not joining and len(staying) > 1:
             for cache in self.caches:
                 if isinstance(cache, SideBySideKVCache):
-                    cache.keep(kept)
+                    cache.keep(staying)
             return
-        sequences = [*map(self.rows_of, kept), *(other.caches for other in joining)]
+        sequences = [*map(self.rows_of, staying), *(other.caches for other in joining)]
         self.caches = sequences[0]
         if len(sequences) > 1:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
 
-    def _mount(self) -> None:
+    def _mount(self, adapters: list[Mounted]) -> None:
         """Run the model with the sequences' adapter, or with each sequence's own."""
-        first = self._adapters[0]
-        if all(one is first for one in self._adapters):
-            self.model, self.streams = first.borrowed, first.streams
+        first: Mounted | Gathered = adapters[0]
+        if all(one is first for one in adapters):
             self._gathered = None  # it has tensors of its own
-            return
-        for one in self._adapters:
-            one.borrowed.release_vocabulary()
-        if self._gathered is None or not self._gathered.takes(self._adapters):
-            self._gathered = Gathered(self._adapters)
-        self._gathered.gather(self._adapters)
-        self.model, self.streams = self._gathered.borrowed, self._gathered.streams
+        else:
+            for one in adapters:
+                one.borrowed.release_vocabulary()
+            if self._gathered is None or not self._gathered.takes(adapters):
+                self._gathered = Gathered(adapters)
+            self._gathered.gather(adapters)
+            first = self._gathered
+        self.model, self.streams = first.borrowed, first.streams
+        self._adapters, self._are_shared = adapters, [one.is_shared for one in adapters]
+        layers = len(self.caches)
+        self._first_msa_layer = self.streams.config.first_msa_layer if self.streams else layers
 
     def rows_of(self, number: int) -> list[CommittedRows]:
         """Return the KV caches of a sequence, one per layer; of the only one, ``caches`` itself."""
@@ -231,13 +231,10 @@ class Decoder:
         self._uncommitted = []  # else the prompt's keys and values stay in memory twice
 
     def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Plain decoding: commit ``tokens``, which may be unevaluated, and predict the next ones.
+        """Plain decoding: commit ``tokens`` (sequences, 1) int32 and predict the next ones.
 
-        Streams do not run. Since nothing here waits for the device, calls may be enqueued ahead.
-
-        Args:
-            tokens: (sequences, 1) int32.
-            rules: one for each sequence.
+        Streams do not run. ``tokens`` may be unevaluated and nothing here waits for the device, so
+        calls may be enqueued ahead.
         """
         offset = self.caches[0].offset
         rows = Rows(offset)
@@ -271,36 +268,25 @@ class Decoder:
         Returns:
             One result for each sequence, unevaluated; read them, then call ``commit``.
         """
-        profile, trees = self.profile, [plan.tree for plan in plans]
-        shared = [one.is_shared for one in self._adapters]
+        profile, trees, shared = self.profile, [plan.tree for plan in plans], self._are_shared
         plan = widest(plans, shared)
         count, sizes = plan.streams, [len(tree) for tree in trees]
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         shapes, offset = shapes_of(trees), self.caches[0].offset
         positions = (offset if isinstance(offset, int) else offset[:, None]) + shapes.depths
-        tokens = _filled([tree.tokens for tree in trees], len(shapes))
+        tokens = _padded([tree.tokens for tree in trees], len(shapes))
         nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions)
         rows = Rows(positions, nodes.ancestors)
         if shapes.chains and isinstance(offset, int):
             rows = Rows(offset)
         if not plan.runs_streams:
             logits = self.model.logits(tokens, self._new_rows(rows), early=True)
-            judged = self._judged(rules, trees, nodes, _of_each(logits, sizes))
-            if not self._heads:
-                return [one.result() for one in judged]
-            found = [
-                self._guesses_of_head(head, features, one, own)
-                for (head, features), one, own in zip(
-                    self._read_by_heads(), judged, plans, strict=True
-                )
-            ]
-            self.profile.border("head", [one.candidates for one in found if one is not None])
-            return [one.result(guessed) for one, guessed in zip(judged, found, strict=True)]
+            each, results = self._verified(rules, trees, nodes, _of_each(logits, sizes))
+            return self._with_guesses_of_heads(plans, rules, each, results)
 
         # 2. MHA layers, over the nodes alone.
-        first = self._streams.config.first_msa_layer
-        main = self.model.lower(tokens, self._new_rows(rows), first)
+        main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
         profile.border("MHA rows", main)
 
         # 3. Prune by the early exit's scores.
@@ -320,70 +306,32 @@ class Decoder:
         main, hidden = mx.split(hidden, [len(nodes)], axis=1)
 
         # 6. Head and verification; then the streams of the last accepted nodes.
-        judged = self._judged(rules, trees, nodes, self._head(main, sizes))
+        each, results = self._verified(rules, trees, nodes, self._head(main, sizes))
         if not plan.width:  # shared streams run all the same: the main stream sees them
-            return [one.result() for one in judged]
-        last = mx.stack([one.verdict.last for one in judged])[:, None]
+            return results
+        last = mx.stack([one.last for one in results])[:, None]
         hidden, present = _streams_of(hidden, count, last, beside)
-        guesses = self._guesses(judged, hidden, plan, present)
+        ranks = [
+            _ranking(*one, plan.width) for one in zip(rules, trees, each, results, strict=True)
+        ]
+        guesses = self._guesses(ranks, results, hidden, plan, present)
         profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
         return [
-            one.result(guessed if adapter.streams is not None else None)
-            for one, guessed, adapter in zip(judged, guesses, self._adapters, strict=True)
+            result if adapter.streams is None else replace(result, streams=guessed)
+            for result, guessed, adapter in zip(results, guesses, self._adapters, strict=True)
         ]
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
         """Move the accepted rows into the KV cache and drop the others: the seventh move.
 
-        Args:
-            paths: indices of each sequence's accepted nodes in its tree, root first.
-            kept_paths: indices of the same nodes among the kept ones.
+        ``paths`` are the indices of each sequence's accepted nodes in its tree, root first,
+        ``kept_paths`` those of the same nodes among the kept ones.
         """
-        first = self.streams.config.first_msa_layer if self.streams else len(self.caches)
+        first = self._first_msa_layer
         commit(self._uncommitted[:first], paths)
         commit(self._uncommitted[first:], kept_paths)
         for head, path in zip(self._heads, paths, strict=bool(self._heads)):
             head.commit(len(path))
-
-    # Draft heads --------------------------------------------------------------------------------
-
-    def _read_by_heads(self) -> list[tuple[DraftHead, tuple[mx.array, ...]]]:
-        """Return each sequence's draft head, and what the pass has kept for it."""
-        if not self._heads:
-            return []
-        features = self.model.take_features()
-        return [
-            (head, tuple(one[number] for one in features))
-            for number, head in enumerate(self._heads)
-        ]
-
-    @staticmethod
-    def _guesses_of_head(
-        head: DraftHead, features: tuple[mx.array, ...], judged: "_Judged", plan: Plan
-    ) -> StreamResult | None:
-        """Tell a head what was accepted, and let it guess if that is planned."""
-        tree, nodes, verdict = judged.tree, judged.nodes, judged.verdict
-        head.follow(
-            accepted_rows(
-                tuple(one[: len(tree)] for one in features),
-                nodes.tokens,
-                nodes.ancestors,
-                verdict.predictions,
-                verdict.last,
-                int(tree.depths[-1]),
-            )
-        )
-        if plan.place != "head" or not plan.width:
-            return None
-        depth = judged.depth()
-
-        def rank(
-            logits: mx.array, ids: mx.array | None, level: int | None
-        ) -> tuple[mx.array, mx.array]:
-            ask = Ask(logits, plan.width, tree, depth, ids, level)
-            return judged.rule.rank_guesses(ask)
-
-        return StreamResult(*head.guess(rank, plan.expand, plan.width))
 
     # Parts of a step ----------------------------------------------------------------------------
 
@@ -425,12 +373,11 @@ class Decoder:
         beside: list[list[int]] | None,
     ) -> mx.array:
         """Run all MSA layers over main rows and, after them, stream rows."""
-        config = self._streams.config
-        first, stream_rows = config.first_msa_layer, hidden.shape[1] - main_rows
+        first, stream_rows = self._first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
-        selection = None
-        if config.stream_keys:
-            selection = KeySelection(config.stream_keys, count, main_rows, beside)
+        selection, keys = None, self._streams.config.stream_keys
+        if keys:
+            selection = KeySelection(keys, count, main_rows, beside)
         for number in range(first, len(self.caches)):
             if selection is None:
                 new = UncommittedRows(self.caches[number], rows, rotate)
@@ -444,33 +391,35 @@ class Decoder:
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
         """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h)."""
         if min(sizes) == main.shape[1]:
-            return list(_of_each(self.model.head(main), sizes))
+            return _of_each(self.model.head(main), sizes)
         packed = mx.concatenate(_of_each(main, sizes))
         ends = np.cumsum(sizes)[:-1].tolist()
         return list(mx.split(self.model.head(packed[None])[0], ends))
 
-    def _judged(
+    def _verified(
         self,
         rules: Sequence[VerifyRule],
         trees: Sequence[DraftTree],
         nodes: TreeNodes,
         logits: Sequence[mx.array],
-    ) -> list["_Judged"]:
-        """Verify each tree under the rule of its text."""
+    ) -> tuple[list[TreeNodes], list[StepResult]]:
+        """Verify each tree under its sequence's rule; also returns each one's kept nodes."""
         self.profile.border("head", logits)
-        kept = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
-        each = zip(rules, trees, kept, logits, strict=True)
-        verdicts = [rule.verify(tree, nodes, own) for rule, tree, nodes, own in each]
-        shared = self._shared(
-            [one.last for one in verdicts] + [one.predictions for one in verdicts]
-        )
-        self.profile.border("verify", shared)
-        judged = []
-        for number, (rule, tree) in enumerate(zip(rules, trees, strict=True)):
-            last, predictions = shared[number], shared[number + len(rules)]
-            verdict = Verdict(last, predictions, verdicts[number].logits)
-            judged.append(_Judged(rule, tree, kept[number], verdict))
-        return judged
+        each = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
+        judged = [
+            rule.verify(tree, kept, own)
+            for rule, tree, kept, own in zip(rules, trees, each, logits, strict=True)
+        ]
+        decided = self._shared([last for last, _, _ in judged] + [own for _, own, _ in judged])
+        self.profile.border("verify", decided)
+        lasts, predictions = decided[: len(rules)], decided[len(rules) :]
+        results = [
+            StepResult(last, predicted, processed, own.kept, own.in_play)
+            for last, predicted, (_, _, processed), own in zip(
+                lasts, predictions, judged, each, strict=True
+            )
+        ]
+        return each, results
 
     def _shared(self, decisions: Sequence[mx.array]) -> list[mx.array]:
         """Return rank 0's arrays, all of one dtype, on all ranks; they are its decisions."""
@@ -482,87 +431,109 @@ class Decoder:
 
     def _guesses(
         self,
-        judged: Sequence["_Judged"],
+        ranks: Sequence[Rank],
+        results: Sequence[StepResult],
         hidden: mx.array,
         plan: Plan,
         present: mx.array | None,
     ) -> list[StreamResult]:
-        """Let the streams of the last accepted nodes guess."""
+        """Let the streams (sequences, count, h) of the last accepted nodes guess."""
         model, streams = self.model, self._streams
-        head, ids, width = streams.head, streams.vocabulary, plan.width
-        depths = [one.depth() for one in judged]
-        own = [None if present is None else present[number] for number in range(len(judged))]
+        ids, width, numbers = streams.vocabulary, plan.width, range(len(results))
+        own = [None if present is None else present[number] for number in numbers]
 
-        def drafted(
-            logits: mx.array, named: mx.array | None, stream: int | None = None
+        def candidates(
+            logits: mx.array, ids: mx.array | None, stream: int | None
         ) -> list[tuple[mx.array, mx.array]]:
-            """Let each text's rule draft from its streams' logits (sequences, rows, n)."""
-            drafts = []
-            for number, one in enumerate(judged):
-                ids = named if named is None or named.ndim == 1 else named[number]
-                ask = Ask(logits[number], width, one.tree, depths[number], ids, stream)
-                drafts.append(one.rule.rank_guesses(ask))
-            return drafts
+            """Rank each sequence's logits (sequences, rows, n)."""
+            return [
+                rank(logits[number], ids if ids is None or ids.ndim == 1 else ids[number], stream)
+                for number, rank in enumerate(ranks)
+            ]
 
-        if head is None:
+        if streams.head is None:
             logits = without_barred(model.stream_head(hidden), streams.barred)
             return [
                 StreamResult(*pair, logits=logits[number], present=own[number])
-                for number, pair in enumerate(drafted(logits, ids))
+                for number, pair in enumerate(candidates(logits, ids, None))
             ]
         # In shared mode more streams may run than a tree has depths; those guess nothing.
         hidden = hidden[:, : len(plan.expand) + 1]
-        token = mx.stack([one.verdict.predictions[one.verdict.last] for one in judged])
+        token = mx.stack([one.predictions[one.last] for one in results])
         short = self._shortlists
         if short is None:
-            count = judged[0].verdict.logits.shape[-1] if ids is None else ids.size
-            short = count > WHOLE_HEAD
-        scores = Scorer(model, head, hidden, token, ids, streams.barred, short)
+            whole_logits = results[0].logits
+            assert whole_logits is not None
+            short = (whole_logits.shape[-1] if ids is None else ids.size) > WHOLE_HEAD
+        scorer = Scorer(model, streams.head, hidden, token, ids, streams.barred, short)
 
         def of_stream(stream: int, before: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
-            drafts = drafted(*scores.logits(stream, before), stream)
-            tokens, log_probs = zip(*drafts, strict=True)
+            pairs = candidates(*scorer.logits(stream, before), stream)
+            tokens, log_probs = zip(*pairs, strict=True)
             return mx.stack(list(tokens)), mx.stack(list(log_probs))
 
         tokens, log_probs, parents = guess(of_stream, token, plan.expand, width)
-        whole = scores.of_first_paths()
+        whole = scorer.of_first_paths()
         return [
             StreamResult(
                 tokens[number],
                 log_probs[number],
                 parents[number],
-                logits=None if whole is None else whole[number],
-                present=own[number],
+                None if whole is None else whole[number],
+                own[number],
             )
-            for number in range(len(judged))
+            for number in numbers
         ]
 
+    # Draft heads --------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """A text's tree after verification."""
+    def _read_by_heads(self) -> list[tuple[DraftHead, tuple[mx.array, ...]]]:
+        """Return each sequence's draft head, and what the pass has kept for it."""
+        if not self._heads:
+            return []
+        features = self.model.take_features()
+        return [
+            (head, tuple(one[number] for one in features))
+            for number, head in enumerate(self._heads)
+        ]
 
-    rule: VerifyRule
-    tree: DraftTree
-    nodes: TreeNodes
-    verdict: Verdict
+    def _with_guesses_of_heads(
+        self,
+        plans: Sequence[Plan],
+        rules: Sequence[VerifyRule],
+        each: Sequence[TreeNodes],
+        results: list[StepResult],
+    ) -> list[StepResult]:
+        """Let draft heads, if any, read what was accepted, and guess if that is planned."""
+        for number, (head, features) in enumerate(self._read_by_heads()):
+            plan, nodes, result = plans[number], each[number], results[number]
+            tree = plan.tree
+            features = tuple(one[: len(tree)] for one in features)
+            head.follow(accepted_rows(features, nodes, result.predictions, result.last, tree))
+            if plan.place == "head" and plan.width:
+                rank = _ranking(rules[number], tree, nodes, result, plan.width)
+                guessed = StreamResult(*head.guess(rank, plan.expand, plan.width))
+                results[number] = replace(result, streams=guessed)
+        if self._heads:
+            found = [one.streams.candidates for one in results if one.streams is not None]
+            self.profile.border("head", found)
+        return results
 
-    def depth(self) -> mx.array:
-        """Return the depth of the last accepted node, a scalar."""
-        positions = self.nodes.positions
-        return positions[self.verdict.last] - positions[0]
 
-    def result(self, streams: StreamResult | None = None) -> StepResult:
-        """Make the step's result, with the guesses of the streams if there are any."""
-        return StepResult(*self.verdict, self.nodes.kept, self.nodes.in_play, streams)
+def _ranking(
+    rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, result: StepResult, width: int
+) -> Rank:
+    """Return the function by which a sequence's rule chooses candidates from logits."""
+    depth = nodes.positions[result.last] - nodes.positions[0]
+    return lambda logits, ids, stream: rule.rank_guesses(logits, width, tree, depth, ids, stream)
 
 
-def _filled(tokens: Sequence[np.ndarray], count: int) -> mx.array:
-    """Return the trees' tokens (sequences, count) int32, smaller trees filled up with 0."""
-    filled = np.zeros((len(tokens), count), np.int32)
-    for row, own in zip(filled, tokens, strict=True):
+def _padded(tokens: Sequence[np.ndarray], count: int) -> mx.array:
+    """Return the trees' tokens (sequences, count) int32, those of smaller trees padded with 0."""
+    padded = np.zeros((len(tokens), count), np.int32)
+    for row, own in zip(padded, tokens, strict=True):
         row[: len(own)] = own
-    return mx.array(filled)
+    return mx.array(padded)
 
 
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:

@@ -18,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
 from . import device, user_cache
-from .cpu.products import blocks_pay, product_seconds, use_blocks
+from .cpu import blocks_pay, product_seconds, use_blocks
 
 Weights = Literal["packed", "expanded"]
 CHOICES = ("auto", "packed", "expanded")
@@ -31,12 +31,9 @@ _MEMORY_SHARE = 0.5  # of the machine's memory, for expanded weights at most
 
 @dataclass(frozen=True)
 class Probe:
-    """Measured times of one of the model's products, packed and expanded.
+    """Milliseconds of one of the model's products, packed and expanded, by ``PROBED_ROWS``.
 
-    Attributes:
-        shape: (out, in) of the weights.
-        packed_ms: milliseconds with packed weights, by ``PROBED_ROWS``.
-        expanded_ms: milliseconds with expanded weights.
+    ``shape`` is (out, in) of the weights.
     """
 
     shape: tuple[int, int]
@@ -56,11 +53,10 @@ class HeldWeights:
     Attributes:
         form: ``packed`` or ``expanded``, as is a model that is not quantized.
         reason: reason for this form, as a part of a sentence.
-        stored_bytes: bytes of the weights in the files.
-        held_bytes: bytes of the weights in memory.
-        stored_dtype: dtype of weights that are not packed, in the files; mlx_lm computes in it.
-        dtype: dtype of weights that are not packed, in memory.
-        row_blocks: whether products fill up their rows, see ``cpu.products``.
+        stored_bytes, held_bytes: bytes of the weights in the files and in memory.
+        stored_dtype, dtype: dtypes of weights that are not packed, in the files, in which mlx_lm
+            computes, and in memory.
+        row_blocks: whether products pad their rows, see ``cpu``.
     """
 
     form: Weights

@@ -265,44 +265,21 @@ UNTESTED = Architecture(array_masks=True, quantized_kv=False, tested=False)
 
 _RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"
 _SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
+_CHUNKED = "its chunked attention keeps a cache that cannot go back to an accepted path"
 _POSITIONS = "mlx-lm's model takes its positions from a single offset, a tree has one per row"
 
 _MULTIMODAL = "its checkpoints hold the text model inside one that also reads pictures or sound"
 
 REFUSED: dict[str, str] = {
-    "afm7": _SHARED,
+    **dict.fromkeys("afm7 gemma3n gemma4 gemma4_text".split(), _SHARED),
     "gemma3": f"{_MULTIMODAL}; text-only checkpoints, of model_type 'gemma3_text', are supported",
-    "gemma3n": _SHARED,
-    "gemma4": _SHARED,
-    "gemma4_text": _SHARED,
     "phi3small": "its block-sparse attention makes masks of its own and ignores the tree's",
-    "gpt2": _POSITIONS,
-    "gpt_bigcode": _POSITIONS,
-    "nanochat": _POSITIONS,
-    "ministral3": _POSITIONS,
-    "llama4": "its chunked attention keeps a cache that cannot go back to an accepted path",
-    "llama4_text": "its chunked attention keeps a cache that cannot go back to an accepted path",
+    **dict.fromkeys("gpt2 gpt_bigcode nanochat ministral3".split(), _POSITIONS),
+    **dict.fromkeys("llama4 llama4_text".split(), _CHUNKED),
     **dict.fromkeys(
-        (
-            "bailing_moe_linear",
-            "falcon_h1",
-            "falcon_mamba",
-            "granitemoehybrid",
-            "jamba",
-            "kimi_linear",
-            "lfm2",
-            "lfm2_moe",
-            "mamba",
-            "mamba2",
-            "nemotron_h",
-            "olmo_hybrid",
-            "plamo2",
-            "qwen3_5",
-            "qwen3_5_moe",
-            "qwen3_next",
-            "recurrent_gemma",
-            "rwkv7",
-        ),
+        "bailing_moe_linear falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 "
+        "lfm2_moe mamba mamba2 nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_moe qwen3_next "
+        "recurrent_gemma rwkv7".split(),
         _RECURRENT,
     ),
 }
@@ -315,7 +292,7 @@ def architecture_of(model_type: str | None) -> Architecture:
 
 
 def completed(config: Config) -> dict[str, Any]:
-    """Copy a ``config.json`` and give missing fields the architecture's defaults."""
+    """Copy a ``config.json``, with the architecture's defaults for missing fields."""
     return {**architecture_of(config.get("model_type")).defaults, **config}
 
 
@@ -402,7 +379,8 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
     if config.get("text_config") is not None and config.get("hidden_size") is None:
         raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
     for name in (*_COUNTS, *(name for name in _COUNTS_IF_GIVEN if config.get(name) is not None)):
-        check_integer(name, config.get(name), most=_most(name))
+        most = MOST_LAYERS if name == "num_hidden_layers" else MOST
+        check_integer(name, config.get(name), most=most)
     _check_other_fields(config)
     if headers:
         check_sizes(config, headers)
@@ -417,10 +395,6 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
     _check_windows(architecture, completed(config))
     if not architecture.tested:
         _check_caches({**config, **fields})
-
-
-def _most(name: str) -> int:
-    return MOST_LAYERS if name == "num_hidden_layers" else MOST
 
 
 def _check_other_fields(config: Config) -> None:
@@ -476,14 +450,6 @@ def check_sizes(config: Config, headers: Headers) -> None:
     layers than it uses, such as those for the prediction of further tokens.
     """
     architecture = architecture_of(config.get("model_type"))
-    for name, size in _sizes(architecture, headers).items():
-        wrong = config[name] != size if architecture.tested else config[name] > size
-        if wrong:
-            raise UserError(f"{name} is {config[name]}, expected {size}, which the tensors have")
-
-
-def _sizes(architecture: Architecture, headers: Headers) -> dict[str, int]:
-    """Return layers, vocabulary and width, as far as the tensors show them."""
     numbers = [int(match[1]) for name in headers if (match := _LAYER.search(name))]
     sizes = {"num_hidden_layers": max(numbers, default=-1) + 1}
     for name, (shape, _) in headers.items():
@@ -491,7 +457,10 @@ def _sizes(architecture: Architecture, headers: Headers) -> dict[str, int]:
             sizes["vocab_size"] = shape[0]
         elif name.endswith(f".{architecture.norm}.weight") and len(shape) == 1:
             sizes["hidden_size"] = shape[0]
-    return sizes
+    for name, size in sizes.items():
+        wrong = config[name] != size if architecture.tested else config[name] > size
+        if wrong:
+            raise UserError(f"{name} is {config[name]}, expected {size}, which the tensors have")
 
 
 def _check_caches(config: Config) -> None:
@@ -515,18 +484,13 @@ def _check_caches(config: Config) -> None:
 
 def text_limit(config: Config) -> int | None:
     """Return the most tokens that learned positions allow; ``None``: positions are rope."""
-    architecture = architecture_of(config.get("model_type"))
-    if architecture.positions == "rope":
-        return None
-    return completed(config)["max_position_embeddings"]
+    rope = architecture_of(config.get("model_type")).positions == "rope"
+    return None if rope else completed(config)["max_position_embeddings"]
 
 
 def context_length(config: Config) -> int | None:
     """Return the most tokens that a prompt may have; ``None`` if the configuration does not say."""
-    full = completed(config)
-    if architecture_of(config.get("model_type")).positions == "rope":
-        return scaled_length(full)
-    return full["max_position_embeddings"]
+    return text_limit(config) or scaled_length(completed(config))
 
 
 def layer_windows(config: Config, model: "nn.Module") -> Windows:

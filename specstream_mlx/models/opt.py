@@ -32,12 +32,7 @@ class ModelArgs(BaseModelArgs):
 
 
 class LearnedPositions(nn.Module):
-    """A table of one vector per position.
-
-    Args:
-        count: positions.
-        dims: width of a vector.
-    """
+    """A table of one vector (dims,) for each of ``count`` positions."""
 
     def __init__(self, count: int, dims: int):
         super().__init__()
@@ -45,13 +40,10 @@ class LearnedPositions(nn.Module):
 
     def __call__(self, offset: mx.array | int, rows: int) -> mx.array:
         """(rows, dims) vectors, or (sequences, rows, dims)."""
-        positions = offset if _one_per_row(offset) else offset + mx.arange(rows)
+        one_per_row = isinstance(offset, mx.array) and offset.ndim > 0
+        positions = offset if one_per_row else offset + mx.arange(rows)
         last = self.weight.shape[0] - 1
         return self.weight[mx.minimum(positions + POSITION_OFFSET, last)]
-
-
-def _one_per_row(offset: mx.array | int) -> bool:
-    return isinstance(offset, mx.array) and offset.ndim > 0
 
 
 class Attention(nn.Module):

@@ -20,7 +20,7 @@ _EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py
 class LowRank(nn.Module):
     """A rank-r map without bias: ``up(down(x))``, in x's dtype.
 
-    Weights may have a leading axis of sequences, whose rows then meet a map of their own.
+    Weights may have a leading axis of sequences, each with a map of its own.
     """
 
     def __init__(self, dims: int, rank: int):
@@ -37,11 +37,9 @@ class LowRank(nn.Module):
 class ConditionedHead(nn.Module):
     """Head of streams that know the token before the one that they predict.
 
-    Its tensors may have a leading axis of sequences, whose rows then meet a head of their own.
-
-    Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` behind a token u, with n
+    Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` after a token u, with n
     an RMS norm without weights and E the embedding; the base's final norm and head follow. At the
-    start U is zero.
+    start U is zero. Tensors may have a leading axis of sequences, each with a head of its own.
 
     Args:
         dims: hidden size h.
@@ -57,14 +55,11 @@ class ConditionedHead(nn.Module):
         self.biases = mx.zeros((count, rank))
 
     def __call__(self, features: mx.array, before: mx.array) -> mx.array:
-        """Compute the features of the first streams, each behind a token.
+        """Compute the features (.., count, h) of the first streams, each after a token.
 
         Args:
             features: (.., count, h) of the streams after the last layer.
             before: (.., count, h) embeddings of the tokens before.
-
-        Returns:
-            (.., count, h)
         """
         features = self.normalized(features)
         return self.behind(features, self.of_streams(features), before)
@@ -76,15 +71,12 @@ class ConditionedHead(nn.Module):
         return features @ down + self.biases[..., :count, :]
 
     def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
-        """Compute the features of a stream behind several tokens, from ``of_streams``.
+        """Compute the features (.., h) of a stream after several tokens.
 
         Args:
             features: (.., h) normalized.
             read: (.., r) from ``of_streams``.
             before: (.., h) embeddings of the tokens before; leading axes broadcast.
-
-        Returns:
-            (.., h)
         """
         down = self.down.weight[..., before.shape[-1] :].swapaxes(-1, -2)
         read = read + self.normalized(before) @ down
@@ -136,14 +128,9 @@ class Streams(nn.Module):
         return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Make the initial streams ``f_eta(M) + P_j`` (Eq. 4).
+        """Make the first ``count`` streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h).
 
-        Args:
-            hidden: (.., h) main-stream rows at the input of the first MSA layer.
-            count: number of streams to run, the first of the trained ones.
-
-        Returns:
-            (.., count, h)
+        ``hidden`` are the main-stream rows (.., h) at the input of the first MSA layer.
         """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
@@ -201,11 +188,11 @@ class Streams(nn.Module):
 
         Args:
             main_rows: number of main rows m.
-            stream_rows: number of stream rows s * count, behind the main rows.
+            stream_rows: number of stream rows s * count, after the main rows.
             count: number of streams beside each of s main rows.
 
         Returns:
-            A map of values (sequences, kv_heads, m + s * count, d); ``None`` for the other variants
+            A map of values (sequences, kv_heads, m + s * count, d); ``None`` for the other kinds
             and where there are no streams.
         """
         epsilon = self._config.value_rotation_epsilon
@@ -229,12 +216,7 @@ class Streams(nn.Module):
         return self.streams["adapters"][layer]
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
-        """Apply the streams' adapter, their path where the main stream has its MLP.
-
-        Args:
-            layer: absolute index of the MSA layer.
-            x: (sequences, rows, h) normalised input.
-        """
+        """Apply an MSA layer's adapter, the streams' path where the main stream has its MLP."""
         return self.streams["adapters"][layer](x)
 
 

@@ -24,7 +24,6 @@ from mlx.utils import tree_flatten
 
 from ..engine.borrowed_model import BorrowedModel, model_type_of
 from ..engine.key_selection import summed_weights
-from ..engine.kv import AskedCache
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
 from ..models.streams import Streams, ValueRotation
@@ -166,7 +165,7 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
     return hidden[mx.arange(len(hidden))[:, None], positions]
 
 
-class MainRows(AskedCache):
+class MainRows:
     """A stand-in for a layer's KV cache that keeps the keys and values of main rows.
 
     Args:
@@ -197,7 +196,7 @@ class MainRows(AskedCache):
         return Rows(0, None).attention_mask(count, 0, window, return_array)
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Keep the layer's queries; see ``kv.AskedCache``."""
+        """Keep the layer's queries, where streams select keys."""
         self.queries, self.softcap = queries, softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -336,7 +335,7 @@ class Visibility:
         return mx.take_along_axis(own, place, axis=2)
 
 
-class SegmentRows(AskedCache):
+class SegmentRows:
     """A stand-in for a layer's KV cache while the rows of segments pass.
 
     Args:
@@ -373,7 +372,7 @@ class SegmentRows(AskedCache):
         return self._mask
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Keep the rows' queries; see ``kv.AskedCache``."""
+        """Keep the rows' queries, where streams select keys."""
         if count := self._visibility.main_rows:
             self._asked = queries[:, :, :count], softcap
         else:

@@ -5,6 +5,8 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
+from architecture_models import unlisted_model
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from random_models import (
@@ -19,8 +21,12 @@ from random_models import (
 )
 from trees import full_tree
 
+from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine import step
+from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.step import Decoder, UnsupportedModelError
+from specstream_mlx.loading import read_model
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.scheduler import decode
 
@@ -121,3 +127,31 @@ def test_what_it_cannot_drive_is_refused(config, message, monkeypatch):
     model = speculative_model("other")
     with pytest.raises(UnsupportedModelError, match=message):
         Decoder(model.model, model.streams, make_prompt_cache(model.model))
+
+
+# Models of unknown architectures: their trees decide whether they are loaded ------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("Olmo2", "float32"),
+        ("Granite", "bfloat16"),
+        ("Cohere2", "float16"),
+        ("Mixtral", "float32"),  # MLX's CPU backend gathers experts in no other dtype
+    ],
+)
+def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
+    """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""
+    directory = unlisted_model(tmp_path, family, dtype=getattr(torch, dtype))
+    model, _ = read_model(directory)
+    assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
+
+    def sees_everything_before(trees):
+        shapes = TreeShapes([tree.parents.tolist() for tree in trees])
+        shapes.ancestors = mx.tri(len(shapes)).astype(mx.bool_)[None]
+        return shapes
+
+    monkeypatch.setattr(step, "shapes_of", sees_everything_before)
+    with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
+        read_model(directory)

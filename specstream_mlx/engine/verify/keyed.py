@@ -6,21 +6,18 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..guess import best_tokens
+from ..guess import Candidates, best_tokens
 from ..noise import STRENGTHS, Coupling, Noise
 from ..plan import DraftTree
 from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
-from .rule import Ask, VerifyRule
+from .rule import VerifyRule
 
 
 class KeyedRule(VerifyRule):
     """``keyed``: the token after a node is drawn with the noise of its position in the text.
 
     The streams' guesses take the same noise into account, which changes no text, see ``Coupling``.
-
-    Args:
-        sampler: ``keyed_sampler(seed)``, or any other under a seed from mlx's random state.
-        processors, prompt: see ``VerifyRule``.
+    A ``sampler`` other than a ``keyed_sampler`` draws under a seed from mlx's random state.
     """
 
     name = "keyed"
@@ -63,18 +60,26 @@ class KeyedRule(VerifyRule):
         self._vocab_size = logits.shape[-1]
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
-    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
+    def rank_guesses(
+        self,
+        logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        ids: mx.array | None = None,
+        stream: int | None = None,
+    ) -> Candidates:
         if self._sampling is None:  # a function, whose way to draw is unknown
-            return super().rank_guesses(ask)
-        places, count = self._stream_places(ask)
+            return super().rank_guesses(logits, width, tree, depth, ids, stream)
+        places, count = stream_places(len(logits), tree, depth, stream)
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
-        if ask.ids is not None:
-            gumbel = gumbel[:, ask.ids]
-        logits = ask.logits.astype(mx.float32) * (1.0 / self._sampling.temp)
-        scores = self._coupling.scores(logits, gumbel, learns=not ask.stream, ids=ask.ids)
-        return best_tokens(scores, ask.width, ask.ids)
+        if ids is not None:
+            gumbel = gumbel[:, ids]
+        logits = logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        scores = self._coupling.scores(logits, gumbel, learns=not stream, ids=ids)
+        return best_tokens(scores, width, ids)
 
-    def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
+    def rank_drafts(self, logits: mx.array, place: int, width: int) -> Candidates:
         if self._sampling is None or not self._vocab_size:
             return super().rank_drafts(logits, place, width)
         gumbel = self._noise.gumbel(self._position, place + 1, self._vocab_size)[place:]
@@ -89,16 +94,18 @@ class KeyedRule(VerifyRule):
         places = mx.array(tree.depths)
         return coins[places if kept is None else places[kept]]
 
-    def _stream_places(self, ask: Ask) -> tuple[mx.array, int]:
-        """Return the rows' positions in the text, counted from the next token's."""
-        rows, stream = len(ask.logits), ask.stream
-        streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
-        last = rows - 1 if stream is None else stream
-        return ask.depth + 1 + streams, int(ask.tree.depths[-1]) + 2 + last
-
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         super().commit(tokens)
         self._position += len(tokens)
         self._noise.forget(self._position)
         self._coupling.learn(tokens)
         self._drafts_coupling.learn(tokens)
+
+
+def stream_places(
+    rows: int, tree: DraftTree, depth: mx.array, stream: int | None
+) -> tuple[mx.array, int]:
+    """Return the rows' positions, counted from the next token's, and a bound on them."""
+    streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
+    last = rows - 1 if stream is None else stream
+    return depth + 1 + streams, int(tree.depths[-1]) + 2 + last

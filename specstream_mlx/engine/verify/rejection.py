@@ -6,10 +6,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..guess import drawn_candidates
+from ..guess import Candidates, drawn_candidates
 from ..plan import DraftTree
-from .keyed import KeyedRule
-from .rule import Ask
+from .keyed import KeyedRule, stream_places
 
 
 class RejectionRule(KeyedRule):
@@ -45,16 +44,23 @@ class RejectionRule(KeyedRule):
         key = self._noise.key(self._position, "test")
         return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
-    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
-        logits = ask.logits
-        if ask.ids is not None:
-            logits = mx.full((len(logits), self._vocab_size), -mx.inf)
-            logits[:, ask.ids] = ask.logits
-        places, count = self._stream_places(ask)
+    def rank_guesses(
+        self,
+        logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        ids: mx.array | None = None,
+        stream: int | None = None,
+    ) -> Candidates:
+        if ids is not None:
+            few, logits = logits, mx.full((len(logits), self._vocab_size), -mx.inf)
+            logits[:, ids] = few
+        places, count = stream_places(len(logits), tree, depth, stream)
         coins = self._noise.coins(self._position, count)[places]
         log_probs = self._log_probs(logits, coins)
         self._drafter = mx.exp(log_probs)
-        return drawn_candidates(log_probs, ask.width, self._noise.key(self._position, "draft"))
+        return drawn_candidates(log_probs, width, self._noise.key(self._position, "draft"))
 
 
 def drafts_after(tree: DraftTree) -> np.ndarray:

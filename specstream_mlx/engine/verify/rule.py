@@ -6,64 +6,24 @@ that plain decoding draws there, so the text is plain decoding's whatever the tr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..guess import best_tokens
+from ...errors import UserError
+from ..guess import Candidates, best_tokens
 from ..plan import DraftTree
 from ..rows import TreeNodes
 from ..sampling import NodeProcessors
-
-
-class Verdict(NamedTuple):
-    """A rule's judgement of a tree: device arrays.
-
-    Attributes:
-        last: () int32, the last accepted node among the kept ones.
-        predictions: (m,) int32, the target's token after each kept node; that of the last one is
-            the correction or bonus token.
-        logits: (m, vocab) after the logits processors.
-    """
-
-    last: mx.array
-    predictions: mx.array
-    logits: mx.array
-
-
-@dataclass(frozen=True, eq=False)
-class Ask:
-    """A request for candidates: logits of the streams behind a verified tree.
-
-    Attributes:
-        logits: (rows, n) of the streams beside the last accepted node.
-        width: number k of candidates of each row.
-        tree: the tree that was verified.
-        depth: () int32, depth of its last accepted node.
-        ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
-        stream: number of the stream of all rows, from 0 on; ``None``: row i is of stream i.
-    """
-
-    logits: mx.array
-    width: int
-    tree: DraftTree
-    depth: mx.array
-    ids: mx.array | None = None
-    stream: int | None = None
 
 
 class VerifyRule:
     """``greedy``: follow the target's own arg-maxes.
 
     Other rules derive from this one and replace the choice of a node's token, of the last accepted
-    node, or of drafts.
-
-    Args:
-        sampler: the sampler that draws tokens; ``greedy`` ignores it.
-        processors: see ``NodeProcessors``.
-        prompt: token ids of the prompt.
+    node, or of drafts. ``greedy`` ignores ``sampler``, which draws tokens; ``processors`` see
+    ``NodeProcessors``.
     """
 
     name: ClassVar[str] = "greedy"
@@ -80,32 +40,35 @@ class VerifyRule:
         processors: Sequence[LogitsProcessor] | None = None,
         prompt: Sequence[int] = (),
     ):
-        self._processors = NodeProcessors(processors, prompt)
+        self._processors = NodeProcessors(processors, prompt) if processors else None
 
     @property
     def needs_logits(self) -> bool:
-        """True if more is needed of the target than its arg-max at each node."""
-        return type(self) is not VerifyRule or bool(self._processors)
+        """Whether more is needed of the target than its arg-max at each node."""
+        return type(self) is not VerifyRule or self._processors is not None
 
-    def verify(self, tree: DraftTree, nodes: TreeNodes, logits: mx.array) -> Verdict:
-        """Judge a tree.
+    def verify(
+        self, tree: DraftTree, nodes: TreeNodes, logits: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Judge a tree by the logits (m, vocab) of the kept ``nodes``.
 
-        Args:
-            tree: the whole tree.
-            nodes: the kept nodes.
-            logits: (m, vocab) of the kept nodes.
+        Returns:
+            () int32, the last accepted node among the kept ones; (m,) int32, the target's token
+            after each kept node, that of the last one being the correction or bonus token; and the
+            logits after the processors.
         """
         logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
-        return Verdict(self._last(tree, nodes, logits, predictions), predictions, logits)
+        return self._last(tree, nodes, logits, predictions), predictions, logits
 
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         """Apply the logits processors to the kept nodes' logits (m, vocab)."""
-        return self._processors(tree, kept, logits)
+        return logits if self._processors is None else self._processors(tree, kept, logits)
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """Return the target's token (1,) after the text, and its processed logits (1, vocab)."""
-        logits = self._processors.root(logits)
+        if self._processors is not None:
+            logits = self._processors.root(logits)
         return self._token(logits), logits
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
@@ -121,30 +84,47 @@ class VerifyRule:
     ) -> mx.array:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
-    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
-        """Let the streams guess for the next tree.
-
-        Returns:
-            (rows, k) candidates of each row and their log-probabilities.
-        """
-        return best_tokens(ask.logits, ask.width, ask.ids)
-
-    def rank_drafts(self, logits: mx.array, place: int, width: int) -> tuple[mx.array, mx.array]:
-        """Let a drafter that has read the text guess a token behind it.
+    def rank_guesses(
+        self,
+        logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        ids: mx.array | None = None,
+        stream: int | None = None,
+    ) -> Candidates:
+        """Choose candidates from the logits of the streams beside the last accepted node.
 
         Args:
-            logits: (rows, n) of the first n tokens, in several cases of what comes between.
-            place: number of tokens between the text and the guessed one.
+            logits: (rows, n) of the streams.
             width: number k of candidates of each row.
+            tree: the tree that was verified.
+            depth: () int32, depth of its last accepted node.
+            ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
+            stream: number of the stream of all rows, from 0 on; ``None``: row i is of stream i.
+        """
+        return best_tokens(logits, width, ids)
 
-        Returns:
-            (rows, k) candidates of each row and their log-probabilities.
+    def rank_drafts(self, logits: mx.array, place: int, width: int) -> Candidates:
+        """Choose ``width`` candidates of each row for a draft model, which has read the text.
+
+        ``logits`` (rows, n) are of the first n tokens, in several cases of what comes between;
+        ``place`` is the number of tokens between the text and the guessed one.
         """
         return best_tokens(logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
         """Take note of the tokens that a step committed; they may be an unevaluated array."""
-        self._processors.commit(tokens)
+        if self._processors is not None:
+            self._processors.commit(tokens)
+
+
+def check_drawn(tokens: Sequence[int]) -> None:
+    """Check tokens that a step committed."""
+    if min(tokens) < 0:
+        raise UserError(
+            "the sampler drew a token outside the vocabulary, expected one of its columns"
+        )
 
 
 def follow(
@@ -160,14 +140,12 @@ def follow(
 
     Args:
         tokens: (n,) or (.., n) node tokens.
-        parents: (n,) parents' indices; the root's entry is not used.
-        ancestors: (n, n) bool, ancestors-or-self.
+        parents, ancestors: (n,), and (n, n) bool, ancestors-or-self.
         predictions: (.., n) the target's token after each node.
-        in_play: (n,) bool, nodes that may be accepted; all where ``None``.
+        in_play: (n,) bool, nodes that may be accepted; ``None``: all.
 
     Returns:
-        (..) int32: the last accepted node, 0 where no draft was right. Its prediction is the
-        correction or bonus token.
+        (..) int32: the last accepted node, 0 where no draft was right.
     """
     accepted = tokens == predictions[..., mx.maximum(parents, 0)]
     length = accepted_lengths(accepted, ancestors, in_play)
@@ -175,12 +153,7 @@ def follow(
 
 
 def accepted_lengths(accepted: mx.array, ancestors: mx.array, in_play: mx.array | None) -> mx.array:
-    """Return the number of nodes of each path (.., n), 0 if one is refused; the root never is.
-
-    Args:
-        accepted: (.., n) bool, whether the node itself is accepted.
-        ancestors, in_play: as in ``follow``.
-    """
+    """Return the number of nodes of each path (.., n), 0 if one is refused; the root never is."""
     refused = ~accepted
     if in_play is not None:
         refused = refused | ~in_play

@@ -2,11 +2,11 @@
 
 import mlx.core as mx
 
-from ..guess import best_tokens
+from ..guess import Candidates, best_tokens
 from ..plan import DraftTree
 from ..rows import TreeNodes
 from .keyed import KeyedRule
-from .rule import Ask, accepted_lengths
+from .rule import accepted_lengths
 
 TYPICAL_PROBABILITY = 0.09
 """Medusa's epsilon: a draft of higher probability is always typical."""
@@ -29,8 +29,16 @@ class TypicalRule(KeyedRule):
         log_probs = self._log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
 
-    def rank_guesses(self, ask: Ask) -> tuple[mx.array, mx.array]:
-        return best_tokens(ask.logits, ask.width, ask.ids)
+    def rank_guesses(
+        self,
+        logits: mx.array,
+        width: int,
+        tree: DraftTree,
+        depth: mx.array,
+        ids: mx.array | None = None,
+        stream: int | None = None,
+    ) -> Candidates:
+        return best_tokens(logits, width, ids)
 
 
 def typical(

@@ -1,4 +1,4 @@
-"""Products with rows filled up to blocks: the same values, only where that is faster."""
+"""Help for MLX's CPU backend: the same values, only where that is faster."""
 
 import json
 
@@ -6,22 +6,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.rope_utils import Llama3RoPE, YarnRoPE
 from mlx_lm.tuner.lora import LoRALinear
 from random_models import plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import load
-from specstream_mlx.hardware import device, weights
-from specstream_mlx.hardware.cpu import products
-from specstream_mlx.hardware.cpu.products import (
-    AddedLoRALinear,
-    BlockedEmbedding,
-    BlockedLinear,
-    blocks_pay,
-    stock_modules,
-    use_blocks,
-    use_fewer_operations,
-)
+from specstream_mlx.engine.borrowed_model import rope_at
+from specstream_mlx.hardware import cpu, device, weights
 
 PROMPT = random_prompt(12, vocab_size=300)
 SOME_SLOWER, BLOCK_SLOWER = (2.0, 1.0), (1.0, 1.1)
@@ -36,7 +28,7 @@ def layer():
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return products.cache_file()
+    return cpu.cache_file()
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (16,), (1, 5), (1, 19), (3, 7)])
@@ -59,16 +51,21 @@ def test_linear_layers_and_heads_change_and_no_tensor(shape, dtype):
 
     x = mx.random.normal((*shape, 32)).astype(dtype)
     before, expected, stock = dict(tree_flatten(model.parameters())), computed(), kinds()
-    use_blocks(model)
-    use_fewer_operations(model)
+    cpu.use_blocks(model)
+    cpu.use_fewer_operations(model)
     ours = kinds()
-    assert {BlockedEmbedding, BlockedLinear, AddedLoRALinear, nn.QuantizedLinear} <= set(ours)
-    assert type(model.layers[3].linear) is BlockedLinear
+    assert {
+        cpu.BlockedEmbedding,
+        cpu.BlockedLinear,
+        cpu.AddedLoRALinear,
+        nn.QuantizedLinear,
+    } <= set(ours)
+    assert type(model.layers[3].linear) is cpu.BlockedLinear
     for found, value in zip(computed(), expected, strict=True):
         assert found.shape == value.shape and found.dtype == dtype
         as_float = found.astype(mx.float32), value.astype(mx.float32)
         assert relative_error(*as_float) < (1e-6 if dtype == mx.float32 else 2e-3)
-    with pytest.raises(KeyError), stock_modules(model):
+    with pytest.raises(KeyError), cpu.stock_modules(model):
         assert kinds() == stock
         assert all(mx.array_equal(*pair) for pair in zip(computed(), expected, strict=True))
         raise KeyError
@@ -79,29 +76,29 @@ def test_linear_layers_and_heads_change_and_no_tensor(shape, dtype):
 
 
 def test_blocks_are_measured_once_and_kept(layer, own_cache, monkeypatch):
-    monkeypatch.setattr(products, "probe", lambda weight: SOME_SLOWER)
-    assert blocks_pay(layer)
-    monkeypatch.setattr(products, "probe", lambda weight: BLOCK_SLOWER)
-    assert blocks_pay(layer)
-    assert not blocks_pay(layer, measure_again=True)
-    assert not blocks_pay(layer)
+    monkeypatch.setattr(cpu, "probe", lambda weight: SOME_SLOWER)
+    assert cpu.blocks_pay(layer)
+    monkeypatch.setattr(cpu, "probe", lambda weight: BLOCK_SLOWER)
+    assert cpu.blocks_pay(layer)
+    assert not cpu.blocks_pay(layer, measure_again=True)
+    assert not cpu.blocks_pay(layer)
 
 
 @pytest.mark.parametrize("damage", ["[]", '["a", "b"]', "[1.0]", "null"])
 def test_a_damaged_measurement_is_made_again(layer, own_cache, monkeypatch, damage):
-    monkeypatch.setattr(products, "probe", lambda weight: SOME_SLOWER)
-    blocks_pay(layer)
+    monkeypatch.setattr(cpu, "probe", lambda weight: SOME_SLOWER)
+    cpu.blocks_pay(layer)
     ((key, _),) = json.loads(own_cache.read_text()).items()
     own_cache.write_text(f'{{"{key}": {damage}}}')
-    monkeypatch.setattr(products, "probe", lambda weight: BLOCK_SLOWER)
-    assert not blocks_pay(layer)
+    monkeypatch.setattr(cpu, "probe", lambda weight: BLOCK_SLOWER)
+    assert not cpu.blocks_pay(layer)
 
 
 def test_a_real_measurement_takes_time(layer):
     mx.random.seed(3)
     expected = mx.random.uniform().item()
     mx.random.seed(3)
-    some, block = products.probe(layer.weight)
+    some, block = cpu.probe(layer.weight)
     assert some > 0 and block > 0
     assert mx.random.uniform().item() == expected, "a seed must mean the same before and after"
 
@@ -109,8 +106,8 @@ def test_a_real_measurement_takes_time(layer):
 @pytest.mark.parametrize("backend", ["metal", "cuda"])
 def test_a_gpu_is_left_alone(layer, monkeypatch, backend):
     monkeypatch.setattr(device, "backend", lambda: backend)
-    monkeypatch.setattr(products, "probe", lambda weight: pytest.fail("measured"))
-    assert not blocks_pay(layer)
+    monkeypatch.setattr(cpu, "probe", lambda weight: pytest.fail("measured"))
+    assert not cpu.blocks_pay(layer)
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("lossless", None), ("shared", 8)])
@@ -127,3 +124,46 @@ def test_the_text_is_the_same(tmp_path, monkeypatch, mode, bits):
         if mode == "lossless":
             assert texts[-1] == plain_tokens(model.model, PROMPT, 24)
     assert texts[0] == texts[1]
+
+
+DIMS = 16
+LLAMA3 = {
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ROPES = {
+    "plain": lambda: nn.RoPE(DIMS, base=10000),
+    "traditional": lambda: nn.RoPE(DIMS, traditional=True, base=1000),
+    "linear": lambda: nn.RoPE(DIMS, base=10000, scale=0.5),
+    "llama3": lambda: Llama3RoPE(DIMS, scaling_config=LLAMA3),
+}
+
+
+# Rotations of the CPU alone ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(device.backend() != "cpu", reason="for the CPU alone")
+@pytest.mark.parametrize("name", ROPES)
+def test_rotations_are_the_ropes(name):
+    rope = ROPES[name]()
+    (rotations,) = cpu.shared_rotations([rope], rope_at)
+    scattered = mx.array([70, 71, 71, 72, 9])
+    for offset in (70, scattered, scattered + 1, 70, 71):
+        rotations.begin()
+        for heads in (4, 2):
+            x = mx.random.normal((1, 5, heads, DIMS)).swapaxes(1, 2)
+            assert mx.array_equal(rotations.rotate(x, offset), rope_at(rope, x, offset))
+    rotations.begin()
+    row = mx.random.normal((1, 2, 1, DIMS))
+    assert mx.array_equal(rotations.rotate(row, 71), rope_at(rope, row, 71))
+
+
+@pytest.mark.skipif(device.backend() != "cpu", reason="for the CPU alone")
+def test_equal_settings_share_and_others_do_not():
+    ropes = [make() for make in ROPES.values()] + [make() for make in ROPES.values()]
+    found = cpu.shared_rotations([*ropes, YarnRoPE(DIMS)], rope_at)
+    assert found[-1] is None
+    assert found[:4] == found[4:8]
+    assert len(set(found[:4])) == 4

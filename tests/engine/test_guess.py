@@ -1,4 +1,4 @@
-"""Guesses of streams that know the token before, against each path alone."""
+"""The streams' likeliest tokens, and the guesses of conditioned streams after each path."""
 
 from weakref import ref
 
@@ -7,17 +7,63 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.tuner.lora import LoRALinear
-from random_models import PROMPT, VOCAB_SIZE, speculative_model, step_by
+from random_models import PROMPT, VOCAB_SIZE, decoder_after, speculative_model, step_by
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
-from specstream_mlx.engine.guess import StreamGuesses, guess
-from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.guess import StreamGuesses, best_tokens, drawn_candidates, guess
 from specstream_mlx.engine.plan import LIKELIEST
-from specstream_mlx.engine.step import Decoder
+
+# Candidates of logits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])
+def test_the_best_tokens_are_those_of_a_full_sort(vocab):
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(0, 3, (3, vocab)).astype(np.float32)
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    for width in (1, 2, 4, 5):
+        tokens, log_probs = best_tokens(mx.array(logits), width)
+        expected = np.argsort(-logits, axis=1)[:, :width]
+        assert np.array_equal(np.array(tokens), expected)
+        assert np.abs(np.array(log_probs) - np.take_along_axis(exact, expected, 1)).max() < 1e-4
+
+
+@pytest.mark.parametrize("vocab", [300, 4096, 5001])
+def test_ties_and_impossible_tokens(vocab):
+    """The best may all lie in one group; equal logits give different tokens."""
+    logits = np.zeros((2, vocab), np.float32)
+    logits[0, :4], logits[1, -4:] = [4, 1, 3, 2], [1, 2, 3, 4]
+    tokens, _ = best_tokens(mx.array(logits), 4)
+    last = vocab - 1
+    assert np.array(tokens).tolist() == [[0, 2, 3, 1], [last, last - 1, last - 2, last - 3]]
+    tokens, _ = best_tokens(mx.zeros((2, vocab)), 4)
+    assert all(len(set(row)) == 4 for row in np.array(tokens).tolist())
+    logits = np.full((1, vocab), -np.inf, np.float32)
+    logits[0, [70, vocab - 9]] = 1.0, 2.0
+    tokens, log_probs = best_tokens(mx.array(logits), 4)
+    found = np.array(tokens)[0].tolist()
+    assert found[:2] == [vocab - 9, 70] and len(set(found)) == 4
+    assert np.isinf(np.array(log_probs)[0, 2:]).all()
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_no_token_beyond_the_vocabulary_is_drawn(width):
+    """The last group is not full, and the only token that can follow is in it."""
+    vocab = 4098
+    log_probs = np.full((3, vocab), -np.inf, np.float32)
+    log_probs[:, vocab - 2] = 0.0
+    tokens, drawn = drawn_candidates(mx.array(log_probs), width)
+    for row, values in zip(np.array(tokens).tolist(), np.array(drawn), strict=True):
+        assert row[0] == vocab - 2 and len(set(row)) == width and max(row) < vocab
+        assert values[0] == 0.0 and np.isinf(values[1:]).all()
+
+
+# Conditioned streams ----------------------------------------------------------------------------
 
 HEAD = {"stream_head": "conditioned", "stream_head_rank": 6}
 TREE = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
@@ -29,18 +75,15 @@ SHAPES = {
 }
 
 
-def step_of(model, settings, **options):
-    """One step behind ``PROMPT`` over ``TREE``, and the features of its streams."""
+def step_of(model, settings, shortlists=None):
+    """One step after ``PROMPT`` over ``TREE``, and the features of its streams."""
     seen = {}
 
     def observe(number, hidden, output):
         seen[number] = output[0]
 
-    decoder = Decoder(
-        model.model, model.streams, make_caches(model.model, model.config), observe=observe,
-        **options,
-    )  # fmt: skip
-    decoder.prefill(mx.array(PROMPT[:-1]))
+    decoder = decoder_after(model, PROMPT, shortlists=shortlists)
+    decoder.model.observe = observe
     result = step_by(decoder, TREE, settings)
     count = settings.streams_run(model.streams.config)
     rows = seen[model.streams.config.num_hidden_layers - 1]
@@ -51,7 +94,7 @@ def step_of(model, settings, **options):
 
 
 def alone(decoder, streams, features, path):
-    """Log-probabilities behind a path of tokens, computed for it alone, by the formula."""
+    """Log-probabilities after a path of tokens, computed for it alone, by the formula."""
 
     def n(x):
         return x / mx.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
@@ -65,35 +108,37 @@ def alone(decoder, streams, features, path):
     return logits - mx.logsumexp(logits)
 
 
+def check_guesses(result, width, expected_after):
+    """Each path's guesses are the best of ``expected_after(path)``; returns the expanded paths.
+
+    ``expected_after`` gives token ids and their log-probabilities.
+    """
+    guesses, expanded, paths = result.guesses(), [], [()]
+    for path in paths:
+        found = guesses.behind(path)
+        if not found:
+            continue
+        expanded.append(path)
+        ids, expected = expected_after(path)
+        best = mx.argsort(-expected)[:width]
+        assert [token for token, _ in found] == ids[best].tolist()
+        assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
+        paths += [(*path, token) for token, _ in found]
+    return expanded
+
+
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_guess_is_scored_as_its_path_alone(shape, mode):
     model, settings = speculative_model(mode=mode, seed=2, **HEAD), SHAPES[shape]
     decoder, result, features = step_of(model, settings)
-    own = result.prediction()
-    guesses = result.guesses()
-    asked, paths = 0, [()]
-    while paths:
-        path = paths.pop()
-        found = guesses.behind(path)
-        if not found:
-            continue
-        asked += 1
-        expected = alone(decoder, model.streams, features, [own, *path])
-        best = np.argsort(-np.array(expected))[: settings.tree_width].tolist()
-        assert [token for token, _ in found] == best
-        for token, score in found:
-            assert score == pytest.approx(expected[token].item(), abs=1e-4)
-            paths.append((*path, token))
-    width = settings.tree_width
-    assert asked == {"full": 1 + 2 + 4}.get(shape, 1 + 2 * width)
-
-
-def test_the_token_before_matters():
-    """Else nothing above would show that it is the right one."""
-    decoder, _, features = step_of(model := speculative_model(seed=2, **HEAD), SHAPES["chain"])
-    first, second = (alone(decoder, model.streams, features, [t]) for t in (3, 4))
-    assert mx.abs(first - second).max().item() > 0.5
+    own, ids, width = result.prediction(), mx.arange(VOCAB_SIZE), settings.tree_width
+    expanded = check_guesses(
+        result, width, lambda path: (ids, alone(decoder, model.streams, features, [own, *path]))
+    )
+    assert len(expanded) == {"full": 1 + 2 + 4}.get(shape, 1 + 2 * width)
+    first, second = (alone(decoder, model.streams, features, [token]) for token in (3, 4))
+    assert mx.abs(first - second).max().item() > 0.5, "the token before matters"
 
 
 @pytest.mark.parametrize("bits", [None, 8])
@@ -102,17 +147,9 @@ def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, mon
     monkeypatch.setattr(guessing, "SHORTLIST", VOCAB_SIZE)
     model, settings = speculative_model(tied, seed=2, **HEAD), DraftSettings(tree_width=3)
     if bits:
-        nn.quantize(
-            model.model,
-            32,
-            bits,
-            class_predicate=lambda path, module: (
-                isinstance(module, nn.Embedding) or path == "lm_head"
-            ),
-        )
-    expected, found = (
-        step_of(model, settings, shortlists=short)[1].guesses() for short in (False, True)
-    )
+        is_head = lambda path, one: isinstance(one, nn.Embedding) or path == "lm_head"  # noqa: E731
+        nn.quantize(model.model, 32, bits, class_predicate=is_head)
+    expected, found = (step_of(model, settings, short)[1].guesses() for short in (False, True))
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.parents.tolist() == expected.parents.tolist()
     assert np.allclose(found.log_probs, expected.log_probs, atol=1e-4)
@@ -122,56 +159,42 @@ def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, mon
 def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabulary, monkeypatch):
     monkeypatch.setattr(guessing, "SHORTLIST", 5)
     model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
-    settings = DraftSettings(tree_width=3)
-    decoder, result, features = step_of(model, settings, shortlists=True)
+    decoder, result, features = step_of(model, DraftSettings(tree_width=3), shortlists=True)
     ids = model.streams.vocabulary if vocabulary else mx.arange(VOCAB_SIZE)
-    guesses, own = result.guesses(), result.prediction()
     plain = decoder.model.head(model.streams.head.normalized(features)[None])[0][:, ids]
-    checked, paths = 0, [()]
-    for path in paths:
-        listed = ids if not path else ids[mx.argsort(-plain[len(path)])[:5]]
-        expected = alone(decoder, model.streams, features, [own, *path])[listed]
-        expected = expected - mx.logsumexp(expected)
-        best = mx.argsort(-expected)[:3]
-        found = guesses.behind(path)
-        assert [token for token, _ in found] == listed[best].tolist()
-        assert [score for _, score in found] == pytest.approx(expected[best].tolist(), abs=1e-4)
-        paths += [(*path, t) for t, _ in found if guesses.behind((*path, t))]
-        checked += bool(path)
-    assert checked > 3
+
+    def expected_after(path):
+        listed = ids[mx.argsort(-plain[len(path)])[:5]] if path else ids
+        expected = alone(decoder, model.streams, features, [result.prediction(), *path])[listed]
+        return listed, expected - mx.logsumexp(expected)
+
+    assert len(check_guesses(result, 3, expected_after)) > 4
 
 
 @pytest.mark.parametrize("shortlists", [False, True])
 @pytest.mark.parametrize("mode", ["shared", "lossless"])
-def test_streams_deeper_than_the_tree_are_asked_about_nothing(mode, shortlists):
+def test_streams_deeper_than_the_tree_guess_nothing(mode, shortlists):
     """In shared mode they run all the same; a full tree of width 16 has 4,096 paths of depth 3."""
     mlp = {} if mode == "shared" else {"stream_mlp": "adapter", "stream_adapter_rank": 3}
     model = speculative_model(seed=2, mode=mode, **mlp, **HEAD)
     every = DraftSettings(tree_width=16, tree_size=8)
     few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
-    _, result, _ = step_of(model, few, shortlists=shortlists)
+    _, result, _ = step_of(model, few, shortlists)
     assert result.streams.candidates.shape == (1, 1, 16)
-    expected = step_of(model, every, shortlists=shortlists)[1].guesses().behind(())
-    for (token, score), (wanted, other) in zip(result.guesses().behind(()), expected, strict=True):
-        assert token == wanted
-        assert score == pytest.approx(other, abs=1e-4)
+    expected = step_of(model, every, shortlists)[1].guesses().behind(())
+    found = result.guesses().behind(())
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert [score for _, score in found] == pytest.approx([s for _, s in expected], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "most", "whole"),
-    [
-        (40, 40, True),
-        (40, 39, False),
-        (0, VOCAB_SIZE, True),
-        (0, VOCAB_SIZE - 1, False),
-    ],
-)
-def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, most, whole, monkeypatch):
+@pytest.mark.parametrize(("vocabulary", "count"), [(40, 40), (0, VOCAB_SIZE)])
+def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, count, monkeypatch):
     """Those alone are what the head reads."""
-    monkeypatch.setattr(step, "WHOLE_HEAD", most)
     model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
-    _, result, _ = step_of(model, DraftSettings(tree_width=3))
-    assert (result.streams.logits is not None) == whole
+    for most, whole in ((count, True), (count - 1, False)):
+        monkeypatch.setattr(step, "WHOLE_HEAD", most)
+        _, result, _ = step_of(model, DraftSettings(tree_width=3))
+        assert (result.streams.logits is not None) == whole
 
 
 @pytest.mark.parametrize(
@@ -195,9 +218,8 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     scores = found.streams.logits - mx.logsumexp(found.streams.logits, axis=-1, keepdims=True)
     best = mx.argsort(-scores, axis=-1)[:, :3]
     assert found.streams.candidates.tolist() == ids[best].tolist()
-    assert mx.allclose(
-        found.streams.log_probs, mx.take_along_axis(scores, best, axis=-1), atol=1e-5
-    )
+    best_scores = mx.take_along_axis(scores, best, axis=-1)
+    assert mx.allclose(found.streams.log_probs, best_scores, atol=1e-5)
     assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
 
 
@@ -226,41 +248,27 @@ def test_rows_of_a_draft_vocabulary_are_copied_once_for_those_who_hold_them():
     assert rows().weight.shape[0] == 30
 
 
-def table(seed, gamma=4):
-    """A function of stream, token before and row before that guesses by random tables."""
-    tables = mx.array(np.random.default_rng(seed).normal(0, 2, (gamma, 12, 12)))
-    return lambda stream, before, rows=None: ranked(tables[stream][before])
-
-
-def ranked(logits, width=3):
-    logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    tokens = mx.argsort(-logits, axis=-1)[..., :width].astype(mx.int32)
-    return tokens, mx.take_along_axis(logits, tokens, axis=-1)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_likeliest_paths_are_followed(seed):
     """A beam: of each depth the paths of the highest joint probability, by force."""
-    of_stream = table(seed)
+    tables = np.random.default_rng(seed).normal(0, 2, (4, 12, 12)).astype(np.float32)
+    tables -= np.log(np.exp(tables).sum(axis=-1, keepdims=True))
+
+    def of_stream(stream, before, rows):
+        logits = mx.array(tables[stream])[before]
+        tokens = mx.argsort(-logits, axis=-1)[..., :3].astype(mx.int32)
+        return tokens, mx.take_along_axis(logits, tokens, axis=-1)
+
     guesses = StreamGuesses(*map(np.array, guess(of_stream, mx.array(5), [LIKELIEST] * 3, 3)))
-
-    def scores(stream, token):
-        tokens, found = of_stream(stream, mx.array([token]))
-        return list(zip(tokens[0].tolist(), found[0].tolist(), strict=True))
-
     level = {(): 0.0}
     for depth in range(4):
         below = {}
         for path, score in level.items():
-            expected = scores(depth, path[-1] if path else 5)
-            assert [token for token, _ in guesses.behind(path)] == [token for token, _ in expected]
-            assert [s for _, s in guesses.behind(path)] == pytest.approx([s for _, s in expected])
-            below |= {(*path, token): score + more for token, more in expected}
+            row = tables[depth, path[-1] if path else 5]
+            best = np.argsort(-row)[:3].tolist()
+            assert [token for token, _ in guesses.behind(path)] == best
+            assert [s for _, s in guesses.behind(path)] == pytest.approx(row[best].tolist())
+            below |= {(*path, token): score + row[token] for token in best}
         others = set(below) - set(sorted(below, key=below.get)[-3:])
         assert not any(guesses.behind(path) for path in others) or depth == 3
         level = {path: below[path] for path in set(below) - others}
-
-
-def test_fixed_shapes_are_asked_for_whatever_the_probabilities():
-    assert [a.tolist() for a in SHAPES["full"].expansion(3)] == [[0, 1], [0, 1, 2, 3]]
-    assert SHAPES["best-first"].expansion(3) == (LIKELIEST,) * 2

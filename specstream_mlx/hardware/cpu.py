@@ -1,23 +1,26 @@
-"""Linear layers in fuller and fewer operations, and back to those of mlx and mlx_lm.
-
-OpenBLAS's AVX-512 kernels compute 16 rows at a time and take longer for 12 of them than for 16, and
-trees have any number of rows. So products may be filled up with rows of zeros, where that is faster
-by a measurement on one of the model's own products, which is kept in the user's cache. LoRA layers
-take two operations fewer than mlx-lm's, each of which costs some microseconds on this backend.
-"""
+"""Help for MLX's CPU backend: fewer and fuller operations, bit for bit the same values."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_unflatten
+from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.tuner.lora import LoRALinear
 
-from .. import device, user_cache
+from . import device, user_cache
+
+# Products ---------------------------------------------------------------------------------------
+
+# OpenBLAS's AVX-512 kernels compute 16 rows at a time and take longer for 12 of them than for 16,
+# and trees have any number of rows. So products may be padded with rows of zeros, where that is
+# faster by a measurement on one of the model's own products, which is kept in the user's cache.
+# LoRA layers take two operations fewer than mlx-lm's, each of which costs some microseconds here.
 
 Kinds = dict[type[nn.Module], type[nn.Module]]
 """Classes of modules, each with the class that replaces it."""
@@ -151,3 +154,74 @@ def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> 
     for _ in range(_REPEATS):
         mx.eval(product(rows))
     return (time.perf_counter() - start) / _REPEATS
+
+
+# Rotary embeddings: sines and cosines once a pass instead of twice in every layer ---------------
+
+# ``mx.fast.rope`` is some twenty small operations here, nearly all of them for the angles, which
+# are the same for queries and keys and in every layer whose rope has the same settings. On a GPU
+# it is one kernel, and these tables are not used.
+
+RopeAt = Callable[[nn.Module, mx.array, mx.array | int], mx.array]
+"""``(rope, x, offset)`` -> x (sequences, heads, rows, d) rotated at consecutive positions from an
+``offset`` on, or at one for each row (rows,)."""
+
+
+class Rotations:
+    """The angles of one pass, for all layers whose ropes have the same settings.
+
+    ``rope`` is one of these, which rotates all elements of a head, in pairs; ``rope_at`` makes the
+    tables.
+    """
+
+    def __init__(self, rope: nn.Module, rope_at: RopeAt):
+        self._rope, self._rope_at = rope, rope_at
+        self._pairs_lie_together = rope.traditional
+        half = rope.dims // 2
+        self._shape = (half, 2) if rope.traditional else (2, half)
+        unit = [1.0, 0.0] * half if rope.traditional else [1.0] * half + [0.0] * half
+        self._unit = mx.array(unit)
+        self._cos_sin: tuple[mx.array, mx.array] | None = None
+
+    def begin(self) -> None:
+        """Begin a pass, whose rows have positions of their own."""
+        self._cos_sin = None
+
+    def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
+        """Rotate x (1, heads, rows, d), float32; see ``RopeAt``.
+
+        The rows of all calls of a pass have the same positions.
+        """
+        cos, sin = self._angles(x.shape[2], offset)
+        pairs = x.reshape(*x.shape[:-1], *self._shape)
+        swapped = pairs[..., ::-1] if self._pairs_lie_together else pairs[..., ::-1, :]
+        return (pairs * cos + swapped * sin).reshape(x.shape)
+
+    def _angles(self, count: int, offset: mx.array | int) -> tuple[mx.array, mx.array]:
+        """Return the factors of the pairs and of the swapped pairs; the latter hold the sign."""
+        if self._cos_sin is None:
+            units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
+            turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)
+            axis = -1 if self._pairs_lie_together else -2
+            cos, sin = mx.split(turned, 2, axis=axis)
+            self._cos_sin = cos, mx.concatenate([-sin, sin], axis=axis)
+        return self._cos_sin
+
+
+def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotations | None]:
+    """Return rotations for ropes, one for all of equal settings; ``None``: the rope itself."""
+    if device.backend() != "cpu":
+        return [None] * len(ropes)
+    known: dict[Hashable, Rotations] = {}
+    return [
+        known.setdefault(_settings(rope), Rotations(rope, rope_at))
+        if type(rope) in (nn.RoPE, Llama3RoPE)
+        else None
+        for rope in ropes
+    ]
+
+
+def _settings(rope: nn.Module) -> Hashable:
+    arrays = [np.array(array).tobytes() for array in rope.values()]  # Llama 3's frequencies
+    plain = [getattr(rope, name, None) for name in ("dims", "traditional", "base", "scale")]
+    return type(rope), *plain, *arrays

@@ -1,1 +1,0 @@
-"""Help for MLX's CPU backend: fewer and fuller operations, bit for bit the same values."""
