@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .engine.sampling import Sampling as Sampling
     from .engine.sampling import keyed_sampler as keyed_sampler
     from .errors import UserError as UserError
-    from .generation import GenerationResponse as GenerationResponse
     from .generation import astream_generate as astream_generate
     from .generation import generate as generate
     from .generation import stream_generate as stream_generate
     from .kv_store import PromptCache as PromptCache
     from .loading import SpeculativeModel as SpeculativeModel
     from .loading import load as load
+    from .responses import GenerationResponse as GenerationResponse
     from .stream_config import StreamConfig as StreamConfig
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Chat": "chat",
     "DraftSettings": "drafting.settings",
-    "GenerationResponse": "generation",
+    "GenerationResponse": "responses",
     "PromptCache": "kv_store",
     "Sampling": "engine.sampling",
     "SpeculativeModel": "loading",

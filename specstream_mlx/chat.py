@@ -6,10 +6,11 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .errors import UserError
-from .generation import GenerationResponse, stream_generate
+from .generation import stream_generate
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .prompts import in_template
+from .responses import GenerationResponse
 
 
 class Chat:

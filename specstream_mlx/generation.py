@@ -1,19 +1,15 @@
 """``stream_generate`` and ``generate`` with mlx_lm's signatures."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
-from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -31,32 +27,8 @@ from .models.architectures import text_limit
 from .options import checked
 from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
-from .scheduler import Step, decode, fill
-
-
-@dataclass
-class GenerationResponse(PlainResponse):
-    """mlx_lm's response, with counts of target calls and drafts.
-
-    Attributes:
-        target_calls: number of target calls so far.
-        accepted_length: tokens committed per target call so far.
-        drafted_tokens: number of drafted nodes that the target has tested so far.
-        accepted_tokens: number of drafted tokens that were emitted so far.
-    """
-
-    target_calls: int = 0
-    accepted_length: float = 0.0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-
-def decoding_rate(last: PlainResponse) -> float:
-    """Return the tokens per second after the first token, by a generation's last response.
-
-    mlx_lm's own rate counts the first token but not its time.
-    """
-    return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
+from .responses import GenerationResponse, responses
+from .scheduler import decode
 
 
 @checked()
@@ -175,7 +147,7 @@ def stream_generate(
         progress=prompt_progress_callback,
         profile=profile,
     )
-    return _responses(model, tokenizer, request, decode(model, request), stop, caches)
+    return responses(model, tokenizer, request, decode(model, request), stop, caches)
 
 
 def drafting_of(
@@ -215,32 +187,6 @@ def check_kv_size(
         )
 
 
-def _responses(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    request: Request,
-    steps: Iterator[Step],
-    stop: tuple[str, ...],
-    caches: list[Any] | None,
-) -> Iterator[GenerationResponse]:
-    """Yield responses while the weights are wired; in the end mlx_lm's list of caches gets rows."""
-    text: list[int] = []
-    responses: Any = respond(tokenizer, request, steps, stop)
-    with device.wired(model.model):
-        try:
-            for response in responses:
-                text.append(response.token)
-                yield response
-        finally:
-            responses.close()
-            cache = request.prompt_cache
-            if text and caches is not None and cache is not None:
-                # The last token's row is missing; in shared mode all rows of the text are.
-                rows = [*request.prompt, *text]
-                fill(cache, model, rows, request.prefill_step_size, request.quantization)
-                cache.into_list(caches)
-
-
 _THREAD = ThreadPoolExecutor(1, "astream_generate")
 """Runs all generations of asyncio, a response each in turn."""
 
@@ -262,12 +208,12 @@ async def astream_generate(
     """
     run = asyncio.get_running_loop().run_in_executor
     begin = partial(stream_generate, model, tokenizer, prompt, **kwargs)
-    responses: Any = await run(_THREAD, begin)
+    written: Any = await run(_THREAD, begin)
     try:
-        while (response := await run(_THREAD, next, responses, None)) is not None:
+        while (response := await run(_THREAD, next, written, None)) is not None:
             yield response
     finally:
-        _THREAD.submit(responses.close)
+        _THREAD.submit(written.close)
 
 
 def _room(
@@ -279,88 +225,6 @@ def _room(
         before = 0 if prompt_cache is None else prompt_cache.unknown_rows
         most.append(max(1, room - before - len(ids) + 1))  # the last token of all is not read
     return min(most, default=None)
-
-
-def respond(
-    tokenizer: TokenizerWrapper,
-    request: Request,
-    steps: Iterator[Step],
-    stop: tuple[str, ...] = (),
-) -> Iterator[GenerationResponse]:
-    """Turn the steps of a request into text, up to its length, an end token or a stop string."""
-    prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
-    with _every_token(tokenizer):
-        detokenizer = tokenizer.detokenizer
-    response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
-    held = ""  # text that may be the beginning of a stop string
-    start = time.perf_counter()
-    for step in steps:
-        if response.generation_tokens == 0:
-            now = time.perf_counter()
-            reused = 0 if prompt_cache is None else prompt_cache.reused
-            response.prompt_tps = (prompt_tokens - reused) / (now - start)
-            start = now
-        response.target_calls += 1
-        response.drafted_tokens += step.tested_nodes - 1
-        with mx.stream(device.generation_stream):
-            log_probs = step.log_probs()
-        if log_probs is not None:
-            mx.async_eval(log_probs)  # else a response that is stored would hold all rows' logits
-        for index, token in enumerate(step.tokens):
-            response.generation_tokens += 1
-            response.token = token
-            if log_probs is not None:
-                response.logprobs = log_probs[index]
-            response.from_draft = index < len(step.tokens) - 1
-            response.accepted_tokens += response.from_draft
-            ended = token in tokenizer.eos_token_ids
-            if not ended:
-                with _every_token(tokenizer):
-                    detokenizer.add_token(token)
-            if ended:
-                response.finish_reason = "stop"
-            elif response.generation_tokens == request.max_tokens:
-                response.finish_reason = "length"
-            if response.finish_reason:
-                detokenizer.finalize()
-            text, held, stopped = _cut(held + detokenizer.last_segment, stop)
-            if stopped:
-                response.finish_reason = "stop"
-            elif response.finish_reason:
-                text, held = text + held, ""
-            elapsed = time.perf_counter() - start
-            response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
-            response.accepted_length = response.generation_tokens / response.target_calls
-            response.peak_memory = mx.get_peak_memory() / 1e9
-            if response.finish_reason:
-                request.profile.border("host", log_probs)
-            yield replace(response, text=text)
-            if response.finish_reason:
-                return
-
-
-@contextmanager
-def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
-    """Name the id without a token on which mlx_lm's detokenizer fails within the context."""
-    try:
-        yield
-    except (AttributeError, IndexError, TypeError):
-        known = set(tokenizer.get_vocab().values())
-        hole = next(token for token in count() if token not in known)
-        raise UserError(
-            f"the tokenizer has no token {hole}, expected one for each id that the model writes"
-        ) from None
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
-    """What may be shown, what may begin a stop string, and whether one was met."""
-    starts = [text.find(word) for word in stop if word in text]
-    if starts:
-        return text[: min(starts)], "", True
-    for size in range(min(len(text), max((len(word) for word in stop), default=1) - 1), 0, -1):
-        if any(word.startswith(text[-size:]) for word in stop):
-            return text[:-size], text[-size:], False
-    return text, "", False
 
 
 @checked()
@@ -376,11 +240,11 @@ def generate(
     Args:
         verbose: print the text as it comes, and figures after it.
     """
-    responses = stream_generate(model, tokenizer, prompt, **kwargs)
+    written = stream_generate(model, tokenizer, prompt, **kwargs)
     if verbose:
         print("=" * 10)
     text = ""
-    for response in responses:
+    for response in written:
         text += response.text
         if verbose:
             print(response.text, end="", flush=True)

@@ -434,6 +434,8 @@ class Scheduler:
             with mx.stream(device.generation_stream):
                 self._decoder.regroup(going, [one.decoder for one in joining])
             self._last_read = None  # the next call's time includes the change
+            for one in joining:
+                one.decoder = self._decoder  # its own would hold its rows a second time
         self._present = [self._present[number] for number in going] + joining
         costs = [one.share_pass(len(self._present)) for one in self._present]
         self._costs = {one for one in costs if one is not None}

@@ -64,21 +64,9 @@ def test_without_a_chat_template_there_is_no_chat(tmp_path):
 def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     saved, notes = tmp_path / "chat.json", tmp_path / "notes.txt"
     notes.write_text("years of work")
-    lines = [
-        *("/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"),
-        *(
-            "/adapter nosuch",
-            "/marks off",
-            "and t(city)?",
-            "caf\udce9",
-            "/help",
-            f"/save {saved}",
-            f"/save {saved}",
-            f"/save {notes}",
-            "/quit",
-            "x",
-        ),
-    ]
+    lines = ["/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"]
+    lines += ["/adapter nosuch", "/marks off", "and t(city)?", "caf\udce9", "/help"]
+    lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
     arguments += ["--max-tokens", 3]
     found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))

@@ -20,6 +20,7 @@ FLOORS = [
     {"broadcast", "drafting", "kv_store", "inspection"},
     {"request"},
     {"scheduler"},
+    {"responses"},
     {"generation"},
     {"batch", "chat"},
     {"train", "serve"},

@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -55,20 +56,10 @@ MODELS = [
 ]
 EVERY = range(len(MODELS))
 CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]
-FAMILIES = [
-    "Mistral 0.3",
-    "Phi-2",
-    "Phi-3 mini 128k, longrope",
-    "Qwen2.5, yarn",
-    "Qwen3 8B",
-    "Gemma 3",
-    "OPT",
-]
+FAMILIES = ["Mistral 0.3", "Phi-2", "Phi-3 mini 128k, longrope", "Qwen2.5, yarn", "Qwen3 8B"]
+FAMILIES += ["Gemma 3", "OPT"]
 """Models of other architectures; mlx_lm's own caches have the windows of the one that has any."""
-DRAFTS = [
-    *(DraftSettings(**fields) for fields in TREES.values()),
-    *KINDS,
-]
+DRAFTS = [*(DraftSettings(**fields) for fields in TREES.values()), *KINDS]
 
 
 @cache
@@ -176,7 +167,7 @@ def any_drafting(rng, model, prompt, expected):
     return None if way == "rule" else settings
 
 
-def check_case(number, models=EVERY):
+def check_case(number, models):
     """One case; its number and the models to choose from say all."""
     rng = random.Random(number)
     choice = rng.choice(models)
@@ -218,56 +209,40 @@ def check_proposers(number, models):
     check_one(random.Random(number), model_of(models[number % len(models)]), with_proposers)
 
 
-DRAFTED = [(5000, 24, EVERY), (7000, 12, list(HEADS)), (9000, 4, FAMILIES)]
-MANY_DRAFTED = [(5100, 420, EVERY), (7100, 420, list(HEADS)), (9100, 120, FAMILIES)]
+def check_shortlists(number, models):
+    """Conditioned heads score a few tokens behind each path, as on large vocabularies."""
+    with patch.object(engine_step, "WHOLE_HEAD", 0), patch.object(guessing, "SHORTLIST", 7):
+        check_case(number, models)
 
 
-def in_parts(cases, size, *marks):
-    """Cases by the number of the first, their count, and models, in parts of a size."""
+def in_parts(check, models, first, count, size, *marks):
+    """Cases of a check from a number on, in parts of a size."""
     return [
-        pytest.param(start, size, models, marks=marks, id=f"{start}")
-        for first, count, models in cases
+        pytest.param(check, models, start, size, marks=marks, id=f"{check.__name__} {start}")
         for start in range(first, first + count, size)
     ]
 
 
-@pytest.mark.parametrize(
-    ("first", "count", "models"),
-    [*in_parts(DRAFTED, 4), *in_parts(MANY_DRAFTED, 60, pytest.mark.slow)],
-)
-def test_random_cases_of_proposers(first, count, models):
-    """Beside streams, beside draft heads, and on other families; with the slow ones 1,000 cases."""
-    for number in range(first, first + count):
-        check_proposers(number, models)
-
-
-MANY = [(1000, 150, EVERY), (2000, 250, CONDITIONED)]
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "models"),
+    ("check", "models", "first", "count"),
     [
-        *((first, 5, EVERY) for first in range(0, 20, 5)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY),
+        *in_parts(check_case, EVERY, 0, 20, 5),
+        *in_parts(check_case, EVERY, 1000, 150, 150, SLOW),
+        *in_parts(check_case, CONDITIONED, 2000, 250, 250, SLOW),
+        *in_parts(check_shortlists, CONDITIONED, 3000, 20, 10),
+        *in_parts(check_shortlists, CONDITIONED, 4000, 100, 100, SLOW),
+        *in_parts(check_proposers, EVERY, 5000, 24, 4),
+        *in_parts(check_proposers, list(HEADS), 7000, 12, 4),
+        *in_parts(check_proposers, FAMILIES, 9000, 4, 4),
+        *in_parts(check_proposers, EVERY, 5100, 420, 60, SLOW),
+        *in_parts(check_proposers, list(HEADS), 7100, 420, 60, SLOW),
+        *in_parts(check_proposers, FAMILIES, 9100, 120, 60, SLOW),
     ],
 )
-def test_random_cases(first, count, models):
+def test_random_cases(check, models, first, count):
+    """Beside streams, beside draft heads, and on other families; with the slow ones 1,500 cases."""
     for number in range(first, first + count):
-        check_case(number, models)
-
-
-@pytest.fixture
-def shortlists(monkeypatch):
-    """Conditioned heads score a few tokens behind each path, as on large vocabularies."""
-    monkeypatch.setattr(engine_step, "WHOLE_HEAD", 0)
-    monkeypatch.setattr(guessing, "SHORTLIST", 7)
-
-
-@pytest.mark.usefixtures("shortlists")
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [(3000, 10), (3010, 10), pytest.param(4000, 100, marks=pytest.mark.slow)],
-)
-def test_random_cases_of_shortlists(first, count):
-    for number in range(first, first + count):
-        check_case(number, CONDITIONED)
+        check(number, models)

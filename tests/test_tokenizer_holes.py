@@ -9,8 +9,8 @@ from tiny_models import tiny_tokenizer
 from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import Plan, root_only
-from specstream_mlx.generation import respond
 from specstream_mlx.request import Request
+from specstream_mlx.responses import respond
 from specstream_mlx.scheduler import Step
 
 HOLE = 30

@@ -33,8 +33,8 @@ from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens, reason
-from specstream_mlx.generation import GenerationResponse, respond
 from specstream_mlx.request import Request
+from specstream_mlx.responses import GenerationResponse, respond
 from specstream_mlx.scheduler import Step, TokenSequence, steps_of
 
 from .contents import Contents

@@ -19,8 +19,8 @@ from .options import ModelOptions, OutputOptions, SamplingOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat
-    from ..generation import GenerationResponse
     from ..loading import SpeculativeModel
+    from ..responses import GenerationResponse
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks

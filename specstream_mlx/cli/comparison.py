@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..drafting.settings import DraftSettings
 from ..engine.kv import window_left_out
-from ..generation import decoding_rate
+from ..responses import decoding_rate
 from ..terminal.progress import progress
 from .run import Run
 

@@ -29,7 +29,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..generation import GenerationResponse
+    from ..responses import GenerationResponse
     from .comparison import Comparison
     from .generate_coreml import PackageRun
     from .run import Run

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ..engine.profile import Profile
     from ..errors import Mode
-    from ..generation import GenerationResponse
     from ..request import Progress, Request
+    from ..responses import GenerationResponse
     from .comparison import Comparison
     from .run import Run
 

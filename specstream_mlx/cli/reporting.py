@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..terminal.notes import note
 
 if TYPE_CHECKING:
-    from ..generation import GenerationResponse
+    from ..responses import GenerationResponse
     from .comparison import Comparison
 
 

@@ -15,11 +15,12 @@ from ..engine.profile import NO_PROFILE, Profile
 from ..engine.sampling import KeyedSampler
 from ..engine.verify.rule import VerifyRule
 from ..errors import Mode
-from ..generation import GenerationResponse, stream_generate
+from ..generation import stream_generate
 from ..hardware.cpu import stock_modules
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
 from ..request import Progress
+from ..responses import GenerationResponse
 
 
 class CommonArguments(TypedDict):

@@ -40,8 +40,9 @@ def write(
 
         specstream-mlx write key_points --file dialogue.txt --json
     """
-    from ..generation import decoding_rate, stream_generate
+    from ..generation import stream_generate
     from ..prompts import chat_prompt
+    from ..responses import decoding_rate
 
     source = ModelOptions(model, adapter=adapter).source(quiet=True)
     text = standard_input() if file is None else decoded(file.read_bytes(), str(file))

@@ -105,17 +105,11 @@ class Backoff:
 
 @dataclass
 class _Guessed:
-    """Guesses that the text has not passed yet.
-
-    Attributes:
-        guesses: the guesses of one step.
-        path: the tokens written since.
-        trunk: whether all of these were first guesses.
-    """
+    """Guesses of a step that the text has not passed yet, and the tokens written since."""
 
     guesses: StreamGuesses
     path: Path = ()
-    trunk: bool = True
+    trunk: bool = True  # whether all of these were first guesses
 
 
 class StreamAverages:
@@ -129,8 +123,7 @@ class StreamAverages:
     among the candidates of its depth: only then are deeper nodes drafted.
 
     Attributes:
-        hits, expected: sums of hits and of probabilities, by [trunk, elsewhere] and [first guess,
-            another].
+        hits, expected: sums of hits and of probabilities, by [trunk, elsewhere], [first, other].
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -130,8 +130,8 @@ class StepCosts:
     """The cost curve of one model on this machine, and the timings that are still missing.
 
     Attributes:
-        curve: of steps of one text.
-        batches: costs of passes of several texts, as long as the program runs.
+        curve: of steps of one sequence.
+        batches: costs of passes of several, as long as the program runs.
 
     Args:
         path: file in the user's cache.
@@ -149,7 +149,11 @@ class StepCosts:
     ):
         self._path, self._facts, self._names = path, facts, dict(names or {})
         self.batches = BatchCosts()
-        self._jobs = [(place, size) for place in places for size in _sizes(place, places)]
+        # A single node without streams is a plain step, where there are these.
+        sizes = {place: _SIZES for place in places}
+        if "plain" in places:
+            sizes |= {"plain": (1,), "none": _SIZES[1:]}
+        self._jobs = [(place, size) for place in places for size in sizes[place]]
         self._timings: list[tuple[Job, float]] = []
         self._saved, self._order = 0, random.Random(0)
         self._left: list[Job] = []
@@ -220,11 +224,7 @@ class StepCosts:
 
 
 def read_curve(values: Mapping[str, Any]) -> CostCurve:
-    """Read the curve of a file in the user's cache.
-
-    Raises:
-        KeyError, TypeError, ValueError: the file is damaged.
-    """
+    """Read the curve of a file in the user's cache; any ``ValueError`` or such: it is damaged."""
     points = {
         place: tuple((int(n), float(s)) for n, s in pairs)
         for place, pairs in dict(values["points"]).items()
@@ -235,13 +235,6 @@ def read_curve(values: Mapping[str, Any]) -> CostCurve:
     if not {"plain", "none"} & points.keys():
         raise ValueError("no step without guesses was timed")
     return CostCurve(points, numbers[0], int(numbers[1]), numbers[2])
-
-
-def _sizes(place: Place, places: Sequence[Place]) -> tuple[int, ...]:
-    """Return the sizes to time; with plain steps, a single node without streams is one of them."""
-    if place == "plain":
-        return (1,)
-    return _SIZES[1:] if place == "none" and "plain" in places else _SIZES
 
 
 def _typical(place: Place) -> tuple[tuple[int, float], ...]:
@@ -261,7 +254,7 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
         usual = {job: statistics.median(seconds) for job, seconds in steady.items()}
         slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
         pairs = zip(rounds, slowness, strict=True)
-        steady = _by_job([(job, s / slow) for one, slow in pairs for job, s in one])
+        steady = _by_job((job, s / slow) for one, slow in pairs for job, s in one)
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
@@ -270,7 +263,7 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     return CostCurve(ascending, spread, len(rounds), now)
 
 
-def _by_job(timings: Sequence[tuple[Job, float]]) -> dict[Job, list[float]]:
+def _by_job(timings: Iterable[tuple[Job, float]]) -> dict[Job, list[float]]:
     by_job: dict[Job, list[float]] = defaultdict(list)
     for job, seconds in timings:
         by_job[job].append(seconds)
@@ -380,13 +373,13 @@ class _Company:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a text in passes with others.
+    """The part of a sequence in passes with others.
 
     Attributes:
-        rate: recent tokens per second of all texts together.
+        rate: recent tokens per second of all sequences.
         nodes: the most nodes of a tree, the root included.
-        seconds: its share of a pass whose streams do not guess, and of one whose streams do.
-        rows: seconds of a row more of every text, likewise.
+        seconds, rows: its share of a pass, and seconds of a row more of every sequence, each in
+            passes whose streams do not guess and in passes whose streams do.
     """
 
     rate: float
@@ -407,7 +400,7 @@ class BatchCosts:
     """Costs of passes of several texts of one model, by the number of texts."""
 
     def __init__(self) -> None:
-        self._companies: dict[int, _Company] = {}
+        self._companies: dict[int, _Company] = defaultdict(_Company)
 
     def note(
         self, texts: int, rows: int, guesses: bool, tokens: int, seconds: float | None
@@ -415,12 +408,11 @@ class BatchCosts:
         """Take in a pass of so many sequences and rows, those that fill up trees included.
 
         Args:
-            texts, rows: see above.
             guesses: whether streams guessed.
             tokens: tokens that all sequences got.
             seconds: the time of the pass; ``None``: something else was done meanwhile.
         """
-        company = self._of(texts)
+        company = self._companies[texts]
         if seconds is not None:
             company.passes[guesses].note(rows, seconds)
         part = max(0.0, 1 - tokens / (RATE_MEMORY * texts))
@@ -430,7 +422,7 @@ class BatchCosts:
 
     def note_gains(self, texts: int, probabilities: Sequence[float]) -> None:
         """Take in the probabilities of a sequence's nodes but the root, the likeliest first."""
-        company, part = self._of(texts), 1 - 1 / RATE_MEMORY
+        company, part = self._companies[texts], 1 - 1 / RATE_MEMORY
         company.noted = company.noted * part + 1
         for place in range(MOST_NODES):
             own = probabilities[place] if place < len(probabilities) else 0.0
@@ -439,11 +431,9 @@ class BatchCosts:
     def share(self, texts: int, solo: tuple[Line, Line]) -> Share:
         """Return the share of one of so many sequences.
 
-        Args:
-            texts: number of sequences.
-            solo: costs of one sequence's steps, without guesses and with them.
+        ``solo`` are the costs of one sequence's steps, without guesses and with them.
         """
-        company = self._of(texts)
+        company = self._companies[texts]
         lines = [one.line(texts, own) for one, own in zip(company.passes, solo, strict=True)]
         timed = [bool(one) for one in company.passes]
         if timed[0] != timed[1]:  # what was never timed is to the other as with one text
@@ -460,9 +450,6 @@ class BatchCosts:
             nodes += 1
         first, second = (_seconds(line, texts * nodes) / texts for line in lines)
         return Share(rate, nodes, (first, second), (texts * lines[0][1], texts * lines[1][1]))
-
-    def _of(self, texts: int) -> _Company:
-        return self._companies.setdefault(texts, _Company())
 
 
 def _seconds(line: Line, rows: float) -> float:

@@ -13,7 +13,7 @@ from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .calibration import StreamAverages
 from .draft_model import DraftModel
 from .ngram import Lookup
-from .pooling import pool, required_paths
+from .pooling import pool
 from .proposer import FREE, MOST_NODES, Material, Proposer
 from .settings import DraftSettings, Proposers
 
@@ -78,11 +78,12 @@ class FixedPlanner(Planner):
         def guessed(path: Path) -> Guesses:
             return behind(path)[: self._width] if len(path) < depth else []
 
-        children = pool(self._proposers, guessed)
+        children = pool(self._proposers, guessed) if self._proposers else guessed
         if self._full:
             return tree_of(root, list(all_nodes(children)))
         nodes = best_nodes(children, self._most_nodes(depth), self._threshold)
-        return tree_of(root, with_paths(nodes, required_paths(self._proposers)))
+        paths = [path for proposer in self._proposers for path in proposer.required()]
+        return tree_of(root, with_paths(nodes, paths))
 
     def finish(self) -> None:
         """Let the proposers keep what is to outlive the sequence."""

@@ -56,8 +56,3 @@ def pool(proposers: Sequence[Proposer], streams: Children | None = None) -> Chil
         return pooled(guessed, guesses) if guessed else guesses
 
     return children
-
-
-def required_paths(proposers: Sequence[Proposer]) -> list[Path]:
-    """List the paths that the tree must hold for some proposer's sake."""
-    return [path for proposer in proposers for path in proposer.required()]

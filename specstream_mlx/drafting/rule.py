@@ -46,7 +46,7 @@ from .cost import (
     device_facts,
     directory,
 )
-from .pooling import pool, required_paths
+from .pooling import pool
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Proposers
 
@@ -229,7 +229,7 @@ class RulePlanner(Planner):
         price = Price(rate, row, None if curve.spread is None else curve.plain)
         for proposer in self._proposers:
             proposer.begin(verified, price)
-        paths = required_paths(self._proposers)
+        paths = [path for proposer in self._proposers for path in proposer.required()]
         self._required = len(with_paths((), paths))
         nodes = self._likeliest(pool(self._proposers, self.averages.behind))
         self._share = self._share_of(nodes)

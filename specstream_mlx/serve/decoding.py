@@ -19,10 +19,10 @@ from ..engine.guess import NO_GUESSES, StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
 from ..engine.sampling import Sampling, keyed_sampler
 from ..errors import UserError
-from ..generation import GenerationResponse, respond
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
 from ..request import Request
+from ..responses import GenerationResponse, respond
 from ..scheduler import Scheduler, Step, TokenSequence, check_side_by_side, share_a_pass
 from .prefixes import Prefixes
 

@@ -10,8 +10,9 @@ from typing import Any
 import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..generation import decoding_rate, stream_generate
+from ..generation import stream_generate
 from ..loading import SpeculativeModel
+from ..responses import decoding_rate
 
 ROUNDS = 2
 """How often each way decodes a prompt, in turn with the others."""

@@ -15,7 +15,7 @@ from specstream_mlx import keyed_sampler, load, stream_generate
 
 def asked(address, body):
     """The text of a completion; of a body with ``left``, none: the client goes away."""
-    left = body.pop("left", False)
+    left = bool(body.pop("left", 0))
     request = urllib.request.Request(
         f"{address}/completions",
         json.dumps(body | {"stream": left}).encode(),
