@@ -9,7 +9,7 @@ timings. Only tokens behind the first one are timed, so reading the prompt does 
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
@@ -490,6 +490,17 @@ def interleaved(
                 mx.clear_cache()
                 show(one * len(prompts) + number + 1, rounds * len(prompts))
     return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
+
+
+def in_turn(
+    prompts: Sequence[Sequence[int]], ways: Mapping[Name, Way], timed: Collection[Name]
+) -> Compared[Name]:
+    """Run the timed ways in turn, then the others, which get no rates; nothing is warmed up."""
+    parts = [
+        interleaved(prompts, {n: w for n, w in ways.items() if (n in timed) == own}, warm_up=False)
+        for own in (True, False)
+    ]
+    return Compared(parts[0].runs | parts[1].runs, parts[0].rates)
 
 
 def expected_runs(

@@ -50,7 +50,7 @@ from .runner import (
     Mounted,
     Run,
     Way,
-    interleaved,
+    in_turn,
     measure_costs,
 )
 from .speedup import Subject
@@ -196,8 +196,6 @@ def answer(
     timed: Collection[str],
 ) -> Answered:
     """Answer every turn by every way; a later turn follows mlx_lm's answers."""
-    apart = {name: way for name, way in ways.items() if name not in timed}
-    in_turn = {name: way for name, way in ways.items() if name in timed}
     of: list[int] = []
     runs: dict[str, list[list[Run]]] = {name: [] for name in ways}
     rates: dict[tuple[str, int], float] = {}
@@ -215,10 +213,9 @@ def answer(
                 del chats[i]
         if not prompts:
             break
-        found = interleaved(list(prompts.values()), in_turn, warm_up=False)
-        others = interleaved(list(prompts.values()), apart, warm_up=False)
+        found = in_turn(list(prompts.values()), ways, timed)
         rates |= {(name, len(of) + i): rate for (name, i), rate in found.rates.items()}
-        for name, some in (found.runs | others.runs).items():
+        for name, some in found.runs.items():
             runs[name] += some
         for i, (run,) in zip(prompts, runs[MLX_LM][len(of) :], strict=True):
             chats[i].append(said("assistant", run.text))

@@ -62,44 +62,28 @@ def lm_head(model):
 
 # Medusa: z = H, z += silu(W z + b), head ------------------------------------------------------
 
-MEDUSA_NAMES = {
-    "own": ("{i}.{j}.linear.{part}", "{i}.{layers}.weight"),
-    "whole model's": ("medusa_head.{i}.{j}.linear.{part}", "medusa_head.{i}.{layers}.weight"),
-    "vLLM's": ("blocks.{i}.layers.{j}.{part}", "lm_heads.{i}.weight"),
-    "vLLM's in a model": (
-        "medusa_heads.blocks.{i}.layers.{j}.{part}",
-        "medusa_heads.lm_heads.{i}.weight",
-    ),
-}
 
-
-def medusa(rng, model, *, names="own", heads=3, layers=1, own=True, bias=True, tokens=None):
-    """Medusa's heads; vLLM's may have LM heads of all tokens and a map of those to draft."""
-    layer, head = MEDUSA_NAMES[names]
-    tensors, further = {}, {}
+def medusa(rng, model, *, heads=3, layers=1, own=True, tokens=None, prefix=""):
+    """Medusa's heads; ``tokens``: how many they score, all without it."""
+    drafted = rng.choice(VOCAB_SIZE, tokens, replace=False) if tokens else np.array(ALL)
+    tensors = {f"{prefix}token_map": drafted.astype(np.int32)} if tokens else {}
     for i in range(heads):
         for j in range(layers):
-            tensors[layer.format(i=i, j=j, part="weight")] = normal(rng, HIDDEN, HIDDEN)
-            if bias:
-                tensors[layer.format(i=i, j=j, part="bias")] = normal(rng, HIDDEN, scale=0.3)
+            tensors[f"{prefix}{i}.{j}.linear.weight"] = normal(rng, HIDDEN, HIDDEN)
+            tensors[f"{prefix}{i}.{j}.linear.bias"] = normal(rng, HIDDEN, scale=0.3)
         if own:
-            rows = VOCAB_SIZE if tokens != "cut" else 60
-            tensors[head.format(i=i, layers=layers)] = normal(rng, rows, HIDDEN, scale=0.4)
-    drafted = np.array(ALL)
-    if tokens is not None:
-        drafted = rng.choice(VOCAB_SIZE, 60, replace=False)
-        prefix = head.removesuffix("lm_heads.{i}.weight")  # tokens are a part of vLLM's form alone
-        tensors[f"{prefix}token_map"] = drafted.astype(np.int32)
+            weight = normal(rng, len(drafted), HIDDEN, scale=0.4)
+            tensors[f"{prefix}{i}.{layers}.weight"] = weight
 
     def logits_of(text, path):
         i, z = len(path), last_hidden(model, text)[-1]
         for j in range(layers):
-            weight = tensors[layer.format(i=i, j=j, part="weight")]
-            z = z + silu(weight @ z + (tensors[layer.format(i=i, j=j, part="bias")] if bias else 0))
-        weight = tensors[head.format(i=i, layers=layers)] if own else lm_head(model)
-        return (weight[drafted] if tokens == "all" else weight) @ z, drafted
+            layer = f"{prefix}{i}.{j}.linear."
+            z = z + silu(tensors[f"{layer}weight"] @ z + tensors[f"{layer}bias"])
+        weight = tensors[f"{prefix}{i}.{layers}.weight"] if own else lm_head(model)[drafted]
+        return weight @ z, drafted
 
-    return tensors, logits_of, further
+    return tensors, logits_of, {}
 
 
 # A Llama layer over whole sequences -----------------------------------------------------------
@@ -160,65 +144,37 @@ def layer_tensors(rng, name, *, width=HIDDEN, kv_heads=2, inner=48):
     }
 
 
-# Hydra: z = R u + r + silu(L u + l) of u = [P; E(x); E(c_1); ..], further layers, head -----------
+# Hydra: z = R u + r + silu(L u + l) of u = [H; E(x); E(c_1); ..], further layers, head -----------
 
 
-def hydra(rng, model, *, prefix=False, heads=3, layers=2, own=True):
-    """Hydra's heads; with ``prefix`` Hydra++'s, whose modules lie behind dropout."""
+def hydra(rng, model, *, heads=3, layers=2, own=True):
+    """Hydra's heads."""
     tensors = {}
-    first = 1 if prefix else 0
-    step = 1 + first
+
+    def linear(name, rows, width, scale=None, bias=0.3):
+        tensors[f"{name}.weight"] = normal(rng, rows, width, scale=scale)
+        tensors[f"{name}.bias"] = normal(rng, rows, scale=bias)
+
+    def through(name, x):
+        return tensors[f"{name}.weight"] @ x + tensors[f"{name}.bias"]
+
     for i in range(heads):
         for part in ("linear", "res_connection"):
-            name = f"hydra_mlp.{i}.{first}.{part}"
-            tensors[f"{name}.weight"] = normal(rng, HIDDEN, (i + 2) * HIDDEN)
-            tensors[f"{name}.bias"] = normal(rng, HIDDEN, scale=0.3)
+            linear(f"hydra_mlp.{i}.0.{part}", HIDDEN, (i + 2) * HIDDEN)
         for j in range(1, layers):
-            name = f"hydra_mlp.{i}.{first + j * step}.linear"
-            tensors[f"{name}.weight"] = normal(rng, HIDDEN, HIDDEN)
-            tensors[f"{name}.bias"] = normal(rng, HIDDEN, scale=0.3)
+            linear(f"hydra_mlp.{i}.{j}.linear", HIDDEN, HIDDEN)
         if own:
-            name = f"hydra_lm_head.{i}" + (".1" if prefix else "")
-            tensors[f"{name}.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=0.4)
-            tensors[f"{name}.bias"] = normal(rng, VOCAB_SIZE, scale=0.5)
-    block = "prefix_embeding_layer.layers.0."
-    if prefix:
-        tensors |= layer_tensors(rng, block)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{block}{name}.weight"] = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
-        norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
-        tensors["prefix_embeding_layer.norm.weight"] = norm
-        unused = np.zeros((VOCAB_SIZE, HIDDEN), np.float32)
-        tensors["prefix_embeding_layer.embed_tokens.weight"] = unused
-
-    def hidden(text):
-        rows = last_hidden(model, text)
-        if not prefix:
-            return rows[-1]
-        sees = np.tri(len(rows), dtype=bool)
-        normed = rms_norm(rows, tensors[f"{block}input_layernorm.weight"])
-        args = normed, tensors, f"{block}self_attn.", np.arange(len(rows)), sees, 10000.0
-        rows = rows + attention(*args)
-        normed = rms_norm(rows, tensors[f"{block}post_attention_layernorm.weight"])
-        rows = rows + mlp(normed, tensors, f"{block}mlp.")
-        return rms_norm(rows, tensors["prefix_embeding_layer.norm.weight"])[-1]
+            linear(f"hydra_lm_head.{i}", VOCAB_SIZE, HIDDEN, 0.4, 0.5)
 
     def logits_of(text, path):
         i, embedding = len(path), np.array(model.model.model.embed_tokens.weight)
-        u = np.concatenate([hidden(text), *embedding[[text[-1], *path]]])
-        name = f"hydra_mlp.{i}.{first}."
-        mapped, z = (
-            tensors[f"{name}{part}.weight"] @ u + tensors[f"{name}{part}.bias"]
-            for part in ("linear", "res_connection")
-        )
-        z = z + silu(mapped)
+        hidden = last_hidden(model, text)[-1]
+        u = np.concatenate([hidden, *embedding[[text[-1], *path]]])
+        mapped = silu(through(f"hydra_mlp.{i}.0.linear", u))
+        z = through(f"hydra_mlp.{i}.0.res_connection", u) + mapped
         for j in range(1, layers):
-            name = f"hydra_mlp.{i}.{first + j * step}.linear"
-            z = z + silu(tensors[f"{name}.weight"] @ z + tensors[f"{name}.bias"])
-        name = f"hydra_lm_head.{i}" + (".1" if prefix else "")
-        if not own:
-            return lm_head(model) @ z, ALL
-        return tensors[f"{name}.weight"] @ z + tensors[f"{name}.bias"], ALL
+            z = z + silu(through(f"hydra_mlp.{i}.{j}.linear", z))
+        return through(f"hydra_lm_head.{i}", z) if own else lm_head(model) @ z, ALL
 
     return tensors, logits_of, {"config": {"hydra_num_layers": layers, "grounded_heads": True}}
 
@@ -364,45 +320,22 @@ def nested(layer):
     return layer | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
 
 
-# Prompt tokens: the model's own rows behind the text, with embeddings of their own ---------------
+# Prompt tokens: the model's own rows after the text, with embeddings of their own ----------------
 
 
-class Prefixed:
-    """A layer's cache that puts learned keys and values behind all others."""
-
-    offset = 0
-
-    def __init__(self, keys, values):
-        self._prefix = keys, values
-
-    def update_and_fetch(self, *new):
-        return tuple(mx.concatenate(pair, axis=2) for pair in zip(new, self._prefix, strict=True))
-
-
-def prompt_tokens(rng, model, *, count=3, learned=0):
-    """PPD's; or BiTA's, which see as many learned keys and values in each layer."""
-    name = "model.mask_tokens.weight" if learned else "prompt_embeddings"
-    tensors = {name: normal(rng, count, HIDDEN, scale=1.0)}
-    config = {"mask_num": count, "prompt_num": learned} if learned else {"num_exits": 1}
-    layers = model.layers
-    heads = layers[0].self_attn.n_kv_heads
-    prefix = normal(rng, learned, 2 * len(layers) * heads * 8, scale=1.0)
-    if learned:
-        tensors["model.prefix_encoder.embedding.weight"] = prefix
-    parts = prefix.reshape(learned, len(layers), 2, heads, 8).transpose(1, 2, 3, 0, 4)
+def prompt_tokens(rng, model, *, count=3):
+    """PPD's."""
+    embeddings = normal(rng, count, HIDDEN, scale=1.0)
 
     def logits_of(text, path):
         inner = model.model.model
-        rows = [inner.embed_tokens(mx.array(text[:-1])), mx.array(tensors[name])]
-        hidden, main = mx.concatenate(rows)[None], len(text) - 1
-        of_prefix = np.repeat(np.arange(main + count)[:, None] >= main, learned, axis=1)
-        mask = mx.array(np.concatenate([np.tri(main + count, dtype=bool), of_prefix], axis=1))
-        for layer, (keys, values) in zip(layers, parts, strict=True):
-            hidden = layer(hidden, mask, Prefixed(mx.array(keys[None]), mx.array(values[None])))
-        last = np.array(inner.norm(hidden)[0, main:])
-        return lm_head(model) @ last[len(path)], ALL
+        rows = [inner.embed_tokens(mx.array(text[:-1])), mx.array(embeddings)]
+        hidden = mx.concatenate(rows)[None]
+        for layer in model.layers:
+            hidden = layer(hidden, "causal", None)
+        return lm_head(model) @ np.array(inner.norm(hidden)[0, len(text) - 1 + len(path)]), ALL
 
-    return tensors, logits_of, {"config": config}
+    return {"prompt_embeddings": embeddings}, logits_of, {"config": {"num_exits": 1}}
 
 
 HEADS = {
@@ -434,21 +367,15 @@ HEADS = {
         partial(eagle3, name="layers.0", config=speculators(norm_output=True, fc_norm=True)),
     ),
     "ppd": ("one kv head, untied", prompt_tokens),
-    "bita": ("grouped heads, tied", partial(prompt_tokens, learned=4)),
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),
     "medusa, the base's tied head": ("sliding windows", partial(medusa, own=False, heads=2)),
-    "medusa of a whole model": ("llama3 rope", partial(medusa, names="whole model's")),
-    "medusa, vLLM's": (
-        "full heads, biases",
-        partial(medusa, names="vLLM's", layers=2, bias=False, tokens="all"),
+    "medusa of a whole model": ("llama3 rope", partial(medusa, prefix="medusa_head.")),
+    "medusa, some tokens": ("full heads, biases", partial(medusa, layers=2, tokens=60)),
+    "medusa, some tokens, the base's head": (
+        "one kv head, untied",
+        partial(medusa, own=False, tokens=60),
     ),
     "hydra": ("one kv head, untied", hydra),
     "hydra, the base's head": ("sliding windows", partial(hydra, own=False, layers=1)),
-    "hydra++": ("grouped heads, tied", partial(hydra, prefix=True, layers=3)),
-    "medusa, vLLM's, cut": ("grouped heads, tied", partial(medusa, names="vLLM's", tokens="cut")),
-    "medusa, vLLM's in a model": (
-        "one kv head, untied",
-        partial(medusa, names="vLLM's in a model", tokens="cut"),
-    ),
 }

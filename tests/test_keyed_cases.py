@@ -78,7 +78,7 @@ def datastore():
     """What the models write by themselves, for ``rest``."""
     path = Path(tempfile.mkdtemp()) / "datastore"
     written = [plain_tokens(model_of(one).model, random_prompt(5), 60) for one in (0, 2, 4, 5)]
-    write_datastore(path, np.concatenate(written), VOCAB_SIZE)
+    write_datastore(path, np.concatenate(written))
     return path
 
 

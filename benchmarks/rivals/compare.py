@@ -1,19 +1,18 @@
 """Methods of drafting side by side on one model: ``python -m benchmarks.rivals``, in a clone.
 
 Classes of texts (``texts``): Spec-Bench's six tasks, where ``--questions`` names its file; the
-typed texts of eight tasks, answered by the base and by the tasks' own adapters; prose; prompts of
-any length; and, as a control, texts that nobody can foresee, which are dictated to the base.
+typed texts of eight tasks, answered by the base and by the tasks' own adapters; prose; and, as a
+control, texts that nobody can foresee, which are dictated to the base.
 
 Methods (``methods``): plain decoding, the streams, every proposer alone, streams, a draft head or a
-draft model with lookup; and programs beside this one: ``mlx_lm``, plain and with a draft model, and
-llama.cpp on the GGUF file that the base was made of.
+draft model with lookup; and other programs: ``mlx_lm``, plain and with a draft model, and llama.cpp
+on the GGUF file that the demonstration model was made of.
 
 Each method is measured in two ways. *By worth* it drafts in every step as much as is worth its
-time, at a pace of its own, and all take turns on every text. *In trees* of a given number of nodes,
-the same for all, it shows how often it is right: ``accepted`` is tokens a call, the call that ends
-the prompt left out, as Spec-Bench counts. Only the first depends on the machine; ``--acceptance``
-leaves it out. Every text is compared with plain decoding's, mlx_lm's with the same seed above
-temperature 0; with an adapter in shared mode that of the same model at one token a step.
+time, and all take turns on every text. *In trees* of a given number of nodes, the same for all, it
+shows how often it is right: ``accepted`` is tokens a call, the call that ends the prompt left out,
+as Spec-Bench counts. Only the first depends on the machine; ``--acceptance`` leaves it out. Every
+text is compared with mlx_lm's plain decoding, above temperature 0 with the same seed.
 """
 
 import statistics
@@ -33,7 +32,6 @@ from specstream_mlx.options import (
     PATH,
     TEXT,
     Kind,
-    choice,
     each,
     integer,
     most_tokens,
@@ -42,8 +40,9 @@ from specstream_mlx.options import (
 
 from ..llama_cpp_reference import llama_ways
 from ..report import OUTPUT, Kept, machine_suffix, write_report
-from ..runner import MLX_LM, Base, Compared, Mounted, Run, Way, interleaved, measure_costs
+from ..runner import MLX_LM, Base, Compared, Mounted, Way, in_turn, measure_costs
 from ..spec_bench import (
+    Question,
     accept_lengths,
     answer,
     depends_on,
@@ -55,13 +54,11 @@ from ..spec_bench import (
     stamps,
 )
 from ..speedup import Subject, check_texts
-from .methods import MLX_LM_DRAFTS, PLAIN, Method, Sources, methods_of, mounted_heads, parameters_of
+from .methods import MLX_LM_DRAFTS, PLAIN, Method, Sources, methods_of, mounted_heads
 from .report import markdown
 from .rest import open_datastore
 from .suffix import Answers
-from .texts import TextClass, check_contexts, classes_of, dictation, fitting_adapters
-
-_DEPTHS = 8  # of drafted tokens, whose shares are reported
+from .texts import TextClass, classes_of, dictation, fitting_adapters
 
 
 def _listed(words: str, fits: Any, read: Any) -> Kind:
@@ -87,14 +84,11 @@ class Asked:
     datastore: Path | None = option(
         None, PATH, "A datastore of rivals.rest, from which rest drafts."
     )
-    weights: str = option(
-        "auto", choice("auto", "packed", "expanded"), "How quantized weights are held."
-    )
     classes: str = option(
         "",
         TEXT,
         "Only these: spec-bench, typed (texts of eight tasks, by the base), adapters (the same by "
-        "the tasks' adapters), prose, unpredictable, context; or one task, such as qa or sql.",
+        "the tasks' adapters), prose, unpredictable; or one task, such as qa or sql.",
         metavar="NAME,NAME",
     )
     methods: str = option(
@@ -114,25 +108,15 @@ class Asked:
         "Temperatures, such as 0,1.",
         metavar="T,T",
     )
-    contexts: tuple[int, ...] = option(
-        (200,),
-        _listed("integers of at least 100", lambda value: is_integer(value) and value >= 100, int),
-        "Tokens of the prompts of context, such as 200,2000.",
-        metavar="N,N",
-    )
-    tree_size: tuple[int, ...] | None = option(
-        None,
+    tree_size: tuple[int, ...] = option(
+        (8,),
         _listed(
             f"integers from 1 to {MAX_TREE_SIZE}",
             lambda value: is_integer(value) and 1 <= value <= MAX_TREE_SIZE,
             int,
         ),
-        "Nodes of the trees in which drafts are counted, such as 8,60. Default: 8, of sql 4, 7, 8 "
-        "and 9, and none of prompts of 1,000 tokens or more.",
+        "Nodes of the trees in which drafts are counted, such as 8,60.",
         metavar="N,N",
-    )
-    gguf: Path | None = option(
-        None, PATH, "The base's weights for llama.cpp. Default: those of smollm2."
     )
     acceptance: bool = option(
         False, FLAG, "Time nothing: how often drafts are right alone, also on a busy machine."
@@ -174,7 +158,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Contest:
-    """What all classes have in common: options, methods, runs so far, llama.cpp's ways."""
+    """What all classes have in common: options, methods, runs so far, other programs' ways."""
 
     asked: Asked
     methods: Sequence[Method]
@@ -183,15 +167,8 @@ class Contest:
     outside: Mapping[str, Way]
     answers: dict[tuple[Any, ...], Answers] = field(default_factory=dict)
 
-    def answers_of(self, *of: Any) -> Answers:
-        """The earlier answers of a method, of one adapter and temperature."""
-        return self.answers.setdefault(of, Answers())
-
     def entries(self, mounted: Mounted, one: TextClass, temperature: float) -> list[Entry]:
         """List what takes part in a class at a temperature, mlx_lm first."""
-        mode, streams = mounted.model.mode, mounted.model.streams is not None
-        timed, draft = not self.asked.acceptance, self.sources.draft_model
-        of = (one.adapter, temperature, one.dictated)
 
         def sampler_of(prompt: Sequence[int]) -> Any:
             return keyed_sampler(sum(prompt), temperature)
@@ -199,85 +176,75 @@ class Contest:
         def processors_of(prompt: Sequence[int]) -> list[LogitsProcessor]:
             return [dictation(mounted, prompt)]
 
-        draws = sampler_of if temperature else None
-        dictates = processors_of if one.dictated else None
-        found = [Entry(MLX_LM, None, mounted.mlx_lm(draws, processors_of=dictates), timed)]
-        beside = timed and not temperature and one.adapter is None and not one.dictated
-        if beside and draft is not None:
+        how: dict[str, Any] = {
+            "sampler_of": sampler_of if temperature else None,
+            "processors_of": processors_of if one.dictated else None,
+        }
+        timed, draft = not self.asked.acceptance, self.sources.draft_model
+        entries = [Entry(MLX_LM, None, mounted.mlx_lm(**how), timed)]
+        others = timed and not temperature and one.adapter is None and not one.dictated
+        if others and draft is not None:
             way = mounted.mlx_lm(draft_model=draft.model)
-            found.append(Entry(MLX_LM_DRAFTS, None, way, timed, same=False))
-        methods = list(self.methods)
-        if mode == "shared" and all(method.drafts for method in methods):
-            methods.insert(0, Method(PLAIN, self.sources))  # what texts are compared with
-        for method in methods:
-            ours = mounted
-            if method.head is not None:
-                ours = replace(mounted, model=(self.sources.heads or {})[method.head])
-            plain = mode == "shared" and not method.drafts
-            if (timed or plain) and method.fits(mode, streams, by_worth=True):
-                how = method.by_worth(self.answers_of(method.name, None, *of))
-                way = ours.ours(how, draws, processors_of=dictates)
-                found.append(Entry(method.name, None, way, timed))
-            if method.drafts and method.fits(mode, streams, by_worth=False):
-                for size in one.nodes:
-                    trees = method.in_trees(size, self.answers_of(method.name, size, *of))
-                    way = ours.ours(trees, draws, processors_of=dictates)
-                    found.append(Entry(method.name, size, way, False))
-        if beside:
-            found += [Entry(name, None, w, timed, same=False) for name, w in self.outside.items()]
-        adapter = one.adapter and stamps(bundled.adapter_path(one.adapter))
-        facts = [adapter, temperature, one.dictated]
+            entries.append(Entry(MLX_LM_DRAFTS, None, way, timed, same=False))
+        for method in self.methods:
+            if method.guesses and method.head is None and mounted.model.streams is None:
+                continue
+            ours = replace(mounted, model=method.head or mounted.model)
+            for nodes in (None, *self.asked.tree_size):
+                answers = self.answers.setdefault(
+                    (method.name, nodes, one.adapter, temperature, one.dictated), Answers()
+                )
+                if nodes is None and timed and method.can_be_timed:
+                    way = ours.ours(method.by_worth(answers), **how)
+                    entries.append(Entry(method.name, None, way, timed))
+                elif nodes is not None and method.name != PLAIN:
+                    way = ours.ours(method.in_trees(nodes, answers), **how)
+                    entries.append(Entry(method.name, nodes, way, False))
+        if others:
+            entries += [Entry(name, None, w, timed, same=False) for name, w in self.outside.items()]
+        facts = [one.adapter and stamps(bundled.adapter_path(one.adapter)), temperature]
         return [
-            replace(entry, way=kept_way(self.kept, [entry.name, entry.timed, *facts], entry.way))
-            for entry in found
+            replace(e, way=kept_way(self.kept, [e.name, e.timed, *facts, one.dictated], e.way))
+            for e in entries
         ]
+
+    def warm_up(self, mounted: Mounted, one: TextClass, prompts: Sequence[Sequence[int]]) -> None:
+        """Learn the costs of steps, and run every timed way once."""
+        shortest = sorted(prompts, key=len)[:8]
+        for model in (mounted.model, *(self.sources.heads or {}).values()):
+            measure_costs(replace(mounted, model=model), shortest)
+        for entry in replace(self, kept=Kept(None, ())).entries(mounted, one, 0.0):
+            if entry.timed:
+                entry.way(shortest[0])
 
 
 def rows_of(
-    one: TextClass,
-    temperature: float,
-    entries: Sequence[Entry],
-    found: Compared[str],
-    mode: str,
+    one: TextClass, temperature: float, entries: Sequence[Entry], part: Compared[str]
 ) -> list[dict[str, Any]]:
-    """The rows of a class, one for each method and size of trees.
-
-    Args:
-        one: the class.
-        temperature: of the draws.
-        entries: what took part.
-        found: the runs.
-        mode: of what is mounted.
-    """
-    plain = found.first_runs(PLAIN if mode == "shared" else MLX_LM)
-    rows = []
+    """The rows of a class, one for each method and size of trees."""
+    plain, rows = part.first_runs(MLX_LM), []
     for entry in entries:
-        runs = found.first_runs(entry.name)
+        runs = part.first_runs(entry.name)
         lengths = [n for run in runs for n in accept_lengths(run)[1:]]
         row: dict[str, Any] = {
             "group": one.group,
             "class": one.name,
             "task": one.name,
             "writer": one.adapter or "base",
-            "mode": mode,
             "temperature": temperature,
             "method": entry.method,
             "nodes": entry.nodes,
             "items": len(runs),
             "tokens": sum(len(run.tokens) for run in runs),
             "calls": sum(run.target_calls for run in runs),
-            "same_output_as_plain": found.same(entry.name, plain),
+            "same_output_as_plain": part.same(entry.name, plain),
             "same": entry.same,
             "accepted": statistics.fmean(lengths) if lengths else 1.0,
-            "depths": [
-                sum(n > depth for n in lengths) / max(1, len(lengths))
-                for depth in range(1, _DEPTHS + 1)
-            ],
         }
-        ratios = sorted(found.ratios(entry.name, MLX_LM).values()) if entry.timed else []
+        ratios = sorted(part.ratios(entry.name, MLX_LM).values()) if entry.timed else []
         if ratios:
             row |= {"speedup": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
-            rates = [rate for (name, _), rate in found.rates.items() if name == entry.name]
+            rates = [rate for (name, _), rate in part.rates.items() if name == entry.name]
             row["decode_tps"] = statistics.median(rates)
         rows.append(row)
     return rows
@@ -295,32 +262,21 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
     """
     directory = model_directory(demonstration.model_path(asked.model, demonstration.silent))
     config = read_config(directory)
-    streams = asked.adapter_path or bundled.streams_for(config)
-    subject = Subject(directory, directory.name, streams, weights=asked.weights)
+    subject = Subject(directory, directory.name, asked.adapter_path or bundled.streams_for(config))
     if asked.datastore is not None and open_datastore(asked.datastore).most >= config["vocab_size"]:
         raise UserError(f"the datastore {asked.datastore} has tokens that the model has not")
-    questions = []
+    questions: list[Question] = []
     if asked.questions is not None:
         questions = spread(read_questions(asked.questions), asked.per_category)
-    classes = classes_of(
-        asked.classes,
-        asked.contexts,
-        fitting_adapters(config),
-        bool(questions),
-        asked.tree_size or (),
-    )
-    as_fastest = asked.weights == "auto" and not asked.acceptance
-    base = Base(directory, asked.max_tokens, asked.weights, fastest_baseline=as_fastest)
+    classes = classes_of(asked.classes, fitting_adapters(config), bool(questions))
+    base = Base(directory, asked.max_tokens, fastest_baseline=not asked.acceptance)
     mounted = mount_lossless(base, subject)
-    if any(one.group == "context" for one in classes):
-        check_contexts(asked.contexts, mounted)
     draft = None
     if asked.draft_model is not None:
         draft = load_draft_model(asked.draft_model, mounted.tokenizer)
     heads = mounted_heads(mounted.model, [Path(path) for path in asked.draft_head or ()])
     sources = Sources(asked.datastore, draft, heads)
     methods = methods_of(sources, asked.methods)
-    parameters = {method.name: parameters_of(method, mounted.model) for method in methods}
     outside, notes = _llama(asked, subject, mounted)
     facts = base.facts() | {
         "model": demonstration.NAME if demonstration.is_meant(asked.model) else subject.name,
@@ -333,6 +289,13 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
     kept = Kept(asked.runs, [*depends_on(facts, subject), files])
     contest = Contest(asked, methods, sources, kept, outside)
     rows: list[dict[str, Any]] = []
+    values = {
+        "facts": facts,
+        "notes": notes,
+        "rows": rows,
+        "parameters": {method.name: method.parameters(mounted.model) for method in methods},
+    }
+    name = "-".join(filter(None, ("rivals", asked.name, machine_suffix(facts))))
     text, adapter = "", None
     for some in _together(classes):
         first = some[0]
@@ -349,21 +312,19 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
         else:
             prompts = first_prompts(mounted, own)
         if not asked.acceptance:
-            _warm_up(contest, mounted, first, prompts)
+            contest.warm_up(mounted, first, prompts)
         for temperature in dict.fromkeys(asked.temperature):
             entries = contest.entries(mounted, first, temperature)
             timed = [entry.name for entry in entries if entry.timed]
             ways = {entry.name: entry.way for entry in entries}
-            if first.prompts is not None:
-                found = {first: _written(prompts, ways, timed)}
-            else:
+            if first.prompts is None:
                 answered = answer(mounted, own, ways, timed)
-                found = {one: answered.of_task(one.task).found for one in some}
-            for one, part in found.items():
+                parts = {one: answered.of_task(one.task).found for one in some}
+            else:
+                parts = {first: in_turn(prompts, ways, timed)}
+            for one, part in parts.items():
                 if part.runs[MLX_LM]:
-                    rows += rows_of(one, temperature, entries, part, mounted.model.mode)
-            values = {"facts": facts, "notes": notes, "rows": rows, "parameters": parameters}
-            name = "-".join(filter(None, ("rivals", asked.name, machine_suffix(facts))))
+                    rows += rows_of(one, temperature, entries, part)
             text = write_report(output, name, values, markdown(values))
     return text, rows
 
@@ -374,43 +335,12 @@ def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:
     return [*filter(None, [questions]), *([one] for one in classes if one.prompts is not None)]
 
 
-def _written(
-    prompts: Sequence[Sequence[int]], ways: Mapping[str, Way], timed: Sequence[str]
-) -> Compared[str]:
-    """Write the texts of a class; those that are not timed follow the others."""
-    runs: dict[str, list[list[Run]]] = {}
-    rates: dict[tuple[str, int], float] = {}
-    for is_timed in (True, False):
-        some = {name: way for name, way in ways.items() if (name in timed) == is_timed}
-        if some:
-            found = interleaved(prompts, some, warm_up=False)
-            runs, rates = runs | found.runs, rates | (found.rates if is_timed else {})
-    return Compared(runs, rates)
-
-
-def _warm_up(
-    contest: Contest, mounted: Mounted, one: TextClass, prompts: Sequence[Sequence[int]]
-) -> None:
-    """Learn the costs of steps, and run every timed way once."""
-    shortest = sorted(prompts, key=len)[:8]
-    measure_costs(mounted, shortest)
-    if mounted.model.mode == "lossless":
-        for model in (contest.sources.heads or {}).values():
-            measure_costs(replace(mounted, model=model), shortest)
-    unkept = replace(contest, kept=Kept(None, ()))
-    for entry in unkept.entries(mounted, replace(one, nodes=()), 0.0):
-        entry.way(shortest[0])
-
-
 def _llama(asked: Asked, subject: Subject, mounted: Mounted) -> tuple[dict[str, Way], list[str]]:
     """llama.cpp's ways; and a note where there are none."""
-    file = asked.gguf
-    if file is None and subject.directory == demonstration.directory():
-        file = demonstration.package_file()
-    if file is None or asked.acceptance:
+    file = demonstration.package_file()
+    if asked.acceptance or file is None or subject.directory != demonstration.directory():
         return {}, []
-    context = mounted.model.config["max_position_embeddings"]
-    ends = mounted.tokenizer.eos_token_ids
+    context, ends = mounted.model.config["max_position_embeddings"], mounted.tokenizer.eos_token_ids
     ways = llama_ways(file, context, asked.max_tokens, ends)
     return ({}, [f"llama.cpp: {ways}."]) if isinstance(ways, str) else (ways, [])
 

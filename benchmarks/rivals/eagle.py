@@ -1,6 +1,6 @@
 """EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858): a layer that drafts the target's features.
 
-The features are the last hidden states H behind the final norm. Of a row's token x and feature f,
+The features are the last hidden states H after the final norm. Of a row's token x and feature f,
 ``a = fc [E(x); f]``, ``y = a + Attn(a)`` without a norm before, ``f' = y + MLP(n(y))`` with an RMS
 norm n; f' stands for the next H, so the target's LM head reads it without a norm. EAGLE-2 has the
 same weights and grows its tree by the drafts' probabilities, as all trees here. The layout is that
@@ -15,12 +15,12 @@ import mlx.nn as nn
 from mlx_lm.models.llama import ModelArgs
 
 from specstream_mlx import UserError
-from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args, load_weights
+from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
 from specstream_mlx.engine.kv import UncommittedRows
 
-from .head_tensors import Tensors
+from .head_parts import Tensors
 
 _UNUSED = "embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq"
 
@@ -87,10 +87,7 @@ def read_eagle(tensors: Tensors) -> Eagle:
             f"{tensors.directory}: hidden_size is {args.hidden_size}, expected the model's "
             f"{tensors.hidden_size}"
         )
-    tokens = tensors.token_map("token_map")
-    named.pop("token_map", None)
     network = _Network(args, "fc.bias" in named)
-    parameters = load_weights(tensors.directory, network, named, tensors.dtype)
-    drafted = 0 if tokens is None else tokens.size
-    config = HeadConfig("eagle", DEPTH, "conditioned", drafted, parameters, own_rows=True)
-    return Eagle(config, network, tokens)
+    parameters = tensors.load(network, named)
+    config = HeadConfig("eagle", DEPTH, "conditioned", tensors.drafted, parameters, own_rows=True)
+    return Eagle(config, network, tensors.tokens)

@@ -7,16 +7,17 @@ from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
 
 from specstream_mlx import SpeculativeModel
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
-from specstream_mlx.adapters.lora import activations_dtype
 from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json
 
 from .eagle import is_eagle, read_eagle
-from .head_tensors import Tensors
+from .head_parts import Tensors
 from .hydra import is_hydra, read_hydra
 from .medusa import is_medusa, read_medusa
 from .prompt_tokens import is_prompt_tokens, read_prompt_tokens
+
+_WITHIN_A_MODEL = "medusa_head."
 
 
 def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
@@ -32,18 +33,20 @@ def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
     arrays: dict[str, mx.array] = {}
     for some in arrays_of_files(directory, "the draft head"):
         arrays |= some
-    if any(name.startswith("medusa_head.") for name in arrays):  # among a whole model's
-        arrays = {n: array for n, array in arrays.items() if n.startswith("medusa_head.")}
-    dtype = activations_dtype(model.model)
-    values = head_config(directory)
-    if (directory / ADAPTER_CONFIG).is_file():
-        values = read_json(directory / ADAPTER_CONFIG)
-    tensors = Tensors(directory, arrays, values, model.config, dtype)
-    for is_kind, read in ((is_medusa, read_medusa), (is_hydra, read_hydra), (is_eagle, read_eagle)):
-        if is_kind(tensors):
-            return read(tensors)
+    if any(name.startswith(_WITHIN_A_MODEL) for name in arrays):
+        own = {name: a for name, a in arrays.items() if name.startswith(_WITHIN_A_MODEL)}
+        arrays = {name.removeprefix(_WITHIN_A_MODEL): array for name, array in own.items()}
+    file = directory / ADAPTER_CONFIG  # PEFT's
+    values = read_json(file) if file.is_file() else head_config(directory)
+    tensors = Tensors.of(directory, arrays, values, model)
+    if is_medusa(tensors):
+        return read_medusa(tensors)
+    if is_hydra(tensors):
+        return read_hydra(tensors)
+    if is_eagle(tensors):
+        return read_eagle(tensors)
     if is_prompt_tokens(tensors):
-        return read_prompt_tokens(tensors, model)
+        return read_prompt_tokens(tensors)
     return read_head(directory, model.model, model.config)
 
 

@@ -21,11 +21,11 @@ from .prompt_tokens import PROMPT_TOKENS
 from .rest import Retrieval
 from .suffix import Answers, Suffix
 
-PLAIN, STREAMS, LOOKUP, DRAFT_MODEL = "plain", "streams", "lookup", "draft-model"
+PLAIN, STREAMS, LOOKUP, REST, DRAFT_MODEL = "plain", "streams", "lookup", "rest", "draft-model"
 
 MLX_LM_DRAFTS = "mlx_lm, draft model"
 OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
-"""Programs beside this one, whose texts are counted, but are not ours to answer for."""
+"""Other programs, whose texts are counted, but are not ours to answer for."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Sources:
     heads: Mapping[str, SpeculativeModel] | None = None
 
 
-def _rest(sources: Sources, answers: Answers) -> dict[str, Any]:
+def _retrieval(sources: Sources, answers: Answers) -> dict[str, Any]:
     if sources.datastore is None:
-        raise UserError("the method 'rest' was asked for without --datastore, expected both")
+        raise UserError(f"the method {REST!r} needs a datastore, expected --datastore too")
     return {"proposers": [partial(Retrieval, path=sources.datastore)]}
 
 
 def _draft_model(sources: Sources, answers: Answers) -> dict[str, Any]:
     if sources.draft_model is None:
-        raise UserError(f"a method {DRAFT_MODEL!r} was asked for without --draft-model")
+        raise UserError(f"the method {DRAFT_MODEL!r} needs a model, expected --draft-model too")
     return {"draft_model": sources.draft_model}
 
 
@@ -60,7 +60,7 @@ PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
     "pld": lambda *_: {"proposers": [PromptLookup]},
     "suffix": lambda _, answers: {"proposers": [partial(Suffix, answers=answers)]},
     "lookahead": lambda *_: {"proposers": [Lookahead]},
-    "rest": _rest,
+    REST: _retrieval,
     DRAFT_MODEL: _draft_model,
 }
 """Settings of each proposer alone."""
@@ -84,19 +84,21 @@ class Method:
         return self.name.split(" + ")
 
     @property
-    def drafts(self) -> bool:
-        """Whether anything drafts."""
-        return self.name != PLAIN
-
-    @property
-    def head(self) -> str | None:
-        """The head, or the other streams, that guess."""
-        return next((part for part in self.parts if part in (self.sources.heads or ())), None)
+    def head(self) -> SpeculativeModel | None:
+        """The base with the head, or with the other streams, that guess."""
+        heads = self.sources.heads or {}
+        return next((heads[part] for part in self.parts if part in heads), None)
 
     @property
     def guesses(self) -> bool:
         """Whether streams or a head guess."""
         return STREAMS in self.parts or self.head is not None
+
+    @property
+    def can_be_timed(self) -> bool:
+        """False where the target runs once more than it would have to."""
+        head = None if self.head is None else self.head.head
+        return head is None or head.config.kind != PROMPT_TOKENS
 
     def proposers(self, answers: Answers) -> Proposers:
         """What proposes tokens, from a method's earlier answers too."""
@@ -107,30 +109,26 @@ class Method:
         return Proposers(**settings)
 
     def by_worth(self, answers: Answers) -> Drafts | ByWorth:
-        """How it drafts where the rule decides how much, at a pace of its own."""
-        return ByWorth(self.proposers(answers), self.guesses) if self.drafts else ONE_TOKEN
+        """How it drafts where the rule decides how much."""
+        return ONE_TOKEN if self.name == PLAIN else ByWorth(self.proposers(answers), self.guesses)
 
     def in_trees(self, nodes: int, answers: Answers) -> DraftSettings:
         """How it drafts trees of so many nodes, its likeliest ones."""
         streams = None if self.guesses else 0
         return DraftSettings(**vars(self.proposers(answers)), num_streams=streams, tree_size=nodes)
 
-    def fits(self, mode: str, streams: bool, by_worth: bool) -> bool:
-        """Whether the method can be run.
-
-        Args:
-            mode: of what is mounted. In shared mode the text depends on the streams, which run in
-                every step, so that the rule has no costs of steps without their guesses.
-            streams: whether any are mounted.
-            by_worth: whether the rule decides how much it drafts.
-        """
-        if self.head is not None:
-            head = (self.sources.heads or {})[self.head].head
-            runs_twice = head is not None and head.config.kind == PROMPT_TOKENS
-            return mode == "lossless" and not (by_worth and runs_twice)
-        if self.guesses and not streams:
-            return False
-        return mode == "lossless" or not by_worth or self.guesses or not self.drafts
+    def parameters(self, model: SpeculativeModel) -> int:
+        """Count the parameters that it adds to the base, which has streams."""
+        count, draft = 0, self.sources.draft_model
+        if DRAFT_MODEL in self.parts and draft is not None:
+            weights: Any = tree_flatten(draft.model.parameters())
+            count += sum(array.size for _, array in weights)
+        owner = self.head or model
+        if self.guesses and owner.head is not None:
+            count += owner.head.config.parameters
+        elif self.guesses and owner.adapter is not None:
+            count += sum(array.size for array in owner.adapter.stream_tensors.values())
+        return count
 
 
 def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
@@ -147,26 +145,21 @@ def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
     heads = list(sources.heads or ())
     for head in heads:
         if head in (PLAIN, STREAMS, *PROPOSERS):
-            raise UserError(f"--draft-head {head} is called as a method is: rename its directory")
-    if chosen:
-        names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
-    else:
-        lacking = {"rest"} if sources.datastore is None else set()
+            raise UserError(f"--draft-head {head} has the name of a method: rename its directory")
+    names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
+    if not chosen:
+        lacking = {REST} if sources.datastore is None else set()
         lacking |= {DRAFT_MODEL} if sources.draft_model is None else set()
-        names = [
-            PLAIN,
-            STREAMS,
-            f"{STREAMS} + {LOOKUP}",
-            *(n for n in PROPOSERS if n not in lacking),
-        ]
+        alone = [name for name in PROPOSERS if name not in lacking]
+        names = [PLAIN, STREAMS, f"{STREAMS} + {LOOKUP}", *alone]
         names += [] if DRAFT_MODEL in lacking else [f"{DRAFT_MODEL} + {LOOKUP}"]
         names += [name for head in heads for name in (head, f"{head} + {LOOKUP}")]
     known = (PLAIN, STREAMS, *PROPOSERS, *heads)
     methods = [Method(name, sources) for name in names]
     for method in methods:
-        wrong = [part for part in method.parts if part not in known]
-        alone = PLAIN in method.parts and len(method.parts) > 1
-        if wrong or alone or sum(part in (STREAMS, *heads) for part in method.parts) > 1:
+        parts = method.parts
+        guess = sum(part in (STREAMS, *heads) for part in parts)
+        if not set(parts) <= set(known) or (PLAIN in parts and len(parts) > 1) or guess > 1:
             raise UserError(
                 f"there is no method {method.name!r}, expected some of {', '.join(known)}, or of "
                 "these several with ' + ' between them, of streams and heads one"
@@ -192,39 +185,16 @@ def mounted_heads(
         name = directory.resolve().name
         if name in models:
             raise UserError(f"two of --draft-head are called {name}, expected different names")
-        if has_streams(directory):
-            models[name] = _with_streams(model, directory)
-        else:
-            models[name] = replace(model, adapter=None, streams=None)
-            models[name].mount_head(mounted(directory, models[name]))
+        models[name] = other = replace(model, adapter=None, streams=None)
+        if not has_streams(directory):
+            other.mount_head(mounted(directory, other))
+            continue
+        streams = read_adapter(directory, model.base, model.config, full=True)
+        mode = streams.stream_config.mode if streams.stream_config else None
+        if streams.lora or mode != "lossless":
+            raise UserError(
+                f"--draft-head {directory} has {'LoRA' if streams.lora else f'{mode} streams'}, "
+                "expected a draft head, or streams alone"
+            )
+        other.swap_adapter(directory)
     return models
-
-
-def _with_streams(model: SpeculativeModel, directory: Path) -> SpeculativeModel:
-    """A model with other lossless streams."""
-    found = read_adapter(directory, model.base, model.config, full=True)
-    mode = found.stream_config.mode if found.stream_config else None
-    if found.lora or mode != "lossless":
-        raise UserError(
-            f"--draft-head {directory} has {'LoRA' if found.lora else f'{mode} streams'}, expected "
-            "a draft head, or streams alone"
-        )
-    other = replace(model, adapter=None, streams=None)
-    other.swap_adapter(directory)
-    return other
-
-
-def parameters_of(method: Method, model: SpeculativeModel) -> int:
-    """Count the parameters that a method adds to the base."""
-    count = 0
-    for part in method.parts:
-        if part == DRAFT_MODEL and method.sources.draft_model is not None:
-            weights: Any = tree_flatten(method.sources.draft_model.model.parameters())
-            count += sum(array.size for _, array in weights)
-        elif part == STREAMS or part == method.head:
-            owner = model if part == STREAMS else (method.sources.heads or {})[part]
-            if owner.head is not None:
-                count += owner.head.config.parameters
-            elif owner.adapter is not None:
-                count += sum(array.size for array in owner.adapter.stream_tensors.values())
-    return count

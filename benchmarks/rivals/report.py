@@ -1,7 +1,7 @@
 """The report of ``rivals``: methods by classes of texts, in tokens a call and in speed."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..report import commit, measured_on, table
@@ -9,8 +9,7 @@ from ..runner import MLX_LM
 from .methods import OUTSIDE
 from .texts import OF_BASE
 
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
+Rows = Sequence[Mapping[str, Any]]
 
 MEAN = "mean"
 
@@ -21,43 +20,40 @@ READING = (
     "stand last and compete for nothing.",
     "Tokens a call: all methods fill trees of as many nodes, whatever that costs, and no figure "
     "depends on the machine; the call that ends the prompt is left out. Speed: tokens per second "
-    "behind the first token over mlx_lm's plain decoding of the same text, the median over texts; "
+    "after the first token over mlx_lm's plain decoding of the same text, the median over texts; "
     "each step drafts as much as is worth its time on this machine. Means are geometric.",
 )
 
 
-def in_all_classes(rows: Rows) -> list[Row]:
-    """The rows of methods that took part in every class, whose means can be compared."""
-    every = {row["class"] for row in rows}
-    return [
-        row
-        for row in rows
-        if every == {other["class"] for other in rows if other["method"] == row["method"]}
-    ]
+def means_of(rows: Rows, figure: str) -> dict[str, float]:
+    """The geometric means over the base's classes by method, the best first.
 
-
-def ranked(rows: Rows, figure: str) -> list[tuple[str, float]]:
-    """Methods with their geometric means over the classes of the base, the best first."""
+    Only methods that took part in every class have one, since others cannot be compared.
+    """
+    classes: dict[str, set[str]] = {}
+    for row in rows:
+        classes.setdefault(row["method"], set()).add(row["class"])
+    every = set().union(*classes.values())
     own = [row for row in rows if row["group"] in OF_BASE] or list(rows)
     means = {
         method: statistics.geometric_mean([r[figure] for r in own if r["method"] == method])
-        for method in dict.fromkeys(row["method"] for row in own)
+        for method in classes
+        if classes[method] == every
     }
-    return sorted(means.items(), key=lambda one: (one[0] in OUTSIDE, -one[1]))
+    return dict(sorted(means.items(), key=lambda one: (one[0] in OUTSIDE, -one[1])))
 
 
-def figures_of(rows: Rows, temperature: float) -> dict[str, tuple[Rows, str]]:
-    """The rows of each table, and the figure that it shows, by the table's title."""
-    own = [row for row in rows if row["temperature"] == temperature]
-    at = f", temperature {temperature:g}" if temperature else ""
-    found: dict[str, tuple[Rows, str]] = {}
-    timed = [row for row in own if "speedup" in row and row["method"] != MLX_LM]
-    if timed:
-        found[f"Speed over mlx_lm{at}"] = timed, "speedup"
-    for nodes in sorted({row["nodes"] for row in own if row["nodes"]}):
-        title = f"Tokens a call in trees of {nodes} nodes{at}"
-        found[title] = [row for row in own if row["nodes"] == nodes], "accepted"
-    return found
+def tables_of(rows: Rows) -> Iterator[tuple[str, Rows, str]]:
+    """Yield the title of each table, its rows, and the figure that it shows."""
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        own = [row for row in rows if row["temperature"] == temperature]
+        at = f", temperature {temperature:g}" if temperature else ""
+        timed = [row for row in own if "speedup" in row and row["method"] != MLX_LM]
+        if timed:
+            yield f"Speed over mlx_lm{at}", timed, "speedup"
+        for nodes in sorted({row["nodes"] for row in own if row["nodes"]}):
+            shown = [row for row in own if row["nodes"] == nodes]
+            yield f"Tokens a call in trees of {nodes} nodes{at}", shown, "accepted"
 
 
 def markdown(values: Mapping[str, Any]) -> list[str]:
@@ -76,40 +72,26 @@ def markdown(values: Mapping[str, Any]) -> list[str]:
         f"{facts['max_tokens']} tokens each."
     )
     lines += [*values["notes"], *READING]
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        for title, (own, figure) in figures_of(rows, temperature).items():
-            lines += ["", f"{title}:", "", *_by_class(own, figure, values["parameters"])]
+    for title, own, figure in tables_of(rows):
+        lines += ["", f"{title}:", "", *_by_class(own, figure, values["parameters"])]
     return lines
 
 
 def _by_class(rows: Rows, figure: str, parameters: Mapping[str, int]) -> list[str]:
-    """A table of methods by classes, the best first."""
-    classes = list(dict.fromkeys(row["class"] for row in rows))
-    means = dict(ranked(in_all_classes(rows), figure))
-    first = [method for method, _ in ranked(rows, figure)]
-    others = [row["method"] for row in rows if row["method"] not in first]
-    cells = []
-    for method in dict.fromkeys([*first, *others]):
-        own = {row["class"]: row[figure] for row in rows if row["method"] == method}
-        cells.append({"method": method} | own | {MEAN: means.get(method)})
-    best = {
-        name: max((c[name] for c in cells if c.get(name) and c["method"] not in OUTSIDE), default=0)
-        for name in (*classes, MEAN)
-    }
-    shown = [
-        {"c0": cell["method"], "p": parameters.get(cell["method"])}
-        | {
-            f"c{i}": _shown(cell.get(name), best[name])
-            for i, name in enumerate((*classes, MEAN), start=1)
-        }
-        for cell in cells
-    ]
-    columns = {name: f"{{c{i}}}" for i, name in enumerate(("method", *classes, MEAN))}
-    return table(columns | {"parameters": "{p:,}"}, shown)
-
-
-def _shown(value: float | None, best: float) -> str | None:
-    if value is None:
-        return None
-    text = f"{value:.2f}"
-    return f"**{text}**" if text == f"{best:.2f}" else text
+    """A table of methods by classes."""
+    names = [*dict.fromkeys(row["class"] for row in rows), MEAN]
+    means = means_of(rows, figure)
+    cells: dict[str, dict[str, float]] = {m: {} for m in (*means, *(r["method"] for r in rows))}
+    for row in rows:
+        cells[row["method"]][row["class"]] = row[figure]
+    for method, mean in means.items():
+        cells[method][MEAN] = mean
+    ours = [own for method, own in cells.items() if method not in OUTSIDE]
+    best = {n: f"{max((own[n] for own in ours if n in own), default=0):.2f}" for n in names}
+    shown = []
+    for method, own in cells.items():
+        texts = {name: f"{own[name]:.2f}" if name in own else "-" for name in names}
+        bold = {n: f"**{text}**" if text == best[n] else text for n, text in texts.items()}
+        shown.append({"method": method, "own": bold, "parameters": parameters.get(method)})
+    columns = {"method": "{method}"} | {name: f"{{own[{name}]}}" for name in names}
+    return table(columns | {"parameters": "{parameters:,}"}, shown)

@@ -2,8 +2,8 @@
 
 After SuffixDecoding (arXiv 2411.04975) and SAM-Decoding (arXiv 2411.10666): one suffix automaton of
 the prompt and the text, and one of earlier answers with the same vocabulary. The longer match
-drafts. A token's probability is its share of what followed there, times how often guesses behind
-matches of that length were right in this text over how often they were expected to be.
+drafts. A token's probability is its share of what followed there, corrected by how often guesses
+after matches of that length were right in this text.
 
 The automaton is Blumer et al.'s (The smallest automaton recognizing the subwords of a text, 1985):
 a state stands for the substrings that occur at the same places; its link leads to the longest of
@@ -18,8 +18,8 @@ from specstream_mlx.engine.guess import Guesses, Path
 
 from .shares import HitShares
 
-_MOST_DEPTH, _WIDTH, _FACTOR = 32, 4, 4  # tokens drafted for each that matches, as ArcticInference
-_BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged together
+_MOST_DEPTH, _WIDTH, _FACTOR = 32, 4, 4  # tokens drafted for each that matches
+_BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged as one kind
 _LONGEST_CHAIN = 256  # links up to which occurrences are counted
 _MOST_TOKENS = 100_000  # of earlier answers; a token takes some 600 bytes
 _BETWEEN_TEXTS = -1
@@ -96,20 +96,20 @@ class Match:
             self.length += 1
 
     def _settle(self) -> None:
-        """Go to the state that the matched string has, since states are split as a text grows."""
+        """Go to the matched string's own state, since states are split as a text grows."""
         automaton = self.automaton
         while self.state and self.length <= automaton.length[automaton.link[self.state]]:
             self.state = automaton.link[self.state]
 
     def shares(self) -> list[tuple[int, float]]:
-        """List the commonest tokens behind the matched string, with their shares of all."""
+        """The commonest tokens after the matched string, with their shares of all."""
         if not self.length:
             return []
         self._settle()
         follow, count = self.automaton.follow[self.state], self.automaton.count
-        found = [(token, count[state]) for token, state in follow.items() if token >= 0]
-        total = sum(times for _, times in found) + 1  # something new may follow
-        best = sorted(found, key=lambda pair: -pair[1])[:_WIDTH]
+        known = [(token, count[state]) for token, state in follow.items() if token >= 0]
+        total = sum(times for _, times in known) + 1  # something new may follow
+        best = sorted(known, key=lambda pair: -pair[1])[:_WIDTH]
         return [(token, times / total) for token, times in best]
 
 
@@ -129,19 +129,11 @@ class Answers:
 
 
 class Suffix(Proposer):
-    """The suffix automata of one text.
-
-    Args:
-        material: see there.
-        answers: earlier answers, to which this one is added; ``None``: there are none.
-    """
+    """The suffix automata of one text; ``answers``, if any, gets the text when it has ended."""
 
     def __init__(self, material: Material, answers: Answers | None = None):
-        self._own, self._answers, self._written = (
-            SuffixAutomaton(),
-            answers or Answers(),
-            list[int](),
-        )
+        self._own, self._answers = SuffixAutomaton(), answers or Answers()
+        self._written: list[int] = []
         self._matches = Match(self._own), Match(self._answers.automaton)
         self._hits = HitShares()
         for token in material.prompt:

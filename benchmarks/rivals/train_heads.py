@@ -11,7 +11,6 @@ besides the distribution that follows from it.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,7 @@ from .head_networks import Eagle, Eagle3, Hydra, Medusa, layer_config
 
 KINDS = "medusa", "hydra", "eagle", "eagle3"
 _RATES = {"medusa": 3e-3, "hydra": 2e-3, "eagle": 3e-3, "eagle3": 2e-3}  # benchmarks/NOTES.md
-_DECAYS = {"medusa": 0.8, "hydra": 1.0, "eagle": 1.0, "eagle3": 0.8}
+_DECAYS = {"medusa": 0.8, "hydra": 1.0, "eagle": 1.0, "eagle3": 0.8}  # of depths' weights
 
 
 @dataclass
@@ -71,10 +70,6 @@ class HeadSettings(RunSettings):
     kind: str = option("medusa", choice(*KINDS), "Method: medusa, hydra, eagle or eagle3.")
     num_heads: int = option(
         4, integer(1, 16), "Heads; of eagle3 depths, of eagle those that are measured alone."
-    )
-    num_layers: int = option(1, integer(1), "Layers of each head, of medusa and hydra.")
-    intermediate_size: int | None = option(
-        None, integer(1), "Width of the MLP, of eagle and eagle3. Default: the base's."
     )
     own_lm_heads: bool = option(
         False,
@@ -91,13 +86,8 @@ class HeadSettings(RunSettings):
         "What the tokens' loss compares with: the completions, or the base's probabilities. "
         "Default: text for medusa, base for the others.",
     )
-    decay: float | None = option(
-        None,
-        POSITIVE,
-        "Weight of each depth over that before it. Default: 0.8 for medusa and eagle3, 1.",
-    )
     token_loss: float = option(
-        0.1, number(0), "Weight of the tokens' loss beside that of the hidden states, of eagle."
+        0.1, number(0), "Weight of the tokens' loss; that of eagle's hidden states is 1."
     )
     learning_rate: float | None = option(
         None, POSITIVE, "Peak of the learning rate. Default: 3e-3 medusa and eagle, 2e-3 others."
@@ -129,7 +119,7 @@ class Drafts:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, boundaries: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, T, n * h) at boundaries, and (B, T, h) behind the final norm."""
+        """Hidden states (B, T, n * h) at boundaries, and (B, T, h) after the final norm."""
         output = self._decoder(
             input_ids=tokens, use_cache=False, output_hidden_states=bool(boundaries)
         )
@@ -154,16 +144,16 @@ class _Guessed:
     """
 
     def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
-        read, self.last = drafts.hidden(batch.tokens, getattr(network, "boundaries", ()))
+        states, self.last = drafts.hidden(batch.tokens, getattr(network, "boundaries", ()))
         ends = batch.lengths - 1
         self.positions, self.valid = stream_positions(batch.stream_from, ends)
         embeddings = drafts.backbone.embedding(batch.tokens)
-        self.features = network(read, embeddings, self.positions)
+        self.features = network(states, embeddings, self.positions)
         depth = self.features.shape[2]
-        targets, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
-        self.places, size = targets, len(drafts.backbone.head.weight)
+        self.places, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
         if drafts.vocabulary is not None:
-            self.places = places_of(drafts.vocabulary, size)[targets]
+            size = len(drafts.backbone.head.weight)
+            self.places = places_of(drafts.vocabulary, size)[self.places]
         own = [(head.weight, head.bias) for head in network.lm_heads]
         self.heads = own or [drafts.shared] * depth
         self._ends = ends[:, None]
@@ -178,7 +168,7 @@ def head_loss(
 ) -> tuple[Tensor, list[float]]:
     """The loss of a batch, and each depth's cross entropy in nats."""
     found = _Guessed(network, drafts, batch)
-    decay = settings.decay or _DECAYS[settings.kind]
+    decay = _DECAYS[settings.kind]
     total, per_depth = torch.zeros((), device=found.last.device), []
     for level, rows in enumerate(found.features.unbind(2)):
         places = found.places[..., 1 + level]
@@ -230,20 +220,20 @@ def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
     Raises:
         UserError: the base has too few layers.
     """
-    config, depth, layers = drafts.config, settings.num_heads, settings.num_layers
+    config, depth = drafts.config, settings.num_heads
     if settings.kind == "medusa":
-        lm_head = drafts.shared[0] if settings.own_lm_heads else None
-        return Medusa(config.hidden_size, depth, layers, lm_head)
+        return Medusa(
+            config.hidden_size, depth, drafts.shared[0] if settings.own_lm_heads else None
+        )
     if settings.kind == "hydra":
-        return Hydra(config.hidden_size, depth, layers)
-    layer = layer_config(config, settings.intermediate_size)
+        return Hydra(config.hidden_size, depth)
     if settings.kind == "eagle":
-        return Eagle(layer, depth)
+        return Eagle(layer_config(config), depth)
     count = config.num_hidden_layers
     if count < 3:
         raise UserError(f"eagle3 reads three layers of the base, which has {count}")
-    boundaries = 2, count // 2, count - 3
-    return Eagle3(layer, depth, boundaries, drafts.backbone.norm_weight, drafts.shared[0])
+    boundaries, norm = (2, count // 2, count - 3), drafts.backbone.norm_weight
+    return Eagle3(layer_config(config), depth, boundaries, norm, drafts.shared[0])
 
 
 def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
@@ -287,7 +277,7 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
 def write_head(
     network: nn.Module, vocabulary: Tensor | None, base_model: str, directory: Path
 ) -> None:
-    """Write a head as published ones are; the tokens that it drafts as vLLM or EAGLE-3 does."""
+    """Write a head as published ones are; the tokens that it drafts as ``token_map`` or ``d2t``."""
     named = network.named_parameters()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
     if vocabulary is not None and isinstance(network, Eagle3):
@@ -295,8 +285,6 @@ def write_head(
         tensors["d2t"], every[ids] = ids - torch.arange(len(ids)), True
         tensors["t2d"] = every
     elif vocabulary is not None:
-        if network.lm_heads:  # vLLM's layout, in which alone LM heads may be cut
-            tensors = {_of_vllm(name): tensor for name, tensor in tensors.items()}
         tensors["token_map"] = vocabulary.to("cpu", torch.int32)
     config: dict[str, Any] = {"base_model_name_or_path": base_model}
     if isinstance(network, Eagle | Eagle3):
@@ -309,12 +297,6 @@ def write_head(
     with staged_directory(directory, replace=True) as scratch:
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         save_file(tensors, scratch / "model.safetensors", {"format": "pt"})
-
-
-def _of_vllm(name: str) -> str:
-    """The name that vLLM has for a tensor of Medusa's."""
-    name = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name)
-    return re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", name)
 
 
 def main(settings: HeadSettings) -> None:

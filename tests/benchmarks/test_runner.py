@@ -29,7 +29,7 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
     }
 
 
-@pytest.mark.parametrize("name", [None, "hydra", "hydra++", "eagle", "medusa, own heads"])
+@pytest.mark.parametrize("name", [None, "hydra", "eagle", "ppd", "medusa, own heads"])
 def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name, tmp_path):
     if name is None:
         model = speculative_model()
@@ -44,4 +44,4 @@ def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name,
     for run, other in zip(alone, together, strict=True):
         assert [tokens for tokens, _ in run.calls] == [tokens for tokens, _ in other.calls]
         assert run.tokens == other.tokens
-    assert read.reused == (0 if name in ("hydra++", "eagle") else len(prompt) - 1)
+    assert read.reused == (0 if name in ("eagle", "ppd") else len(prompt) - 1)

@@ -44,7 +44,7 @@ TREES = {
 }
 
 
-ONE_OF_EACH = ["medusa, own heads", "hydra", "hydra++", "eagle", "eagle3, some tokens", "bita"]
+ONE_OF_EACH = ["medusa, own heads", "hydra", "eagle", "eagle3, some tokens", "ppd"]
 
 
 @pytest.fixture
@@ -118,41 +118,30 @@ def without(start):
     return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(start)]
 
 
+def narrow(rows):
+    return rows[:, :16]
+
+
 REFUSED = {
-    "medusa of another width": (
-        medusa,
-        changed("0.0.linear.weight", lambda weight: weight[:, :16]),
-        {},
-        "0.0.linear.weight has shape (32, 16), expected (32, 32)",
-    ),
-    "medusa without a layer": (
-        medusa,
-        without("1.0.linear.weight"),
-        {},
-        "lacks a part of head (1,",
-    ),
-    "medusa with one LM head": (medusa, without("1.1."), {}, "lacks a part of head 1"),
-    "medusa with more": (
-        medusa,
-        lambda tensors: tensors.update({"gate": np.zeros(3, np.float32)}),
-        {},
-        "has the tensor gate, expected none",
-    ),
-    "hydra that sees no token": (hydra, {}, {"grounded_heads": False}, "grounded_heads is False"),
-    "hydra of another form": (hydra, {}, {"hydra_head_arch": "eagle-attn"}, "is 'eagle-attn', exp"),
-    "hydra without a head": (hydra, without("hydra_mlp.1."), {}, "not in model: heads.2.0"),
-    "hydra without an LM head": (hydra, without("hydra_lm_head.2."), {}, "Missing 2 parameters"),
-    "eagle of other sizes": (eagle, {}, {"intermediate_size": 40}, "but received shape (48, 32)"),
-    "prompt tokens of another width": (
+    "another width": (medusa, changed("0.0.linear.weight", narrow), {}, "received shape (32, 16)"),
+    "no layer": (medusa, without("1.0.linear.weight"), {}, "Missing 1 parameters"),
+    "one LM head": (medusa, without("1.1."), {}, "Missing 1 parameters"),
+    "more": (medusa, changed("0.0.linear.bias", lambda _: np.zeros(3)), {}, "received shape (3,)"),
+    "that sees no token": (hydra, {}, {"grounded_heads": False}, "grounded_heads is False, exp"),
+    "Hydra++": (hydra, {}, {"hydra_head_arch": "prefix-mlp"}, "is 'prefix-mlp', expected one of"),
+    "no head": (hydra, without("hydra_mlp.1."), {}, "does not fit"),
+    "no LM head": (hydra, without("hydra_lm_head.2."), {}, "Missing 2 parameters"),
+    "other sizes": (eagle, {}, {"intermediate_size": 40}, "but received shape (48, 32)"),
+    "narrow prompt tokens": (
         prompt_tokens,
-        changed("prompt_embeddings", lambda rows: rows[:, :16]),
+        changed("prompt_embeddings", narrow),
         {},
-        "prompt_embeddings has shape (3, 16), expected (3, 32)",
+        "prompt_embeddings has shape (3, 16), expected rows of 32",
     ),
     "prompt tokens of a network": (prompt_tokens, {}, {"num_exits": 2}, "num_exits is 2, expected"),
     "none of these": (
-        medusa,
-        lambda tensors: [tensors.clear(), tensors.update({"gate": np.zeros(3, np.float32)})],
+        eagle,
+        without("fc.weight"),
         {},
         "has other tensors, expected",
     ),
