@@ -237,7 +237,7 @@ def main(
     """Press on a server with clients that come and go, and compare all their texts."""
     base, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     models = resident(base, {name: bundled.adapter_path(name) for name in bundled.adapter_names()})
-    worker = Worker(tokenizer, most_texts=_TEXTS, most_waiting=_QUEUE, base=base.model)
+    worker = Worker(tokenizer, most_texts=_TEXTS, most_waiting=_QUEUE, base=base)
     found = press(Service(models, tokenizer, worker), seconds, clients, max_tokens)
     wrong = compare(found, models, tokenizer, max_tokens)
     facts = device.describe() | {"seconds": seconds, "clients": clients, "max_tokens": max_tokens}

@@ -334,6 +334,14 @@ class Scheduler:
         """Count the sequences that go on."""
         return len(self._going)
 
+    def takes(self, model: SpeculativeModel) -> bool:
+        """Whether a sequence of a model may go through one pass with the others."""
+        try:
+            check_side_by_side(model)
+        except UserError:
+            return False
+        return all(one.model is None or share_a_pass(model, one.model) for one in self._going)
+
     def add(self, sequence: TokenSequence) -> TokenSequence:
         """Let a sequence go on with the others; what of its prompt is not read yet is read here.
 

@@ -14,6 +14,8 @@ from specstream_mlx.serve.run import listening
 from specstream_mlx.serve.service import Service
 from specstream_mlx.serve.worker import Worker
 
+CHAT = [{"role": "user", "content": "please send the report to the team"}]
+
 
 class Resident:
     """A base with streams and its adapters, loaded once for many servers.
@@ -33,20 +35,11 @@ class Resident:
         decoding = Worker(self.tokenizer, **worker)
         return Service(self.models, self.tokenizer, decoding, most_tokens, patience)
 
-    def solo(self, name, prompt, max_tokens, *, temperature=0.0, seed=0, **arguments):
+    def solo(self, name, prompt, max_tokens, temperature=0.0, seed=0, **arguments):
         """(text, token ids) that ``stream_generate`` alone writes, with drafts of a fixed shape."""
         sampler = keyed_sampler(seed, temperature) if temperature else None
-        found = list(
-            stream_generate(
-                self.models[name],
-                self.tokenizer,
-                prompt,
-                max_tokens,
-                sampler=sampler,
-                tree_size=4,
-                **arguments,
-            )
-        )
+        asked = self.models[name], self.tokenizer, prompt, max_tokens
+        found = list(stream_generate(*asked, sampler=sampler, tree_size=4, **arguments))
         return "".join(one.text for one in found), [one.token for one in found]
 
 

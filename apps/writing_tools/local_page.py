@@ -25,5 +25,5 @@ def page_app() -> Starlette:
     adapters = {name: bundled.adapter_path(name) for name in choose_tools()}
     base, tokenizer = load(demonstration.base_path(note))
     models = resident(base, adapters)
-    worker = Worker(tokenizer, most_texts=len(models), base=base.model)
+    worker = Worker(tokenizer, most_texts=len(models), base=base)
     return make_app(Service(models, tokenizer, worker), page=PAGE)

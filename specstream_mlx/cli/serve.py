@@ -77,10 +77,13 @@ def serve(
 
     ranks = launched.ranks()
     if ranks is not None and not ranks.is_first:
-        from ..serve.following import Follower
+        from ..hardware import device
+        from ..serve.decoding import Decoding
+        from ..serve.resident import BASE
 
         models, tokenizer = _resident(model, adapter_path, adapters)
-        Follower(models, tokenizer, kept_tokens).run()
+        with device.wired(models[BASE].model):
+            Decoding(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
         from ..serve.app import LOOPBACK, Limits, make_app
@@ -93,7 +96,7 @@ def serve(
         is_local = host in LOOPBACK
         if not is_local and api_key is None:
             note(f"Whoever reaches {host} can use this server: see --api-key")
-        worker = Worker(tokenizer, texts, queue, kept_tokens, models[BASE].model)
+        worker = Worker(tokenizer, texts, queue, kept_tokens, models[BASE])
         limits = Limits(api_key, LOOPBACK if is_local else frozenset(), body_bytes)
         app = make_app(Service(models, tokenizer, worker, max_tokens), limits)
         shown = f"[{host}]" if ":" in host else host

@@ -1,168 +1,122 @@
 """Anthropic's ``/v1/messages``."""
 
 import json
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-from .bodies import AnthropicMessage, Messages, Part, ToolResult, ToolUse, text_of
-from .decoding import Token
-from .errors import RefusedError
-from .replies import Choice, event, figures
-from .service import Running, Wish
-from .tool_calls import Call, Said
+from .fields import RefusedError
+from .replies import Choice, Choices, Events, ItemWriter, event
+from .tool_calls import called
+from .wishes import Wish, text_of, wish_of
 
 
-def wish_of_messages(body: Messages) -> Wish:
-    """What a request asks for."""
-    turns = [turn for message in body.messages for turn in _turns(message)]
-    if system := text_of(body.system):
+def wish_of_messages(body: dict[str, Any]) -> Wish:
+    """Return what a request asks for."""
+    turns = [turn for message in body["messages"] for turn in _turns(message)]
+    if system := text_of(body.get("system")):
         turns.insert(0, {"role": "system", "content": system})
-    return Wish(prompt=turns, stop=body.stop_sequences, tools=_tools(body), **body.said())
+    tools = None
+    if "tools" in body and body.get("tool_choice", {}).get("type") != "none":
+        tools = [_tool(tool) for tool in body["tools"]]
+    return wish_of(body, turns, stop=body.get("stop_sequences", ()), tools=tools)
 
 
-def _turns(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
-    """The turns of a chat template: results are turns of their own, calls stand beside text."""
-    role, blocks = message.role, message.content
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Describe a tool as OpenAI and the chat templates do."""
+    described = {"name": tool["name"], "description": tool.get("description") or ""}
+    return {"type": "function", "function": described | {"parameters": tool["input_schema"]}}
+
+
+def _turns(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the turns of a chat template: results are turns of their own, calls are with text."""
+    role, blocks = message["role"], message["content"]
     if isinstance(blocks, str):
         yield {"role": role, "content": blocks}
         return
-    wrong = ToolUse if role == "user" else ToolResult
-    if found := next((one for one in blocks if isinstance(one, wrong)), None):
-        raise RefusedError(400, f"a {found.type} stands in a turn of the {role}", "messages")
-    for one in blocks:
-        if isinstance(one, ToolResult):
-            text = ("Error: " if one.is_error else "") + (text_of(one.content) or "")
-            yield {"role": "tool", "content": text, "tool_call_id": one.tool_use_id}
-    said = [one for one in blocks if isinstance(one, Part)]
+    wrong = "tool_use" if role == "user" else "tool_result"
+    if any(block["type"] == wrong for block in blocks):
+        raise RefusedError(400, f"a {wrong} stands in a turn of the {role}", "messages")
+    for block in blocks:
+        if block["type"] == "tool_result":
+            text = "Error: " if block.get("is_error") else ""
+            text += text_of(block.get("content")) or ""
+            yield {"role": "tool", "content": text, "tool_call_id": block["tool_use_id"]}
+    parts = [block for block in blocks if "text" in block]
     calls = [
-        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.input}}
-        for one in blocks
-        if isinstance(one, ToolUse)
+        called(block["id"], block["name"], block["input"])
+        for block in blocks
+        if block["type"] == "tool_use"
     ]
-    if said or calls or not blocks:
-        turn = {"role": role, "content": text_of(said)}
+    if parts or calls or not blocks:
+        turn = {"role": role, "content": text_of(parts)}
         yield turn | ({"tool_calls": calls} if calls else {})
 
 
-def _tools(body: Messages) -> list[dict[str, Any]] | None:
-    """Tools that may be called, as OpenAI and the chat templates describe them."""
-    if body.tools is None or (body.tool_choice is not None and body.tool_choice.type == "none"):
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            },
-        }
-        for tool in body.tools
-    ]
+class MessagesWriter(ItemWriter):
+    """Replies of ``/v1/messages``, whole and in events; an item is a block of content."""
 
+    prefix = "msg_"
 
-class MessagesWriter:
-    """Replies, whole and in events; see ``replies.Writer``."""
+    def reply(self, choices: Choices) -> dict[str, Any]:
+        return self._message(self.items) | self._counts(choices) | self._reason(choices[0])
 
-    def __init__(self, body: Messages, running: Running, tokenizer: TokenizerWrapper):
-        self._body, self._running = body, running
-        self._id = f"msg_{uuid.uuid4().hex}"
-        self._said = Said(tokenizer, _tools(body))
-        self._count, self._open = 0, False  # blocks that were begun; whether text is the last one
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Make the reply that is sent in one piece."""
-        (choice,) = choices
-        blocks: list[dict[str, Any]] = []
-        for piece in (*self._said.add(choice.text), *self._said.end()):
-            if isinstance(piece, Call):
-                blocks.append(_tool_use(piece, json.loads(piece.arguments)))
-            elif blocks and blocks[-1]["type"] == "text":
-                blocks[-1]["text"] += piece
-            else:
-                blocks.append({"type": "text", "text": piece})
-        return self._message(blocks) | self._figures(choices) | self._reason(choice)
-
-    def begin(self) -> Iterator[str]:
-        """Yield the message without its content."""
+    def begin(self, choices: Choices) -> Events:
         message = self._message([]) | {"stop_reason": None, "stop_sequence": None}
-        prompt = len(self._running.asked[0].prompt)
-        message["usage"] = {"input_tokens": prompt, "output_tokens": 0}
+        message["usage"] = {"input_tokens": len(choices[0].job.prompt), "output_tokens": 0}
         yield _event("message_start", message=message)
 
-    def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
-        """Yield new text and calls, if there are any that can be read."""
-        for piece in self._said.add(text):
-            yield from self._piece(piece)
-
-    def end(self, choices: Sequence[Choice]) -> Iterator[str]:
-        """Yield the content's end, why it ended, and the counts."""
-        for piece in self._said.end():
-            yield from self._piece(piece)
-        yield from self._close()
-        yield _event("message_delta", delta=self._reason(choices[0]), **self._figures(choices))
+    def end(self, choices: Choices) -> Events:
+        yield from self.complete(choices[0])
+        yield _event("message_delta", delta=self._reason(choices[0]), **self._counts(choices))
         yield _event("message_stop")
 
-    def _piece(self, piece: str | Call) -> Iterator[str]:
-        """Yield the events of a piece of text, or of a call, which is a block by itself."""
-        called = isinstance(piece, Call)
-        if called or not self._open:
-            yield from self._close()
-            block = _tool_use(piece, {}) if isinstance(piece, Call) else _NO_TEXT
-            yield _event("content_block_start", index=self._count, content_block=block)
-            self._count, self._open = self._count + 1, True
-        delta = {"type": "text_delta", "text": piece}
-        if isinstance(piece, Call):
-            delta = {"type": "input_json_delta", "partial_json": piece.arguments}
-        yield _event("content_block_delta", index=self._count - 1, delta=delta)
-        if called:
-            yield from self._close()
-
-    def _close(self) -> Iterator[str]:
-        if self._open:
-            yield _event("content_block_stop", index=self._count - 1)
-        self._open = False
-
     def failed(self, sentence: str) -> str:
-        """Make the event of an error."""
         return _event("error", error={"type": "api_error", "message": sentence})
 
-    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._body.model,
-            "content": content,
-        }
+    def called(self, its_id: str, name: str, arguments: str) -> Events:
+        block = {"type": "tool_use", "id": its_id, "name": name, "input": {}}
+        self.items.append(block)
+        yield self._of_block("start", content_block=block)
+        block["input"] = json.loads(arguments)
+        delta = {"type": "input_json_delta", "partial_json": arguments}
+        yield self._of_block("delta", delta=delta)
+        yield self._of_block("stop")
 
-    def _figures(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The counts; tokens that had been read before are no input tokens here."""
+    def opened(self) -> Events:
+        self.items.append({"type": "text", "text": ""})
+        yield self._of_block("start", content_block=self.items[-1])
+
+    def grown(self, text: str) -> Events:
+        self.items[-1]["text"] += text
+        yield self._of_block("delta", delta={"type": "text_delta", "text": text})
+
+    def closed(self, status: str) -> Events:
+        yield self._of_block("stop")
+
+    def _of_block(self, kind: str, **values: Any) -> str:
+        """Make an event of the last block."""
+        return _event(f"content_block_{kind}", index=len(self.items) - 1, **values)
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        message = {"id": self.id, "type": "message", "role": "assistant"}
+        return message | {"model": self.body["model"], "content": content}
+
+    def _counts(self, choices: Choices) -> dict[str, Any]:
+        """Return the counts; tokens that had been read before are no input tokens here."""
         ended = choices[0].ended
-        counts = {
-            "input_tokens": ended.prompt_tokens - ended.cached_tokens,
+        usage = {
+            "input_tokens": len(choices[0].job.prompt) - ended.cached_tokens,
             "cache_read_input_tokens": ended.cached_tokens,
             "cache_creation_input_tokens": 0,
-            "output_tokens": ended.tokens,
+            "output_tokens": ended.last.generation_tokens,
         }
-        return {"usage": counts, "specstream": figures(choices, self._running)}
+        return {"usage": usage, "specstream": self.figures(choices)}
 
     def _reason(self, choice: Choice) -> dict[str, Any]:
-        met = choice.ended.stopped_by
-        reason = "tool_use" if self._said.calls else "end_turn"
-        if choice.ended.reason == "length":
+        stop, reason = choice.ended.stopped_by, "tool_use" if choice.calls else "end_turn"
+        if choice.reason == "length":
             reason = "max_tokens"
-        return {"stop_reason": "stop_sequence" if met else reason, "stop_sequence": met}
-
-
-_NO_TEXT = {"type": "text", "text": ""}
-
-
-def _tool_use(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        return {"stop_reason": "stop_sequence" if stop else reason, "stop_sequence": stop}
 
 
 def _event(kind: str, **values: Any) -> str:

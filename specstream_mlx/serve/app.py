@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -23,17 +22,22 @@ from starlette.routing import Route
 from ..errors import UserError
 from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, wish_of_messages
-from .bodies import Chat, Completion, Messages, Together
-from .bodies import Response as ResponseBody
-from .errors import RefusedError, checked
+from .fields import (
+    CHAT,
+    COMPLETION,
+    MESSAGES,
+    RESPONSE,
+    TOGETHER,
+    RefusedError,
+    checked,
+    without_nulls,
+)
 from .metrics import Metrics
 from .openai_api import ChatWriter, CompletionWriter, wish_of_chat, wish_of_completion
-from .openapi import document
-from .replies import reply, sentence_of
+from .replies import Reply, sentence_of
 from .resident import BASE
 from .responses_api import ResponseWriter, wish_of_response
 from .service import Service
-from .worker import BusyError, StoppedError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -52,13 +56,6 @@ _HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
 
 _SLOWEST_BODY = 30.0  # seconds
 
-_PAGE_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
-
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -68,14 +65,11 @@ _PAGE_HEADERS = {
 }
 """A page takes nothing from elsewhere, and no other page takes it into a frame."""
 
-Handler = Callable[[Request], Any]
-"""Answers a GET, or makes a coroutine that answers a POST."""
-
-APIS: dict[str, tuple[type[BaseModel], Any, Any]] = {
-    "/v1/chat/completions": (Chat, wish_of_chat, ChatWriter),
-    "/v1/completions": (Completion, wish_of_completion, CompletionWriter),
-    "/v1/responses": (ResponseBody, wish_of_response, ResponseWriter),
-    "/v1/messages": (Messages, wish_of_messages, MessagesWriter),
+APIS: dict[str, tuple[Any, Any, Any]] = {
+    "/v1/chat/completions": (CHAT, wish_of_chat, ChatWriter),
+    "/v1/completions": (COMPLETION, wish_of_completion, CompletionWriter),
+    "/v1/responses": (RESPONSE, wish_of_response, ResponseWriter),
+    "/v1/messages": (MESSAGES, wish_of_messages, MessagesWriter),
 }
 """By path: what a request may say, what it asks for, and the form of the reply."""
 
@@ -97,37 +91,30 @@ class Limits:
 
 
 def make_app(service: Service, limits: Limits = Limits(), page: Path | None = None) -> Starlette:
-    """The application; when it ends it closes the service.
+    """Make the application, which stops the worker when it ends.
 
     Args:
         service: writes texts.
         limits: who may ask, and how much.
         page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
     """
-    worker, models = service.worker, service.models
-    metrics, started = Metrics(worker), int(time.time())
-    base_bytes = parameter_bytes(models[BASE].model)
+    metrics, started = Metrics(service.worker), int(time.time())
+    base_bytes = parameter_bytes(service.models[BASE].model)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(service.worker.stop)
 
-    def posting(kind: Any, wish_of: Any, writer: Any) -> Handler:
-        async def answer(request: Request) -> Response:
-            body = checked(kind, await _json(request, limits.body_bytes))
-            bodies = body.chats if kind is Together else [body]
-            running = await service.start(*map(wish_of, bodies))
-            form = writer(bodies[0], running, service.tokenizer)
-            streams = kind is Together or bool(body.stream)
-            return await reply(request, running, form, streams, metrics)
-
-        return answer
+    async def write(kind: Any, wish_of: Any, writer: Any, request: Request) -> Response:
+        body = checked(kind, await _json(request, limits.body_bytes))
+        bodies = [*map(without_nulls, body.get("chats", [body]))]
+        jobs = await service.prepare(*map(wish_of, bodies))
+        reply = Reply(service, jobs, writer(bodies[0], service.tokenizer), metrics)
+        return await reply.answer(request, kind is TOGETHER or bool(body.get("stream")))
 
     def model_object(name: str) -> dict[str, Any]:
-        if name not in models:
-            raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
-        model = models[name]
+        model = service.model(name)
         facts = {
             "base": model.path.name,
             "mode": model.mode,
@@ -138,20 +125,12 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
         owner = {"created": started, "owned_by": "specstream-mlx"}
         return {"id": name, "object": "model", **owner, "specstream": facts}
 
-    def health(_: Request) -> Response:
-        busy = {"waiting": worker.waiting, "decoding": worker.decoding}
-        return JSONResponse({"status": "ok", **busy})
-
-    def openapi(_: Request) -> Response:
-        bodies = {path: kind for path, (kind, _, _) in APIS.items()}
-        return JSONResponse(document(bodies, models, with_key=limits.api_key is not None))
-
-    def guarded(path: str, method: str, handler: Handler) -> Route:
-        async def guard(request: Request) -> Response:
+    def route(path: str, method: str, answer: Any) -> Route:
+        async def guarded(request: Request) -> Response:
             start = time.perf_counter()
             try:
                 _check_caller(request, limits)
-                response: Any = handler(request)
+                response: Any = answer(request)
                 if method == "POST":
                     response = await response
             except ClientDisconnect:
@@ -162,51 +141,46 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
             metrics.seconds.labels(path).observe(time.perf_counter() - start)
             return response
 
-        return Route(path, guard, methods=[method])
+        return Route(path, guarded, methods=[method])
 
-    gets: dict[str, Handler] = {
-        "/health": health,
-        "/metrics": lambda _: PlainTextResponse(
-            metrics.text(), media_type="text/plain; version=0.0.4"
+    worker, by_prometheus = service.worker, "text/plain; version=0.0.4"
+    gets: dict[str, Callable[[Request], Response]] = {
+        "/health": lambda _: JSONResponse(
+            {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
         ),
-        "/openapi.json": openapi,
+        "/metrics": lambda _: PlainTextResponse(metrics.text(), media_type=by_prometheus),
         "/v1/models": lambda _: JSONResponse(
-            {"object": "list", "data": [*map(model_object, models)]}
+            {"object": "list", "data": [*map(model_object, service.models)]}
         ),
-        "/v1/models/{name}": lambda asked: JSONResponse(model_object(asked.path_params["name"])),
+        "/v1/models/{name}": lambda one: JSONResponse(model_object(one.path_params["name"])),
     }
-    apis = APIS
+    posts = APIS
     if page is not None:
-        apis = APIS | {"/together": (Together, wish_of_chat, ChatWriter)}
+        posts = APIS | {"/together": (TOGETHER, wish_of_chat, ChatWriter)}
         for file in page.iterdir():
-            if media_type := _PAGE_TYPES.get(file.suffix):
+            if file.suffix in (".html", ".css", ".js", ".svg"):
                 place = "/" if file.name == "index.html" else f"/{file.name}"
-                gets[place] = partial(_file, file, media_type)
-    routes = [guarded(path, "GET", handler) for path, handler in gets.items()]
-    routes += [guarded(path, "POST", posting(*api)) for path, api in apis.items()]
+                gets[place] = partial(_file, file)
+    routes = [route(path, "GET", answer) for path, answer in gets.items()]
+    routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
 
     async def no_such_place(request: Request, error: Exception) -> Response:
         return refusal(request.url.path, error)
 
-    return Starlette(
-        routes=routes, lifespan=lifespan, exception_handlers={HTTPException: no_such_place}
-    )
+    handlers = {HTTPException: no_such_place}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
-def _file(path: Path, media_type: str, _: Request) -> Response:
-    return FileResponse(path, headers=_PAGE_HEADERS, media_type=media_type)
+def _file(file: Path, _: Request) -> Response:
+    return FileResponse(file, headers=_PAGE_HEADERS)
 
 
 def refusal(path: str, error: Exception) -> Response:
-    """The answer that tells of an error, in the form of the path's API."""
+    """Return the answer to a request that failed, in the form of the path's API."""
     sentence, status, name, headers = sentence_of(error), 500, None, {}
     match error:
         case RefusedError():
             status, name, headers = error.status, error.field, error.headers
-        case BusyError():
-            status, headers = 429, {"Retry-After": str(error.retry_after)}
-        case StoppedError():
-            status = 503
         case UserError():
             status = 400
         case RecursionError():
@@ -217,8 +191,9 @@ def refusal(path: str, error: Exception) -> Response:
         case _:
             logging.getLogger(__name__).error("a request failed", exc_info=error)
     kind = _TYPES.get(status, "invalid_request_error")
-    content: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": sentence}}
-    if path != "/v1/messages":
+    if path == "/v1/messages":
+        content = {"type": "error", "error": {"type": kind, "message": sentence}}
+    else:
         code = "model_not_found" if status == 404 and name == "model" else None
         content = {"error": {"message": sentence, "type": kind, "param": name, "code": code}}
     return JSONResponse(content, status, headers)
@@ -259,9 +234,8 @@ async def _json(request: Request, most: int) -> Any:
         raise RefusedError(408, "the body was too slow in coming") from None
     try:
         value = json.loads(body.decode(), parse_constant=_no_number)
-        json.dumps(
-            value, ensure_ascii=False, allow_nan=False
-        ).encode()  # half a character of UTF-16 is no text
+        # Half a character of UTF-16 is no text.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
     return value

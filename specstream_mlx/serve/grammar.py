@@ -7,6 +7,7 @@ and change no text.
 
 import json
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -39,13 +40,12 @@ class Grammars:
     def json(
         self, schema: dict[str, Any] | bool, prompt_tokens: int
     ) -> Callable[[], LogitsProcessor]:
-        """A function that makes the mask of one text, which is JSON that fits a schema."""
-        ends = sorted(self._tokenizer.eos_token_ids)
+        """Return a function that makes the mask of one text, which is JSON that fits a schema."""
+        ends, size = self._tokenizer.eos_token_ids, self._vocab_size
         if self._tokens is None:
+            inner = self._tokenizer._tokenizer
             try:
-                self._tokens = from_tokenizer(
-                    self._tokenizer._tokenizer, n_vocab=self._vocab_size, eos_token=ends
-                )
+                self._tokens = from_tokenizer(inner, n_vocab=size, eos_token=sorted(ends))
             except ValueError as error:
                 raise UserError(f"schemas need a fast tokenizer: {error}") from None
         try:
@@ -56,7 +56,6 @@ class Grammars:
         if matcher.is_error():
             line = matcher.get_error().strip().splitlines()[0]
             raise UserError(f"the schema cannot be followed: {line}")
-        size = self._vocab_size
         return lambda: _Mask(matcher.deep_copy(), prompt_tokens, size, frozenset(ends))
 
 
@@ -71,7 +70,7 @@ class _Mask:
         self._consumed: list[int] = []
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """The (1, vocab) logits of tokens that may follow; of no text's own path, all of them."""
+        """Mask (1, vocab) logits of tokens that may not follow; of no text's own path, none."""
         path: Any = tokens[self._prompt_tokens :].tolist()
         if not self._goes_to(path):
             return logits
@@ -83,13 +82,10 @@ class _Mask:
 
     def _goes_to(self, path: list[int]) -> bool:
         """Take the matcher to the end of a path; false: the grammar does not lead there."""
-        if not self._ends.isdisjoint(path):  # calls are enqueued behind what may be the end
+        if not self._ends.isdisjoint(path):  # calls are enqueued after what may be the end
             return False
-        common = 0
-        for ours, theirs in zip(self._consumed, path, strict=False):
-            if ours != theirs:
-                break
-            common += 1
+        pairs = zip(self._consumed, path, strict=False)
+        common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
         if common < len(self._consumed):
             self._matcher.rollback(len(self._consumed) - common)
         done = self._matcher.try_consume_tokens(path[common:])

@@ -1,6 +1,7 @@
 """What ``/metrics`` counts, in Prometheus's format."""
 
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -18,40 +19,31 @@ class Metrics:
     """
 
     def __init__(self, worker: Worker):
-        self._registry = registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
+        new: dict[str, Any] = {"registry": self._registry}
         name = "specstream_{}".format
-        self.requests = Counter(
-            name("requests"), "Requests.", ["path", "status"], registry=registry
-        )
-        self.left = Counter(name("clients_left"), "Clients that left early.", registry=registry)
-        self.seconds = Histogram(
-            name("request_seconds"), "Seconds to answer.", ["path"], registry=registry
-        )
-        tokens = "prompt cached written drafted accepted".split()
+        self.requests = Counter(name("requests"), "Requests.", ["path", "status"], **new)
+        self.left = Counter(name("clients_left"), "Clients that left early.", **new)
+        self.seconds = Histogram(name("request_seconds"), "Seconds to answer.", ["path"], **new)
         self._tokens = {
-            kind: Counter(name(f"{kind}_tokens"), f"Tokens {kind}.", ["model"], registry=registry)
-            for kind in tokens
+            kind: Counter(name(f"{kind}_tokens"), f"Tokens {kind}.", ["model"], **new)
+            for kind in ("prompt", "cached", "written", "drafted", "accepted")
         }
-        self._calls = Counter(
-            name("target_calls"), "Forward passes of the target.", ["model"], registry=registry
-        )
+        help = "Forward passes of the target."
+        self._calls = Counter(name("target_calls"), help, ["model"], **new)
         for kind in ("waiting", "decoding", "kept_tokens"):
-            gauge = Gauge(name(kind), f"{type(worker).__name__}: {kind}.", registry=registry)
+            gauge = Gauge(name(kind), f"Worker: {kind}.", **new)
             gauge.set_function(partial(getattr, worker, kind))
 
     def wrote(self, model: str, ended: Ended) -> None:
         """Count a text of a reply."""
-        counts = {
-            "prompt": ended.prompt_tokens,
-            "cached": ended.cached_tokens,
-            "written": ended.tokens,
-            "drafted": ended.drafted_tokens,
-            "accepted": ended.accepted_tokens,
-        }
-        for kind, count in counts.items():
-            self._tokens[kind].labels(model).inc(count)
-        self._calls.labels(model).inc(ended.target_calls)
+        last = ended.last
+        written, drafts = last.generation_tokens, (last.drafted_tokens, last.accepted_tokens)
+        counts = (last.prompt_tokens, ended.cached_tokens, written, *drafts)
+        for counter, count in zip(self._tokens.values(), counts, strict=True):
+            counter.labels(model).inc(count)
+        self._calls.labels(model).inc(last.target_calls)
 
     def text(self) -> bytes:
-        """All counters as text."""
+        """Return all counters as text."""
         return generate_latest(self._registry)

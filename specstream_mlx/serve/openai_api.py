@@ -1,225 +1,157 @@
 """OpenAI's ``/v1/chat/completions`` and ``/v1/completions``."""
 
-import json
-import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-from .bodies import (
-    CalledFunction,
-    Chat,
-    Completion,
-    Format,
-    JSONFormat,
-    Message,
-    SchemaFormat,
-    text_of,
-)
 from .decoding import Token
-from .errors import RefusedError
-from .replies import Choice, event, figures, usage
-from .service import Running, Wish
-from .tool_calls import Call, Said
+from .fields import RefusedError
+from .replies import Choice, Choices, Events, Writer, event, usage
+from .tool_calls import Piece
+from .wishes import Wish, earlier_call, schema_of, text_of, wish_of
 
 
-def wish_of_chat(body: Chat) -> Wish:
-    """What a chat asks for."""
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise RefusedError(
-            400, "max_tokens and max_completion_tokens were both given, expected one", "max_tokens"
-        )
-    if body.top_logprobs is not None and not body.logprobs:
+def wish_of_chat(body: dict[str, Any]) -> Wish:
+    """Return what a chat asks for."""
+    if "max_tokens" in body and "max_completion_tokens" in body:
+        sentence = "max_tokens and max_completion_tokens were both given, expected one"
+        raise RefusedError(400, sentence, "max_tokens")
+    if "top_logprobs" in body and not body.get("logprobs"):
         raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
-    said = body.said() | {"max_tokens": body.max_completion_tokens or body.max_tokens}
-    return Wish(
-        prompt=[_message(message) for message in body.messages],
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        tools=_tools(body),
-        schema=_schema(body.response_format),
-        **said,
+    if "max_completion_tokens" in body:
+        body = body | {"max_tokens": body["max_completion_tokens"]}
+    return wish_of(
+        body,
+        [_turn(message) for message in body["messages"]],
+        top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
+        tools=body.get("tools") if body.get("tool_choice") != "none" else None,
+        schema=schema_of(body.get("response_format")),
     )
 
 
-def wish_of_completion(body: Completion) -> Wish:
-    """What a completion asks for."""
-    return Wish(prompt=body.prompt, top_logprobs=body.logprobs, **body.said())
-
-
-def _message(message: Message) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    content = text_of(message.content)
-    if content is None and message.tool_calls is None:
-        raise RefusedError(400, f"a message of the {message.role} has no content", "messages")
-    others: dict[str, Any] = {
-        name: value
-        for name in ("name", "tool_call_id")
-        if (value := getattr(message, name)) is not None
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the turn of a chat template."""
+    role, calls = message["role"], message.get("tool_calls")
+    if message.get("content") is None and calls is None:
+        raise RefusedError(400, f"a message of the {role} has no content", "messages")
+    turn = {
+        name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None
     }
-    if message.tool_calls:
-        others["tool_calls"] = [
-            earlier_call(call.id, call.function, "messages") for call in message.tool_calls
+    turn["role"] = "system" if role == "developer" else role
+    turn["content"] = text_of(message.get("content")) or ""
+    if calls:
+        turn["tool_calls"] = [
+            earlier_call(call.get("id"), call["function"], "messages") for call in calls
         ]
-    return {"role": role, "content": content or "", **others}
+    return turn
 
 
-def earlier_call(its_id: str | None, called: CalledFunction, field: str) -> dict[str, Any]:
-    """A call of an earlier turn, as chat templates expect it: with arguments that are no text."""
-    try:
-        arguments = json.loads(called.arguments or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        sentence = f"the arguments of a call of {called.name} are no JSON object"
-        raise RefusedError(400, sentence, field)
-    return {
-        "id": its_id,
-        "type": "function",
-        "function": {"name": called.name, "arguments": arguments},
-    }
+def wish_of_completion(body: dict[str, Any]) -> Wish:
+    """Return what a completion asks for."""
+    return wish_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
 
 
-def _tools(body: Chat) -> list[dict[str, Any]] | None:
-    """Tools that may be called."""
-    if body.tools is None or body.tool_choice == "none":
-        return None
-    return [tool.model_dump(exclude_unset=True) for tool in body.tools]
-
-
-def _schema(wanted: Format | None) -> dict[str, Any] | None:
-    if isinstance(wanted, JSONFormat):
-        return {"type": "object"}
-    return wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
-
-
-class CompletionWriter:
+class CompletionWriter(Writer):
     """Replies of ``/v1/completions``, whole and in chunks."""
 
-    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, body: Chat | Completion, running: Running, tokenizer: TokenizerWrapper):
-        self._body, self._running, self._tokenizer = body, running, tokenizer
-        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        options = body.stream_options
-        self._trailer = options is not None and bool(options.include_usage)
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Make the reply that is sent in one piece."""
+    def whole(self, choices: Choices) -> dict[str, Any]:
         made = [
-            self._choice(number, choice.text, choice.tokens, choice.ended.reason, whole=True)
-            for number, choice in enumerate(choices)
+            self.choice(one, [*one.pieces, *one.last], one.tokens, one.reason, "message")
+            for one in choices
         ]
-        return self._object(self.kind, made, choices)
+        return self._object(self.kind, made) | self._counts(choices)
 
-    def begin(self) -> Iterator[str]:
-        """Yield nothing: the first text comes first."""
-        yield from ()
+    def wrote(self, choice: Choice, pieces: Sequence[Piece], tokens: list[Token]) -> Events:
+        step = [{"id": t.id, "text": t.text, "drafted_by": t.drafted_by} for t in tokens]
+        yield self._chunk(self.choice(choice, pieces, tokens), specstream={"step": step})
 
-    def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
-        """Yield a chunk of the tokens of one step."""
-        if tokens:
-            chunk = self._object(self.chunk_kind, [self._choice(number, text, tokens)])
-            step = [{"id": t.id, "text": t.text, "drafted_by": t.drafted_by} for t in tokens]
-            yield event(chunk | {"specstream": {"step": step}})
-
-    def end(self, choices: Sequence[Choice]) -> Iterator[str]:
-        """Yield each text's last chunk, the counts if they were asked for, and the end."""
-        last = len(choices) - 1
-        for number, choice in enumerate(choices):
-            last_of_text = self._choice(number, "", reason=choice.ended.reason)
-            chunk = self._object(self.chunk_kind, [last_of_text])
-            if number == last and not self._trailer:
-                chunk["specstream"] = figures(choices, self._running)
-            yield event(chunk)
-        if self._trailer:
-            yield event(self._object(self.chunk_kind, [], choices))
+    def end(self, choices: Choices) -> Events:
+        for choice in choices:
+            last = choice is choices[-1] and not self._with_usage
+            figures = {"specstream": self.figures(choices)} if last else {}
+            yield self._chunk(self.choice(choice, choice.last, reason=choice.reason), **figures)
+        if self._with_usage:
+            yield event(self._object(self.chunk_kind, []) | self._counts(choices))
         yield "data: [DONE]\n\n"
 
     def failed(self, sentence: str) -> str:
-        """Make the event of an error."""
         return event({"error": {"message": sentence, "type": "api_error"}})
 
-    def _object(
-        self, kind: str, made: list[dict[str, Any]], choices: Sequence[Choice] | None = None
-    ) -> dict[str, Any]:
-        values = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._body.model,
-            "choices": made,
-        }
-        if choices is not None:
-            values |= {"usage": usage(choices), "specstream": figures(choices, self._running)}
-        elif self._trailer:
-            values["usage"] = None
-        return values
-
-    def _choice(
+    def choice(
         self,
-        number: int,
-        text: str,
+        choice: Choice,
+        pieces: Sequence[Piece] = (),
         tokens: Sequence[Token] = (),
         reason: str | None = None,
-        whole: bool = False,
+        name: str = "delta",
     ) -> dict[str, Any]:
-        scored = tokens and self._running.asked[0].top_logprobs is not None
-        logprobs = self._logprobs(tokens) if scored else None
-        said = self._said(number, text, reason, whole)
-        return {"index": number, "logprobs": logprobs, "finish_reason": reason, **said}
+        """Make what a chunk, or a whole reply, says of one text."""
+        scored = tokens and choice.job.wish.top_logprobs is not None
+        logprobs = self.logprobs(tokens) if scored else None
+        made = {"index": choice.number, "logprobs": logprobs, "finish_reason": reason}
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        return made | self.said(choice, text, pieces, reason, name)
 
-    def _said(self, number: int, text: str, reason: str | None, whole: bool) -> dict[str, Any]:
+    def said(
+        self, choice: Choice, text: str, pieces: Sequence[Piece], reason: str | None, name: str
+    ) -> dict[str, Any]:
         return {"text": text}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {
-            "tokens": [self._name(token.id) for token in tokens],
+            "tokens": [self.word(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self._name(i): p for i, p in token.top} for token in tokens],
+            "top_logprobs": [{self.word(i): p for i, p in token.top} for token in tokens],
         }
 
-    def _name(self, token: int) -> str:
-        return self._tokenizer.decode([token])
+    def word(self, token: int) -> str:
+        return self.tokenizer.decode([token])
+
+    @property
+    def _with_usage(self) -> bool:
+        """Whether a stream ends with the counts."""
+        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    def _counts(self, choices: Choices) -> dict[str, Any]:
+        return {"usage": usage(choices), "specstream": self.figures(choices)}
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        made = {"id": self.id, "object": kind, "created": self.created}
+        return made | {"model": self.body["model"], "choices": choices}
+
+    def _chunk(self, choice: dict[str, Any], **others: Any) -> str:
+        usage = {"usage": None} if self._with_usage else {}
+        return event(self._object(self.chunk_kind, [choice]) | usage | others)
 
 
 class ChatWriter(CompletionWriter):
     """Replies of ``/v1/chat/completions``."""
 
-    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: Chat, running: Running, tokenizer: TokenizerWrapper):
-        super().__init__(body, running, tokenizer)
-        self._heard = [Said(tokenizer, _tools(body)) for _ in running.asked]
+    def begin(self, choices: Choices) -> Events:
+        for choice in choices:
+            delta = {"role": "assistant", "content": ""}
+            yield self._chunk(self.choice(choice) | {"delta": delta})
 
-    def begin(self) -> Iterator[str]:
-        """Yield a chunk of each text that says who speaks."""
-        for number in range(len(self._running.asked)):
-            choice = self._choice(number, "") | {"delta": {"role": "assistant", "content": ""}}
-            yield event(self._object(self.chunk_kind, [choice]))
-
-    def _said(self, number: int, text: str, reason: str | None, whole: bool) -> dict[str, Any]:
-        heard = self._heard[number]
-        before = len(heard.calls)
-        pieces = [*heard.add(text), *(() if reason is None else heard.end())]
-        content = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [_shown(call) for call in pieces if isinstance(call, Call)]
-        ended = {"finish_reason": "tool_calls"} if heard.calls and reason == "stop" else {}
-        if whole:
-            said: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-            if calls:
-                said |= {"content": content or None, "tool_calls": calls}
-            return {"message": said, **ended}
-        delta: dict[str, Any] = {"content": content} if content else {}
+    def said(
+        self, choice: Choice, text: str, pieces: Sequence[Piece], reason: str | None, name: str
+    ) -> dict[str, Any]:
+        calls = [piece for piece in pieces if isinstance(piece, dict)]
+        said: dict[str, Any] = {"content": text} if text else {}
+        if name == "message":
+            content = text or None if calls else text
+            said = {"role": "assistant", "content": content, "refusal": None}
+        else:
+            first = len(choice.calls) - len(calls)
+            calls = [{"index": index, **call} for index, call in enumerate(calls, first)]
         if calls:
-            delta["tool_calls"] = [
-                {"index": index, **call} for index, call in enumerate(calls, before)
-            ]
-        return {"delta": delta, **ended}
+            said["tool_calls"] = calls
+        called = {"finish_reason": "tool_calls"} if choice.calls and reason == "stop" else {}
+        return {name: said, **called}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         content = [
             self._scored(token.id, token.logprob)
             | {"top_logprobs": [self._scored(*pair) for pair in token.top]}
@@ -228,10 +160,5 @@ class ChatWriter(CompletionWriter):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        name = self._name(token)
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
-
-
-def _shown(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+        word = self.word(token)
+        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}

@@ -12,48 +12,48 @@ _LEAST = 8  # tokens; copying the rows of fewer is not worth it
 
 
 class Prefixes:
-    """KV rows of the prompts and texts that were read last."""
+    """KV rows of the prompts and texts that were read last.
+
+    Attributes:
+        stored: model, tokens and rows of each; the one used last comes last.
+    """
 
     def __init__(self, most_tokens: int):
         self._most = most_tokens
-        self._kept: list[tuple[nn.Module, np.ndarray, PromptCache]] = []  # used last comes last
+        self.stored: list[tuple[nn.Module, np.ndarray, PromptCache]] = []
 
     @property
     def tokens(self) -> int:
-        """Tokens whose rows are kept."""
-        return sum(len(tokens) for _, tokens, _ in self._kept)
+        """Tokens whose rows are stored."""
+        return sum(len(tokens) for _, tokens, _ in self.stored)
 
     def cache_for(self, model: nn.Module, prompt: Sequence[int]) -> PromptCache:
-        """A cache of the prompt's own, with the rows of as many of its tokens as are kept."""
-        asked = np.array(prompt)
-        sizes = [_common(tokens, asked) if m is model else 0 for m, tokens, _ in self._kept]
+        """Make a cache of the prompt's own, with the rows of as many of its tokens as there are."""
+        new = np.array(prompt)
+        sizes = [_common(tokens, new) if m is model else 0 for m, tokens, _ in self.stored]
         if max(sizes, default=0) < _LEAST:
             return PromptCache()
-        self._kept.append(self._kept.pop(int(np.argmax(sizes))))
-        return deepcopy(self._kept[-1][2])
+        self.stored.append(self.stored.pop(int(np.argmax(sizes))))
+        return deepcopy(self.stored[-1][2])
 
-    def keep(self, model: nn.Module, cache: PromptCache) -> None:
-        """Keep a copy of a cache's rows instead of those that it holds too.
-
-        Buffers have room for hundreds of rows more than a short text needs, so these are not kept.
-        """
-        tokens = np.array(cache.tokens)
-        if not _LEAST <= len(tokens) <= self._most:
+    def store(self, model: nn.Module, cache: PromptCache) -> None:
+        """Store a copy of a cache's rows instead of those that it holds too."""
+        new = np.array(cache.tokens)
+        if not _LEAST <= len(new) <= self._most:
             return
-        for number in range(len(self._kept) - 1, -1, -1):
-            other, old, _ = self._kept[number]
-            common = _common(old, tokens) if other is model else 0
-            if common == len(tokens):
-                return
-            if common == len(old):
-                del self._kept[number]
-        self._kept.append((model, tokens, cache.without_spare_rows()))
+        shared = [_common(tokens, new) if m is model else -1 for m, tokens, _ in self.stored]
+        if len(new) in shared:
+            return
+        others = zip(self.stored, shared, strict=True)
+        self.stored = [one for one, common in others if common < len(one[1])]
+        # Buffers have room for hundreds of rows more than a short text needs.
+        self.stored.append((model, new, cache.without_spare_rows()))
         while self.tokens > self._most:
-            del self._kept[0]
+            del self.stored[0]
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of tokens that two texts begin with alike."""
+    """Count the tokens that two texts begin with alike."""
     size = min(len(first), len(second))
     differ = np.flatnonzero(first[:size] != second[:size])
     return int(differ[0]) if len(differ) else size

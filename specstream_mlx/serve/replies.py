@@ -2,104 +2,238 @@
 
 import asyncio
 import json
+import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..errors import UserError
-from .decoding import Ended, Read, Token, Written
+from .decoding import Ended, Event, Job, Token
+from .fields import RefusedError
 from .metrics import Metrics
-from .service import Running
+from .service import Service
+from .tool_calls import Piece, Said
 
 
-@dataclass
 class Choice:
-    """One text of a reply so far, and what it came to, once it is complete."""
+    """One text of a reply so far.
 
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    ended: Ended = field(default_factory=Ended)
+    Attributes:
+        pieces: what is said and what is called, in its order, but for ``last``.
+        last: what only the text's end has made known.
+        calls: of both.
+        ended: what there is to say once the text is complete, not before.
+    """
 
-    def take(self, event: Read | Written | Ended) -> Sequence[Token]:
-        """Take an event into the text, and return its tokens."""
-        if isinstance(event, Ended):
-            self.ended = event
-        if not isinstance(event, Written):
-            return ()
-        self.text += "".join(token.text for token in event.tokens)
-        self.tokens += event.tokens
-        return event.tokens
+    ended: Ended
+
+    def __init__(self, number: int, job: Job, tokenizer: TokenizerWrapper):
+        self.number, self.job = number, job
+        self.pieces: list[Piece] = []
+        self.last: list[Piece] = []
+        self.tokens: list[Token] = []
+        self._said = Said(tokenizer, job.wish.tools)
+        self.calls = self._said.calls
+
+    @property
+    def reason(self) -> str:
+        """Why the text ended: ``stop`` or ``length``."""
+        return self.ended.last.finish_reason or ""
+
+    def take(self, tokens: list[Token]) -> list[Piece]:
+        """Take in the tokens of a step, and return new pieces."""
+        self.tokens += tokens
+        pieces = list(self._said.add("".join(token.text for token in tokens)))
+        self.pieces += pieces
+        return pieces
+
+    def end(self, ended: Ended) -> None:
+        """Take in the end."""
+        self.ended, self.last = ended, list(self._said.end())
 
 
-class Writer(Protocol):
-    """Puts texts into the form of one API."""
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Make the reply that is sent in one piece."""
-
-    def begin(self) -> Iterator[str]:
-        """Yield the events that a stream begins with."""
-
-    def wrote(self, number: int, text: str, tokens: Sequence[Token]) -> Iterator[str]:
-        """Yield the events of new tokens of a text."""
-
-    def end(self, choices: Sequence[Choice]) -> Iterator[str]:
-        """Yield the events that a stream ends with."""
-
-    def failed(self, sentence: str) -> str:
-        """Make the event of an error."""
+Choices = Sequence[Choice]
+Events = Iterator[str]
 
 
-class _Streamed(StreamingResponse):
-    """A stream whose texts are written no further once it ends, however that comes."""
+class Writer:
+    """Puts texts into the form of one API.
 
-    def __init__(self, running: Running, pieces: AsyncIterator[str]):
-        headers = {"Cache-Control": "no-store"}
-        super().__init__(pieces, media_type="text/event-stream", headers=headers)
-        self._running = running
+    Each API's has ``whole(choices)``, the reply that is sent in one piece; and the events of a
+    stream: ``begin(choices)``, ``wrote(choice, pieces, tokens)`` of a step of one text,
+    ``end(choices)``, and ``failed(sentence)``.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    prefix: str
+    whole: Any
+    wrote: Any
+    end: Any
+    failed: Any
+
+    def __init__(self, body: dict[str, Any], tokenizer: TokenizerWrapper):
+        self.body, self.tokenizer = body, tokenizer
+        self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
+
+    def begin(self, choices: Choices) -> Events:
+        yield from ()
+
+    def figures(self, choices: Choices) -> dict[str, Any]:
+        """Return how a reply was drafted, summed over its texts."""
+        ended, first = [choice.ended.last for choice in choices], choices[0].job
+        tokens = sum(one.generation_tokens for one in ended)
+        calls = sum(one.target_calls for one in ended)
+        return {
+            "accepted_length": round(tokens / max(1, calls), 3),
+            "target_calls": calls,
+            "drafted_tokens": sum(one.drafted_tokens for one in ended),
+            "accepted_tokens": sum(one.accepted_tokens for one in ended),
+            "drafted_by": dict(sum((choice.ended.drafted_by for choice in choices), Counter())),
+            "draft": first.wish.draft,
+            "mode": first.model.mode,
+            "seed": first.seed if first.wish.temperature else None,
+        }
+
+
+class ItemWriter(Writer):
+    """Writes a text as a list of items: each is a call, or all that is said between calls.
+
+    Each API's has the events of an item: ``called(id, name, arguments)`` of a call; ``opened()``,
+    ``grown(text)`` and ``closed(status)`` of what is said; and ``reply(choices)``, the reply whose
+    items are complete.
+    """
+
+    called: Any
+    opened: Any
+    grown: Any
+    closed: Any
+    reply: Any
+
+    def __init__(self, body: dict[str, Any], tokenizer: TokenizerWrapper):
+        super().__init__(body, tokenizer)
+        self.items: list[dict[str, Any]] = []
+        self._open = False  # whether the last one may go on
+
+    def whole(self, choices: Choices) -> dict[str, Any]:
+        for _ in (*self.written(choices[0].pieces), *self.complete(choices[0])):
+            pass  # what makes the events makes the items
+        return self.reply(choices)
+
+    def wrote(self, _: Choice, pieces: Sequence[Piece], tokens: list[Token]) -> Events:
+        return self.written(pieces)
+
+    def written(self, pieces: Sequence[Piece]) -> Events:
+        """Yield the events of pieces."""
+        for piece in pieces:
+            if isinstance(piece, dict):
+                yield from self._close("completed")
+                yield from self.called(piece["id"], **piece["function"])
+                continue
+            if not self._open:
+                yield from self.opened()
+                self._open = True
+            yield from self.grown(piece)
+
+    def complete(self, choice: Choice) -> Events:
+        """Yield the end of the items."""
+        yield from self.written(choice.last)
+        yield from self._close("incomplete" if choice.reason == "length" else "completed")
+
+    def _close(self, status: str) -> Events:
+        if self._open:
+            yield from self.closed(status)
+        self._open = False
+
+
+class Reply:
+    """The texts of one request while they are written; making it puts them into the queue."""
+
+    def __init__(self, service: Service, jobs: list[Job], writer: Writer, metrics: Metrics):
+        self._worker, self._patience = service.worker, service.patience
+        self._writer, self._metrics = writer, metrics
+        self.choices = [Choice(n, job, writer.tokenizer) for n, job in enumerate(jobs)]
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[Choice, Event]] = asyncio.Queue()
+        for choice in self.choices:
+            choice.job.deliver = partial(self._deliver, choice)
+        self._worker.submit(jobs)
+
+    def _deliver(self, choice: Choice, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
+
+    async def answer(self, request: Request, streams: bool) -> Response:
+        """Answer the request; whoever leaves ends the work on it."""
+        if streams:
+            return _Streamed(self)
+        work, leaving = asyncio.ensure_future(self._all()), asyncio.ensure_future(_left(request))
         try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._running.cancel()
-
-
-async def reply(
-    request: Request, running: Running, writer: Writer, streams: bool, metrics: Metrics
-) -> Response:
-    """The reply to a request, whole or streamed."""
-    choices = [Choice() for _ in running.asked]
-    if streams:
-        return _Streamed(running, _stream(running, writer, choices, metrics))
-    work = asyncio.ensure_future(_whole(running, choices))
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            metrics.left.inc()
-            return Response(status_code=499)  # nobody reads it
-        await work
-    finally:
-        leaving.cancel()
-        work.cancel()
-        with suppress(asyncio.CancelledError, Exception):
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._metrics.left.inc()
+                return Response(status_code=499)  # nobody reads it
             await work
-    _count(metrics, running, choices)
-    return JSONResponse(writer.whole(choices))
+        finally:
+            self.cancel()
+            leaving.cancel()
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
+        return JSONResponse(self._writer.whole(self.choices))
 
+    async def _all(self) -> None:
+        async for _ in self._news():
+            pass
 
-async def _whole(running: Running, choices: Sequence[Choice]) -> None:
-    async with aclosing(running.events()) as events:
-        async for event in events:
-            if event is not None:
-                choices[event[0]].take(event[1])
+    async def _news(self) -> AsyncIterator[str | tuple[Choice, list[Piece], list[Token]]]:
+        """Yield what each step has brought a text, and comments, up to the end of all texts."""
+        left = len(self.choices)
+        while left:
+            try:
+                choice, event = await asyncio.wait_for(self._events.get(), self._patience)
+            except TimeoutError:
+                yield ": keep-alive\n\n"
+                continue
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, int):
+                yield f": {event} of {len(choice.job.prompt)} prompt tokens are read\n\n"
+            elif isinstance(event, Ended):
+                left -= 1
+                choice.end(event)
+                self._metrics.wrote(choice.job.wish.model, event)
+            else:
+                yield choice, choice.take(event), event
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield the events of a stream."""
+        left, writer = True, self._writer
+        try:
+            for piece in writer.begin(self.choices):
+                yield piece
+            async for one in self._news():
+                for piece in [one] if isinstance(one, str) else writer.wrote(*one):
+                    yield piece
+            left = False
+            for piece in writer.end(self.choices):
+                yield piece
+        except Exception as error:  # the status has been sent, so the stream has to say it
+            left = False
+            yield writer.failed(sentence_of(error))
+        finally:
+            self._metrics.left.inc(left)
+
+    def cancel(self) -> None:
+        """Write no further."""
+        for choice in self.choices:
+            self._worker.cancel(choice.job)
 
 
 async def _left(request: Request) -> None:
@@ -108,78 +242,40 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _stream(
-    running: Running, writer: Writer, choices: Sequence[Choice], metrics: Metrics
-) -> AsyncIterator[str]:
-    complete = False
-    try:
-        for piece in writer.begin():
-            yield piece
-        async with aclosing(running.events()) as events:
-            async for event in events:
-                if event is None:
-                    yield ": keep-alive\n\n"
-                elif isinstance(event[1], Read):
-                    yield f": {event[1].tokens} of {event[1].total} prompt tokens are read\n\n"
-                else:
-                    number, news = event
-                    tokens = choices[number].take(news)
-                    text = "".join(token.text for token in tokens)
-                    for piece in writer.wrote(number, text, tokens):
-                        yield piece
-        _count(metrics, running, choices)
-        complete = True
-        for piece in writer.end(choices):
-            yield piece
-    except Exception as error:  # the status has been sent, so the stream has to say it
-        complete = True
-        yield writer.failed(sentence_of(error))
-    finally:
-        if not complete:
-            metrics.left.inc()
+class _Streamed(StreamingResponse):
+    """A stream whose texts are written no further once it ends, however that comes."""
 
+    def __init__(self, reply: Reply):
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(reply.stream(), media_type="text/event-stream", headers=headers)
+        self._reply = reply
 
-def _count(metrics: Metrics, running: Running, choices: Sequence[Choice]) -> None:
-    for asked, choice in zip(running.asked, choices, strict=True):
-        metrics.wrote(asked.name, choice.ended)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._reply.cancel()
 
 
 def sentence_of(error: Exception) -> str:
-    """What a client is told of an error; what went wrong inside is in the log."""
-    known = isinstance(error, UserError) or type(error).__module__.startswith(__package__)
-    return str(error) if known else "the server failed"
+    """Return what a client may know of an error; what went wrong inside is in the log."""
+    return str(error) if isinstance(error, UserError | RefusedError) else "the server failed"
 
 
 def event(value: Any, name: str | None = None) -> str:
-    """One server-sent event."""
+    """Make a server-sent event."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {json.dumps(value)}\n\n"
 
 
-def usage(choices: Sequence[Choice], words: tuple[str, str] = ("prompt", "completion")) -> dict:
-    """OpenAI's counts of tokens; a prompt of several texts counts once."""
+def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -> dict:
+    """Return OpenAI's counts of tokens; a prompt of several texts counts once."""
     read, written = words
-    first = choices[0].ended
-    tokens = sum(choice.ended.tokens for choice in choices)
+    prompt = len(choices[0].job.prompt)
+    tokens = sum(choice.ended.last.generation_tokens for choice in choices)
     return {
-        f"{read}_tokens": first.prompt_tokens,
+        f"{read}_tokens": prompt,
         f"{written}_tokens": tokens,
-        "total_tokens": first.prompt_tokens + tokens,
-        f"{read}_tokens_details": {"cached_tokens": first.cached_tokens},
-    }
-
-
-def figures(choices: Sequence[Choice], running: Running) -> dict[str, Any]:
-    """How a reply was drafted, summed over its texts."""
-    ended = [choice.ended for choice in choices]
-    tokens, calls = (sum(getattr(e, name) for e in ended) for name in ("tokens", "target_calls"))
-    return {
-        "accepted_length": round(tokens / max(1, calls), 3),
-        "target_calls": calls,
-        "drafted_tokens": sum(one.drafted_tokens for one in ended),
-        "accepted_tokens": sum(one.accepted_tokens for one in ended),
-        "drafted_by": dict(sum((one.drafted_by for one in ended), Counter())),
-        "draft": running.asked[0].draft,
-        "mode": running.asked[0].model.mode,
-        "seed": ended[0].seed,
+        "total_tokens": prompt + tokens,
+        f"{read}_tokens_details": {"cached_tokens": choices[0].ended.cached_tokens},
     }

@@ -12,7 +12,7 @@ BASE = "base"
 
 
 def adapters_in(folder: Path) -> dict[str, Path]:
-    """The adapter directories in a folder, by name."""
+    """Find the adapter directories in a folder, by name."""
     found = {path.parent.name: path.parent for path in folder.glob("*/adapter_config.json")}
     if not found:
         raise UserError(f"{folder} has no adapters, expected a directory of each adapter in it")
@@ -22,11 +22,7 @@ def adapters_in(folder: Path) -> dict[str, Path]:
 def resident(
     base: SpeculativeModel, adapters: Mapping[str, str | Path]
 ) -> dict[str, SpeculativeModel]:
-    """The base and one model for each adapter, by name; all share the base's weights.
-
-    Args:
-        base: with lossless streams or none.
-        adapters: directories, or names of adapters, by the names that clients use.
+    """Make a model of each adapter, named as clients name them; all share the base's weights.
 
     Raises:
         UserError: a name is none, or a directory is no adapter of this base.

@@ -12,11 +12,7 @@ _FAREWELL = 30  # seconds that running replies have after the first signal
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to.
-
-    Args:
-        host: a name or an address.
-        port: 0: a free one.
+    """Open a socket that clients can connect to; port 0 is a free one.
 
     Raises:
         UserError: the port is in use, or the host is none of this machine's.
@@ -37,12 +33,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, opened: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; replies under way are completed, a second signal breaks them.
-
-    Args:
-        app: from ``make_app``.
-        opened: from ``listening``.
-    """
+    """Serve until SIGINT or SIGTERM; a second signal breaks off the replies under way."""
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -8,25 +8,18 @@ tokenizer says.
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+Piece = str | dict[str, Any]
+"""What is said, or what is called; see ``called``."""
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a tool.
 
-    Attributes:
-        id: what the tool's result will refer to: the model's own, or drawn.
-        name: of the tool.
-        arguments: a JSON object, as text.
-    """
-
-    id: str
-    name: str
-    arguments: str
+def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """Make a call as OpenAI writes it; in chat templates, the arguments are no text."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": its_id, "type": "function", "function": function}
 
 
 class Said:
@@ -40,13 +33,13 @@ class Said:
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):
-        self.calls: list[Call] = []
+        self.calls: list[dict[str, Any]] = []
         self._parse, self._tools = tokenizer.tool_parser, tools
         self._start: str | None = tokenizer.tool_call_start if tools else None
         self._end: str = tokenizer.tool_call_end or ""  # empty: a call goes to the text's end
         self._rest, self._in_call, self._opening = "", False, ""
 
-    def add(self, text: str) -> Iterator[str | Call]:
+    def add(self, text: str) -> Iterator[Piece]:
         """Yield what is known of the text now, in its order."""
         if self._start is None:
             if text:
@@ -72,7 +65,7 @@ class Said:
             if sure:
                 yield sure
 
-    def end(self) -> Iterator[str | Call]:
+    def end(self) -> Iterator[Piece]:
         """Yield what was held back, once the text is complete."""
         rest, self._rest = self._rest, ""
         if self._in_call:
@@ -80,7 +73,7 @@ class Said:
         elif rest.strip() or (rest and not self.calls):
             yield rest
 
-    def _called(self, text: str, whole: bool = True) -> Iterator[str | Call]:
+    def _called(self, text: str, whole: bool = True) -> Iterator[Piece]:
         """Yield the calls that stand between two marks, or else the text with its marks."""
         try:
             found = self._parse(text, self._tools)
@@ -92,8 +85,8 @@ class Said:
         yield from calls
 
 
-def _call(found: dict[str, Any]) -> Call:
-    """The call that a parser has read."""
+def _call(found: dict[str, Any]) -> dict[str, Any]:
+    """Make the call that a parser has read."""
     name, arguments, its_id = found["name"], found.get("arguments") or {}, found.get("id")
     if isinstance(arguments, str):  # some models write the arguments as text
         arguments = json.loads(arguments)
@@ -103,7 +96,7 @@ def _call(found: dict[str, Any]) -> Call:
     written.encode()  # half a character of UTF-16 is no text
     if not isinstance(its_id, str) or not its_id:
         its_id = f"call_{uuid.uuid4().hex[:24]}"
-    return Call(its_id, name, written)
+    return called(its_id, name, written)
 
 
 def _begun(text: str, mark: str) -> int:

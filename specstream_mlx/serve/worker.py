@@ -10,53 +10,19 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
 from ..hardware import device
-from .decoding import Asked, Batch, Ended, Read, Writing, Written, tell
-from .prefixes import Prefixes
-
-Event = Read | Written | Ended | Exception
-"""What a client is told of its text; ``Ended`` or an exception is the last."""
+from ..loading import SpeculativeModel
+from ..scheduler import Scheduler
+from .decoding import Decoding, Ended, Event, Job, Writing
+from .fields import RefusedError, StoppedError
 
 _MEMORY = 16  # texts that the usual time of one is estimated from
-
-
-class BusyError(Exception):
-    """The queue is full.
-
-    Attributes:
-        retry_after: seconds after which there may be a place.
-    """
-
-    def __init__(self, retry_after: int):
-        super().__init__(f"the queue is full, try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class StoppedError(Exception):
-    """The server is shutting down."""
-
-
-@dataclass(eq=False)
-class Job:
-    """One text to write.
-
-    Attributes:
-        asked: what to write.
-        deliver: called on the worker's thread with each event.
-        left: whether nobody waits for it any more; see ``Worker.cancel``.
-    """
-
-    asked: Asked
-    deliver: Callable[[Event], Any]
-    left: bool = False
 
 
 class Worker:
@@ -66,8 +32,8 @@ class Worker:
         tokenizer: of the base.
         most_texts: decoded at a time.
         most_waiting: texts that may wait.
-        kept_tokens: prompt tokens whose rows are kept for later prompts.
-        base: an mlx-lm model whose weights stay wired; ``None``: none.
+        kept_tokens: prompt tokens whose rows stay for later prompts.
+        base: its weights stay wired, its other ranks are led; ``None``: there is no need to.
     """
 
     def __init__(
@@ -76,15 +42,13 @@ class Worker:
         most_texts: int = 4,
         most_waiting: int = 32,
         kept_tokens: int = 16384,
-        base: Any = None,
+        base: SpeculativeModel | None = None,
     ):
-        self._tokenizer, self._base = tokenizer, base
-        self._most_texts, self._most_waiting = most_texts, most_waiting
-        self._prefixes = Prefixes(kept_tokens)
+        self._most_texts, self._most_waiting, self._base = most_texts, most_waiting, base
+        ranks = None if base is None else base.ranks
+        self._decoding = Decoding(tokenizer, kept_tokens, ranks, lambda: self._alone)
         self._waiting: dict[str, deque[Job]] = {}  # by model; the one served last comes last
-        self._texts: dict[Writing, Job] = {}
-        self._reading: tuple[Writing, Iterator[Read]] | None = None
-        self._batches: list[Batch] = []
+        self._reading: Writing | None = None
         self._alone, self._crowd = True, 0
         self._seconds: deque[float] = deque([1.0], maxlen=_MEMORY)
         self._changed, self._stopping = threading.Condition(), False
@@ -102,32 +66,38 @@ class Worker:
     @property
     def decoding(self) -> int:
         """Texts that are being decoded."""
-        return len(self._texts)
+        return len(self._decoding.writings)
 
     @property
     def kept_tokens(self) -> int:
-        """Prompt tokens whose rows are kept."""
-        return self._prefixes.tokens
+        """Prompt tokens whose rows are there for later prompts."""
+        return self._decoding.prefixes.tokens
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Put jobs into the queue, all or none."""
+        """Put jobs into the queue, all or none.
+
+        Raises:
+            RefusedError: the queue is full, or the server is shutting down.
+        """
         with self._changed:
             if self._stopping:
-                raise StoppedError("the server is shutting down")
-            free = self._most_waiting + max(0, self._most_texts - len(self._texts))
+                raise StoppedError
+            free = self._most_waiting + max(0, self._most_texts - self.decoding)
             if self.waiting + len(jobs) > free:
                 usual = sum(self._seconds) / len(self._seconds)
-                rounds = (self.waiting + len(self._texts)) / self._most_texts
-                raise BusyError(max(1, math.ceil(usual * rounds / 2)))
+                rounds = (self.waiting + self.decoding) / self._most_texts
+                after = max(1, math.ceil(usual * rounds / 2))
+                sentence = f"the queue is full, try again in {after} s"
+                raise RefusedError(429, sentence, headers={"Retry-After": str(after)})
             for job in jobs:
-                self._waiting.setdefault(job.asked.name, deque()).append(job)
+                self._waiting.setdefault(job.wish.model, deque()).append(job)
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Write a text no further; a place in the queue is free at once."""
         job.left = True
         with self._changed, suppress(KeyError, ValueError):  # it does not wait
-            self._waiting[job.asked.name].remove(job)
+            self._waiting[job.wish.model].remove(job)
 
     def stop(self) -> None:
         """End the thread; texts that are not complete end with a ``StoppedError``."""
@@ -139,104 +109,89 @@ class Worker:
     # The worker's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with device.wired(self._base):
-            while self._next_round():
-                for writing in [one for one, job in self._texts.items() if job.left]:
+        decoding = self._decoding
+        with nullcontext() if self._base is None else device.wired(self._base.model):
+            while self._goes_on():
+                for writing in [one for one in decoding.writings.values() if one.job.left]:
                     self._drop(writing)
-                self._read_on()
-                for batch in list(self._batches):
-                    self._step(batch)
-            for batch in self._batches:
-                batch.close()
-        for job in [
-            *self._texts.values(),
-            *(job for jobs in self._waiting.values() for job in jobs),
-        ]:
-            job.deliver(StoppedError("the server is shutting down"))
+                self._read()
+                # A step's time goes from its turn in the last round to that in this one.
+                self._alone = max(self._crowd, self.decoding) < 2
+                self._crowd = self.decoding
+                for scheduler in list(decoding.schedulers):
+                    self._step(scheduler)
+            unfinished = [writing.job for writing in decoding.writings.values()]
+            decoding.stop()
+        for job in (*unfinished, *(job for jobs in self._waiting.values() for job in jobs)):
+            job.deliver(StoppedError())
 
-    def _next_round(self) -> bool:
+    def _goes_on(self) -> bool:
         """Wait for something to do; false: stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._texts or self.waiting)
-            # One prompt is read at a time, so that the next one finds the rows of the last.
-            if not (self._stopping or self._reading or len(self._texts) >= self._most_texts):
-                self._begin_next()
-            # A step's time goes from its turn in the last round to that in this one.
-            self._alone = max(self._crowd, len(self._texts)) < 2
-            self._crowd = len(self._texts)
+            self._changed.wait_for(lambda: self._stopping or self.decoding or self.waiting)
             return not self._stopping
 
-    def _begin_next(self) -> None:
-        """Begin a text of the model that has the fewest, of several the one served longest ago."""
-        running = Counter(job.asked.name for job in self._texts.values())
-        names = [name for name, jobs in self._waiting.items() if jobs]
-        if not names:
-            return
-        name = min(names, key=lambda name: running[name])
-        jobs = self._waiting.pop(name)
-        job = jobs.popleft()
-        self._waiting[name] = jobs
-        asked = job.asked
-        writing = Writing(asked, self._tokenizer, self._prefixes, lambda: self._alone)
-        own = writing.number, asked.name, asked.prompt, asked.max_tokens
-        tell(asked.model, "begin", *own)
-        self._texts[writing] = job
-        self._reading = writing, writing.read()
+    def _next_job(self) -> Job | None:
+        """Take a job of the model with the fewest texts, of several the one served longest ago."""
+        running = Counter(one.job.wish.model for one in self._decoding.writings.values())
+        with self._changed:
+            names = [name for name, jobs in self._waiting.items() if jobs]
+            if not names or self.decoding >= self._most_texts:
+                return None
+            name = min(names, key=lambda name: running[name])
+            self._waiting[name] = jobs = self._waiting.pop(name)
+            return jobs.popleft()
 
-    def _read_on(self) -> None:
-        """Read one more chunk of a prompt; behind the last one, the text joins its batch."""
+    def _read(self) -> None:
+        """Read one more chunk of a prompt; one at a time, so that the next one finds its rows."""
         if self._reading is None:
-            return
-        writing, chunks = self._reading
-        try:
-            tell(writing.asked.model, "read", writing.number)
-            read = next(chunks, None)
-            if read is not None:
-                self._texts[writing].deliver(read)
+            job = self._next_job()
+            if job is None:
                 return
-            self._reading, model = None, writing.asked.model
-            batch = next((one for one in self._batches if one.takes(model)), None)
-            if batch is None:
-                batch = Batch(model)
-                self._batches.append(batch)
-            batch.join(writing)
+            try:
+                self._reading = self._decoding.begin(job)
+            except Exception as error:
+                job.deliver(error)
+                return
+        writing = self._reading
+        try:
+            read = self._decoding.read(writing.number)
         except Exception as error:
             self._end(writing, error)
+            return
+        if read is None:
+            self._reading = None
+        else:
+            writing.job.deliver(read)
 
-    def _step(self, batch: Batch) -> None:
-        """Let the texts of a batch go one step further, and hand out what came of it."""
+    def _step(self, scheduler: Scheduler) -> None:
+        """Let the texts of a scheduler go one step further, and hand out what comes of it."""
         try:
-            found = batch.step()
+            steps = self._decoding.step(self._decoding.schedulers.index(scheduler))
         except Exception as error:
-            found = [(writing, error) for writing in batch.texts]
-            batch.close()
-        for writing, event in found:
-            if isinstance(event, Exception):
-                self._end(writing, event)
+            for writing in list(self._decoding.writings.values()):
+                if writing.scheduler is scheduler:
+                    self._end(writing, error)
+            return
+        for writing, step in steps:
+            try:
+                tokens = writing.take(step)
+            except Exception as error:
+                self._end(writing, error)
                 continue
-            self._texts[writing].deliver(event)
+            writing.job.deliver(tokens)
             if writing.ended is not None:
                 self._seconds.append(time.monotonic() - writing.start)
                 self._end(writing, writing.ended)
 
     def _end(self, writing: Writing, event: Event) -> None:
-        """Hand out the last news of a text."""
+        """Hand out the last event of a text."""
         if isinstance(event, Exception) and not isinstance(event, UserError):
             logging.getLogger(__name__).error("a text failed", exc_info=event)
-        job = self._texts[writing]
-        self._drop(writing)
-        job.deliver(event)
+        self._drop(writing, complete=isinstance(event, Ended))
+        writing.job.deliver(event)
 
-    def _drop(self, writing: Writing) -> None:
-        """Go on with a text no further."""
-        if self._reading is not None and self._reading[0] is writing:
+    def _drop(self, writing: Writing, complete: bool = False) -> None:
+        if self._reading is writing:
             self._reading = None
-        for batch in list(self._batches):
-            if writing in batch.texts:
-                batch.leave(writing)
-            if not batch.texts:
-                batch.close()
-                self._batches.remove(batch)
-        tell(writing.asked.model, "end", writing.number)
-        with self._changed:
-            del self._texts[writing]
+        self._decoding.end(writing.number, complete)

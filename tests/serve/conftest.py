@@ -1,7 +1,9 @@
 """One set of tiny models for all tests of the server."""
 
+import anthropic
+import openai
 import pytest
-from serving import Resident, running
+from serving import CHAT, Resident, running
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 
@@ -22,8 +24,40 @@ def tiny(tmp_path_factory):
     return Resident(base, streams, shared=shared, other=streams)
 
 
-@pytest.fixture(scope="session")
-def address(tiny):
-    """Where a server of them listens."""
-    with running(tiny.service()) as address:
+@pytest.fixture(scope="module")
+def service(tiny):
+    """What the server at ``address`` serves."""
+    service = tiny.service()
+    yield service
+    service.worker.stop()
+
+
+@pytest.fixture(scope="module")
+def address(service):
+    """Where a server listens."""
+    with running(service) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def openai_client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(address):
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def chat(openai_client):
+    """Writes a chat with OpenAI's client."""
+
+    def write(model="base", messages=CHAT, max_tokens=12, **further):
+        return openai_client.chat.completions.create(
+            model=model, messages=messages, max_tokens=max_tokens, **further
+        )
+
+    return write

@@ -44,7 +44,8 @@ def test_it_serves_until_it_is_interrupted_and_ends_what_it_began(tiny):
         assert server.stderr.read() == ""
 
 
-def test_mistakes_are_told_in_a_sentence(tiny):
+def test_addresses_that_cannot_be_listened_on():
+    """The golden record has the other mistakes."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -52,24 +53,13 @@ def test_mistakes_are_told_in_a_sentence(tiny):
         found = refusal(run("serve", "--port", port))
         assert found.startswith(f"error: port {port} of 127.0.0.1 cannot be listened on (")
     assert "expected a name or an address" in refusal(run("serve", "--host", "x" * 80))
-    model = ("--port", "0", "--model", str(tiny.models["base"].path))
-    for arguments, sentence in (
-        (("--adapter-path", "x"), "--adapter-path is 'x', expected NAME=DIR"),
-        (("--adapter-path", "x="), "--adapter-path is 'x=', expected NAME=DIR"),
-        (("--adapter-path", "x=a", "--adapter-path", "x=b"), "two adapters are called 'x'"),
-        (("--adapter-path", "x=none"), "the adapter directory none does not exist"),
-        (("--api-key", ""), "--api-key is empty"),
-        (("--adapter-path", "../x=y"), "the adapter's name is '../x', expected letters"),
-        (("--adapters", str(PAGE.parent)), "has no adapters, expected"),
-    ):
-        assert sentence in refusal(run("serve", *model, *arguments))
 
 
 @pytest.mark.parametrize("path", list(APIS))
 def test_the_page_lists_every_field(path):
     page = PAGE.read_text()
     (row,) = re.findall(rf"^\| `{path}` \| (.*) \|$", page, re.M)
-    fields = APIS[path][0].model_fields
+    fields = APIS[path][0].__annotations__
     listed = set(re.findall(r"`(\w+)`", row))
     assert listed <= set(fields)
     notes = "Labels without effect|Accepted only where"

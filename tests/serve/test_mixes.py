@@ -7,6 +7,7 @@ import json
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from threading import Event
 
 import pytest
@@ -15,12 +16,12 @@ from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import stream_generate
-from specstream_mlx.engine.sampling import Sampling, keyed_sampler
+from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.serve.decoding import Asked, Ended, Written
-from specstream_mlx.serve.grammar import Grammars
-from specstream_mlx.serve.worker import Job, Worker
+from specstream_mlx.serve.decoding import Ended
+from specstream_mlx.serve.wishes import Wish
+from specstream_mlx.serve.worker import Worker
 
 STARTS = [random_prompt(length, seed=length) for length in (1, 9, 40, 70)]
 SCHEMAS = [
@@ -74,12 +75,9 @@ def adapters(tmp_path_factory):
                 del config["speculative_streaming"]
                 (path / "adapter_config.json").write_text(json.dumps(config))
             found[path.name] = path
-    return Resident(base, found["lossless1"], **found)
-
-
-@pytest.fixture(scope="module")
-def grammars(tiny):
-    return Grammars(tiny.tokenizer, tiny.models["base"].config["vocab_size"])
+    service = Resident(base, found["lossless1"], **found).service()
+    yield service
+    service.worker.stop()
 
 
 @pytest.fixture
@@ -112,116 +110,114 @@ def gathered(monkeypatch):
     return counts
 
 
-def solo(tiny, asked):
-    """(tokens, reason, stop string's text) of a text by itself, without drafts."""
-    sampling = asked.sampling
+def solo(job, service):
+    """(tokens, text, reason) of a text by itself, without drafts."""
+    wish, sampler = job.wish, None
+    if wish.temperature:
+        sampler = keyed_sampler(job.seed, wish.temperature, top_p=wish.top_p)
     found = list(
         stream_generate(
-            asked.model,
-            tiny.tokenizer,
-            asked.prompt,
-            asked.max_tokens,
-            sampler=keyed_sampler(asked.seed, sampler=sampling) if sampling.temp else None,
-            logits_processors=[make() for make in asked.processors],
-            stop=asked.stop,
+            job.model,
+            service.tokenizer,
+            job.prompt,
+            job.max_tokens,
+            sampler=sampler,
+            logits_processors=job.processors,
+            stop=wish.stop,
             speculation=False,
         )
     )
     return [one.token for one in found], "".join(one.text for one in found), found[-1].finish_reason
 
 
-def random_asked(rng, tiny, grammars, names):
-    name = rng.choice(["base", "base", *names])
-    prompt = [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))]
-    sampling = Sampling(rng.choice([0.0, 0.7, 1.0]), rng.choice([0.0, 0.9]))
-    processors, limit = [], rng.randint(1, 24)
-    if rng.random() < 0.3:
-        processors, limit = [grammars.json(rng.choice(SCHEMAS), len(prompt))], 40
-    asked = Asked(
-        name,
-        tiny.models[name],
-        prompt,
-        limit,
-        sampling,
+def random_job(rng, service, names):
+    schema = rng.choice(SCHEMAS) if rng.random() < 0.3 else None
+    wish = Wish(
+        rng.choice(["base", "base", *names]),
+        [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))],
+        40 if schema else rng.randint(1, 24),
+        temperature=rng.choice([0.0, 0.7, 1.0]),
+        top_p=rng.choice([0.0, 0.9]),
         seed=rng.randint(0, 99),
         draft=rng.random() < 0.8,
-        processors=processors,
         top_logprobs=rng.choice([None, None, 2]),
+        schema=schema,
     )
+    (job,) = service.jobs(wish)
     if rng.random() < 0.2:
-        text = solo(tiny, asked)[1]
+        text = solo(job, service)[1]
         at = rng.randint(0, max(0, len(text) - 2))
-        asked = replace(asked, stop=(text[at : at + 2] or "x",))
-    return asked
+        job.wish = replace(wish, stop=[text[at : at + 2] or "x"])
+    return job
 
 
-def check(tiny, grammars, seed):
-    """Texts are sent whenever so many steps of others were heard of; some leave in the middle."""
+def check(service, seed):
+    """Texts are sent whenever so many steps of others have come; some leave in the middle."""
     rng = random.Random(seed)
     kind = rng.choice(["shared", "lossless", "plain", "both", ""])  # most texts are of one layout
-    names = [name for name in tiny.models if kind in name] or [*tiny.models]
-    texts = [random_asked(rng, tiny, grammars, names) for _ in range(rng.randint(3, 7))]
-    leaving = {n: rng.randint(1, 12) for n in range(len(texts)) if rng.random() < 0.2}
-    worker = Worker(tiny.tokenizer, most_texts=rng.randint(2, 5), kept_tokens=rng.choice([0, 400]))
-    tokens, words, ends = [[] for _ in texts], ["" for _ in texts], {}
-    waiting, over, heard = list(range(len(texts))), Event(), 0
+    names = [name for name in service.models if kind in name] or [*service.models]
+    jobs = [random_job(rng, service, names) for _ in range(rng.randint(3, 7))]
+    leaving = {n: rng.randint(1, 12) for n in range(len(jobs)) if rng.random() < 0.2}
+    settings = {"most_texts": rng.randint(2, 5), "kept_tokens": rng.choice([0, 400])}
+    worker = Worker(service.tokenizer, **settings)
+    tokens, words, ends = [[] for _ in jobs], ["" for _ in jobs], {}
+    waiting, over, events = list(jobs), Event(), 0
 
     def submit():
-        worker.submit([jobs[waiting.pop(0)] for _ in range(min(len(waiting), rng.randint(1, 2)))])
+        worker.submit([waiting.pop(0) for _ in range(min(len(waiting), rng.randint(1, 2)))])
 
-    def hear(number, event):
-        nonlocal heard
-        heard += 1
-        if isinstance(event, Written):
-            tokens[number] += [token.id for token in event.tokens]
-            words[number] += "".join(token.text for token in event.tokens)
+    def deliver(number, event):
+        nonlocal events
+        events += 1
+        if isinstance(event, list):
+            tokens[number] += [token.id for token in event]
+            words[number] += "".join(token.text for token in event)
             if len(tokens[number]) >= leaving.get(number, 1000) and number not in ends:
                 worker.cancel(jobs[number])
                 ends[number] = None
-        elif isinstance(event, Ended | Exception):
+        elif not isinstance(event, int):
             ends[number] = event
-        if waiting and (heard % 4 == 0 or len(ends) == len(texts) - len(waiting)):
+        if waiting and (events % 4 == 0 or len(ends) == len(jobs) - len(waiting)):
             submit()
-        if len(ends) == len(texts):
+        if len(ends) == len(jobs):
             over.set()
 
-    jobs = [
-        Job(asked, lambda event, number=number: hear(number, event))
-        for number, asked in enumerate(texts)
-    ]
+    for number, job in enumerate(jobs):
+        job.deliver = partial(deliver, number)
     submit()
     try:
         assert over.wait(60)
     finally:
         worker.stop()
-    for number, asked in enumerate(texts):
-        expected, text, reason = solo(tiny, asked)
+    for number, job in enumerate(jobs):
+        expected, text, reason = solo(job, service)
         end = ends[number]
         if end is None:
             assert tokens[number] == expected[: len(tokens[number])] != [], (seed, number)
-        else:
-            assert isinstance(end, Ended), (seed, number, end)
-            assert tokens[number] == expected, (seed, number)
-            assert (words[number], end.reason, end.tokens) == (text, reason, len(expected))
-            assert end.target_calls + end.accepted_tokens >= end.tokens
-            assert sum(end.drafted_by.values()) == (end.accepted_tokens if asked.draft else 0)
+            continue
+        assert isinstance(end, Ended), (seed, number, end)
+        assert tokens[number] == expected, (seed, number)
+        last, drafted = end.last, sum(end.drafted_by.values())
+        assert (words[number], last.finish_reason) == (text, reason)
+        assert last.generation_tokens == len(expected) <= last.target_calls + last.accepted_tokens
+        assert drafted == (last.accepted_tokens if job.wish.draft else 0)
 
 
 @MIXES
-def test_each_text_is_that_of_its_solo_run(seeds, tiny, grammars, passes):
+def test_each_text_is_that_of_its_solo_run(seeds, service, passes):
     shared = 0
     for seed in seeds:
         passes.clear()
-        check(tiny, grammars, seed)
+        check(service, seed)
         shared += max(passes) > 1
     assert shared >= len(seeds) // 2
 
 
 @MIXES
-def test_texts_of_several_adapters_in_one_pass(seeds, adapters, grammars, gathered):
+def test_texts_of_several_adapters_in_one_pass(seeds, adapters, gathered):
     mixed = 0
     for seed in seeds:
         gathered.clear()
-        check(adapters, grammars, seed)
+        check(adapters, seed)
         mixed += max(gathered, default=1) > 1
     assert mixed >= len(seeds) // 2

@@ -2,16 +2,15 @@
 
 import json
 
-import anthropic
+import httpx2
 import mlx.core as mx
-import openai
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools, mistral, pythonic
-from serving import Resident, running
+from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx.serve.tool_calls import Call, Said
+from specstream_mlx.serve.tool_calls import Said
 
 TEMPLATE = (
     "{%- if tools -%}{{- '<|system|>' + tools | tojson + '<|end|>' -}}{%- endif -%}"
@@ -54,20 +53,17 @@ class Planting:
 
     def __init__(self, resident):
         self.service, self.prompts, self.text = resident.service(), [], PLANTED
-        tokenizer, asked = resident.tokenizer, self.service.asked
+        tokenizer, jobs = resident.tokenizer, self.service.jobs
 
         def planted(wish):
-            made = asked(wish)
-            for one in made:
-                self.prompts.append(tokenizer.decode(one.prompt))
-                ids = [*tokenizer.encode(self.text, add_special_tokens=False)]
-                ids.append(tokenizer.eos_token_id)
-                size = len(one.prompt)
-                make = lambda ids=ids, size=size: Planted(ids, size)  # noqa: E731
-                object.__setattr__(one, "processors", [make])
+            ids = [*tokenizer.encode(self.text, add_special_tokens=False), tokenizer.eos_token_id]
+            made = jobs(wish)
+            for job in made:
+                self.prompts.append(tokenizer.decode(job.prompt))
+                job.processors = [Planted(ids, len(job.prompt))]
             return made
 
-        self.service.asked = planted
+        self.service.jobs = planted
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +77,13 @@ def planting(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(planting):
-    with running(planting.service) as address:
-        yield address
+def service(planting):
+    return planting.service
 
 
-@pytest.fixture
-def openai_client(address, planting):
+@pytest.fixture(autouse=True)
+def planted(planting):
     planting.text = PLANTED
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(address, planting):
-    planting.text = PLANTED
-    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def called(calls):
@@ -187,17 +173,6 @@ def test_responses_call_and_get_results(openai_client, planting):
         )
 
 
-def test_responses_whose_calls_are_cut_or_not_wanted(openai_client):
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    ask = {"model": "base", "input": CHAT, "tools": tools}
-    reply = openai_client.responses.create(**ask, tool_choice="none")
-    assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
-    reply = openai_client.responses.create(**ask, max_output_tokens=40)
-    assert (reply.status, reply.output[-1].status) == ("incomplete", "incomplete")
-    assert [item.type for item in reply.output] == ["message"]
-    assert "<tool_call>" in reply.output_text
-
-
 def test_anthropic_calls_and_their_results(anthropic_client, planting):
     tools = [
         {"name": "weather", "input_schema": WEATHER},
@@ -246,49 +221,47 @@ def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_
     assert choice.message.tool_calls is None
     assert PLANTED.startswith(choice.message.content)
     assert "<tool_call>" in choice.message.content
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    ask = {"model": "base", "input": CHAT, "tools": tools}
+    reply = openai_client.responses.create(**ask, tool_choice="none")
+    assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
+    reply = openai_client.responses.create(**ask, max_output_tokens=40)
+    assert (reply.status, reply.output[-1].status) == ("incomplete", "incomplete")
+    assert [item.type for item in reply.output] == ["message"]
+    assert "<tool_call>" in reply.output_text
+
+
+CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+USE = {"type": "tool_use", "id": "x", "name": "x", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "x"}
+BROKEN = {"name": "noon", "arguments": "[1"}
+CALL = {"type": "function_call", "call_id": "x"}
 
 
 @pytest.mark.parametrize(
-    "turn",
+    ("path", "turn", "sentence"),
     [
-        {"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "x", "input": {}}]},
-        {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]},
+        (MESSAGES, {"role": "user", "content": [USE]}, "a tool_use stands in a turn of the user"),
+        (MESSAGES, {"role": "assistant", "content": [RESULT]}, "a tool_result stands in a turn of"),
+        (
+            CHATS,
+            {"role": "assistant", "tool_calls": [{"id": "x", "function": BROKEN}]},
+            "the arguments of a call of noon are no JSON object",
+        ),
+        (RESPONSES, CALL | BROKEN, "the arguments of a call of noon are no JSON object"),
+        (RESPONSES, {"type": "function_call_output", "output": "x"}, "input.1.call_id is missing"),
+        (RESPONSES, CALL | {"name": 3}, "input.1.name is 3, expected a string"),
+        (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call or fun"),
+        (RESPONSES, {"type": []}, "expected one whose type is message"),
+        (RESPONSES, 5, "input.1 is 5, expected an object"),
     ],
 )
-def test_blocks_in_the_wrong_turn(anthropic_client, turn):
-    with pytest.raises(anthropic.BadRequestError, match="stands in a turn of the"):
-        anthropic_client.messages.create(model="base", max_tokens=1, messages=[*CHAT, turn])
-
-
-def test_arguments_that_are_none(openai_client):
-    call = {"id": "x", "type": "function", "function": {"name": "noon", "arguments": "[1"}}
-    turns = [*CHAT, {"role": "assistant", "tool_calls": [call]}]
-    with pytest.raises(openai.BadRequestError, match="a call of noon are no JSON object"):
-        openai_client.chat.completions.create(model="base", messages=turns)
-    item = {"type": "function_call", "call_id": "x", "name": "noon", "arguments": "[1"}
-    with pytest.raises(openai.BadRequestError, match="a call of noon are no JSON object"):
-        openai_client.responses.create(model="base", input=[*CHAT, item])
-
-
-@pytest.mark.parametrize(
-    ("item", "sentence"),
-    [
-        ({"type": "function_call_output", "output": "x"}, "input.1.call_id is missing"),
-        (
-            {"type": "function_call", "call_id": "x", "name": 3},
-            "input.1.name is 3, expected a string",
-        ),
-        (
-            {"type": "web_search_call"},
-            "input.1 is .*, expected one whose type is message, function_call or function_call_out",
-        ),
-        ({"type": []}, "input.1 is .*, expected one whose type is message"),
-        (5, "input.1 is 5"),
-    ],
-)
-def test_items_that_are_none(openai_client, item, sentence):
-    with pytest.raises(openai.BadRequestError, match=sentence):
-        openai_client.responses.create(model="base", input=[*CHAT, item])
+def test_turns_that_are_none(address, path, turn, sentence):
+    field = "input" if path == RESPONSES else "messages"
+    body = {"model": "base", field: [*CHAT, turn]} | ({"max_tokens": 1} if path == MESSAGES else {})
+    reply = httpx2.post(address + path, json=body)
+    assert reply.status_code == 400
+    assert sentence in reply.json()["error"]["message"]
 
 
 MISTRAL = '[TOOL_CALLS]weather[ARGS]{"city": "x"}noon[ARGS]{}'
@@ -322,8 +295,8 @@ def test_texts_are_split_however_they_come(module, text, expected):
         said, found = Said(tokenizer, TOOLS), []
         pieces = [text[n : n + size] for n in range(0, len(text), size)]
         for piece in (*(p for one in pieces for p in said.add(one)), *said.end()):
-            if isinstance(piece, Call):
-                found.append((piece.name, piece.arguments))
+            if isinstance(piece, dict):
+                found.append((piece["function"]["name"], piece["function"]["arguments"]))
             elif found and isinstance(found[-1], str):
                 found[-1] += piece
             else:

@@ -1,0 +1,318 @@
+"""What requests may say: each API's fields, and what their values may be.
+
+A field is taken, has no effect (``LABEL``, ``LABELS``), or may only ask for nothing (``NOTHING``).
+One that is not listed is refused by its name, so nothing that a client asks for is ignored.
+"""
+
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, Required, Union
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict  # pydantic wants this one on Python 3.11
+
+from ..errors import shown
+
+
+class RefusedError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: of HTTP.
+        field: the name of the field that is wrong, if one is.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        sentence: str,
+        field: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(sentence)
+        self.status, self.field, self.headers = status, field, headers or {}
+
+
+class StoppedError(RefusedError):
+    """The server is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is shutting down")
+
+
+# Kinds of values --------------------------------------------------------------------------------
+
+
+def shape(required: str = "", /, **kinds: Any) -> Any:
+    """Make the kind of objects that have these fields and no others."""
+    given = {
+        name: Required[kind] if name in required.split() else NotRequired[kind | None]
+        for name, kind in kinds.items()
+    }
+    made = TypedDict("Object", given)  # type: ignore[misc]
+    made.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[attr-defined]
+    return made
+
+
+def integer(least: int | None = None, most: int | None = None) -> Any:
+    """Make the kind of integers in a range; 1.0 is one in JSON."""
+    whole = BeforeValidator(lambda v: int(v) if isinstance(v, float) and v.is_integer() else v)
+    return Annotated[int, Field(ge=least, le=most), whole]
+
+
+def number(least: float, most: float) -> Any:
+    """Make the kind of numbers in a range."""
+    return Annotated[float, Field(ge=least, le=most)]
+
+
+def text(most: int = 1_000_000, least: int = 0) -> Any:
+    """Make the kind of texts of so many characters."""
+    return Annotated[str, Field(min_length=least, max_length=most)]
+
+
+def some(kind: Any, most: int | None = None, least: int = 1) -> Any:
+    """Make the kind of lists of so many values."""
+    return Annotated[list[kind], Field(min_length=least, max_length=most)]
+
+
+def by_type(*shapes: Any) -> Any:
+    """Make the kind of objects whose ``type`` says which of some shapes they have."""
+    return Annotated[Union[shapes], Field(discriminator="type")]  # noqa: UP007
+
+
+def _nothing(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("extra_forbidden", "unsupported")
+    return value
+
+
+NOTHING = Annotated[Any, AfterValidator(_nothing)]
+OBJECT = dict[str, Any]
+LABEL = text(512)
+LABELS = Annotated[OBJECT, Field(max_length=16)]
+
+# What several APIs have -------------------------------------------------------------------------
+
+SAMPLED = {
+    "model": text(128),
+    "stream": bool,
+    "temperature": number(0, 2),
+    "top_p": number(0, 1),
+    "seed": Annotated[integer(0), Field(lt=1 << 63)],
+    "draft": bool,
+}
+STOPS = some(text(256, 1), 16, least=0)
+AUTO = Literal["auto", "none"]
+PART_TYPE = Literal["text", "input_text", "output_text"]
+NOTED = {"annotations": NOTHING, "logprobs": NOTHING, "cache_control": OBJECT}
+PART = shape("type text", type=PART_TYPE, text=text(), **NOTED)
+CONTENT = text() | some(PART, least=0)
+FUNCTION = {"name": text(128, 1), "description": str, "parameters": OBJECT, "strict": bool}
+CALLED = {"name": str, "arguments": text()}
+SCHEMA = {"name": text(64), "description": str, "schema": OBJECT, "strict": bool}
+ANY_TEXT = shape("type", type=Literal["text"])
+ANY_OBJECT = shape("type", type=Literal["json_object"])
+
+# OpenAI's chats and completions -----------------------------------------------------------------
+
+OPENAI = SAMPLED | {
+    "max_tokens": integer(1),
+    "min_p": number(0, 1),
+    "top_k": integer(0),
+    "stop": text(256, 1) | STOPS,
+    "n": integer(1, 8),
+    "stream_options": shape(include_usage=bool),
+    "frequency_penalty": NOTHING,
+    "presence_penalty": NOTHING,
+    "logit_bias": NOTHING,
+    "user": LABEL,
+}
+CALL = shape(
+    "function",
+    id=str,
+    index=integer(),
+    type=Literal["function"],
+    function=shape("name arguments", **CALLED),
+)
+MESSAGE = shape(
+    "role",
+    role=Literal["system", "developer", "user", "assistant", "tool"],
+    content=CONTENT,
+    name=str,
+    tool_calls=some(CALL, 128, least=0),
+    tool_call_id=str,
+    annotations=NOTHING,
+    audio=NOTHING,
+    function_call=NOTHING,
+    refusal=NOTHING,
+)
+NAMED = {"type": Literal["json_schema"], "json_schema": shape("schema", **SCHEMA)}
+TOOL = {"type": Literal["function"], "function": shape("name", **FUNCTION)}
+CHAT = shape(
+    "model messages",
+    **OPENAI,
+    messages=some(MESSAGE, 1024),
+    max_completion_tokens=integer(1),
+    logprobs=bool,
+    top_logprobs=integer(0, 20),
+    tools=some(shape("type function", **TOOL), 128),
+    tool_choice=AUTO,
+    response_format=by_type(ANY_TEXT, ANY_OBJECT, shape("type json_schema", **NAMED)),
+    metadata=LABELS,
+    store=NOTHING,
+)
+TOGETHER = shape("chats", chats=some(CHAT, 16))
+"""Of a page: chats whose texts come in one stream. Browsers open six connections at most."""
+COMPLETION = shape(
+    "model prompt",
+    **OPENAI,
+    prompt=text(least=1) | some(integer()),
+    logprobs=integer(0, 20),
+    echo=NOTHING,
+)
+
+# OpenAI's responses -----------------------------------------------------------------------------
+
+ROLE = Literal["system", "developer", "user", "assistant"]
+SAID = {"type": Literal["message"], "role": ROLE, "content": CONTENT}
+CALLS = {"type": Literal["function_call"], "call_id": str, **CALLED}
+BROUGHT = {"type": Literal["function_call_output"], "call_id": str, "output": CONTENT}
+ITEMS = {
+    "message": shape("role content", id=str, status=str, **SAID),
+    "function_call": shape("type call_id name arguments", id=str, status=str, **CALLS),
+    "function_call_output": shape("type call_id output", id=str, status=str, **BROUGHT),
+}
+ITEM: Any = Annotated[
+    Union[tuple(Annotated[kind, Tag(tag)] for tag, kind in ITEMS.items())],  # noqa: UP007
+    Discriminator(
+        lambda value: value.get("type", "message") if isinstance(value, dict) else "message",
+        custom_error_type="item_type",
+        custom_error_message="one whose type is message, function_call or function_call_output",
+    ),
+]
+NAMED_SCHEMA = shape("type schema", type=Literal["json_schema"], **SCHEMA)
+RESPONSE = shape(
+    "model input",
+    **SAMPLED,
+    input=text() | some(ITEM, 1024),
+    instructions=text(),
+    max_output_tokens=integer(1),
+    text=shape(format=by_type(ANY_TEXT, ANY_OBJECT, NAMED_SCHEMA)),
+    tools=some(shape("type name", type=Literal["function"], **FUNCTION), 128),
+    tool_choice=AUTO,
+    metadata=LABELS,
+    user=LABEL,
+    store=NOTHING,
+)
+
+# Anthropic's messages ---------------------------------------------------------------------------
+
+USE = {"type": Literal["tool_use"], "id": str, "name": str, "input": OBJECT, "caller": OBJECT}
+RESULT = {"type": Literal["tool_result"], "tool_use_id": str, "content": CONTENT, "is_error": bool}
+BLOCK = by_type(
+    PART,
+    shape("type id name input", cache_control=OBJECT, **USE),
+    shape("type tool_use_id", cache_control=OBJECT, **RESULT),
+)
+CUSTOM = {"type": Literal["custom"], "name": text(128, 1), "description": str}
+BLOCKS = some(BLOCK, least=0)
+TURN = shape("role content", role=Literal["user", "assistant"], content=text() | BLOCKS)
+MESSAGES = shape(
+    "model messages max_tokens",
+    **SAMPLED,
+    messages=some(TURN, 1024),
+    max_tokens=integer(1),
+    system=CONTENT,
+    stop_sequences=STOPS,
+    tools=some(
+        shape("name input_schema", input_schema=OBJECT, cache_control=OBJECT, **CUSTOM), 128
+    ),
+    tool_choice=shape("type", type=AUTO),
+    top_k=integer(0),
+    metadata=LABELS,
+)
+
+# Checks -----------------------------------------------------------------------------------------
+
+_adapter = cache(TypeAdapter)
+
+
+def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def checked(kind: Any, values: Any) -> dict[str, Any]:
+    """Check the body of a request; a field that is null counts as absent.
+
+    Raises:
+        RefusedError: it has a wrong value.
+    """
+    if not isinstance(values, dict):
+        raise RefusedError(400, f"the body is {shown(values)}, expected a JSON object")
+    values = without_nulls(values)
+    try:
+        return _adapter(kind).validate_python(values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    # Of a union the attempt that came farthest says what is wrong; of equals, all of them.
+    found = max(errors, key=lambda one: len(one["loc"]))
+    place, value = _place(found["loc"], values), found["input"]
+    if found["type"] == "extra_forbidden":
+        raise RefusedError(400, f"{place} is not supported", place)
+    if found["type"] in ("missing", "union_tag_not_found"):
+        last = str(found["loc"][-1]) if found["type"] == "missing" else "type"
+        place = ".".join(filter(None, (place, last)))
+        raise RefusedError(400, f"{place} is missing", place)
+    expected = dict.fromkeys(
+        _EXPECTED.get(one["type"], one["msg"]).format(**one.get("ctx", {}))
+        for one in errors
+        if _place(one["loc"], values) == place
+    )
+    if found["type"] == "union_tag_invalid":
+        place, value = f"{place}.type", value["type"]
+    sentence = f"{place} is {shown(value)}, expected {' or '.join(expected)}"
+    raise RefusedError(400, " ".join(sentence.split()), place)
+
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "greater_than_equal": "at least {ge:g}",
+    "int_type": "an integer",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le:g}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "string_too_long": "a string of at most {max_length} characters",
+    "string_too_short": "a string of {min_length} or more characters",
+    "string_type": "a string",
+    "string_unicode": "a string of whole characters",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of {min_length} or more",
+    "union_tag_invalid": "one of {expected_tags}",
+}
+"""What was expected, by the type of pydantic's error, whose own words name its types."""
+
+
+def _place(location: tuple[int | str, ...], value: Any) -> str:
+    """Return the way to a value as far as it is there; pydantic's also names types it tried."""
+    names = []
+    for part in location:
+        there = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if there or (isinstance(value, dict) and part in value):
+            value = value[part]
+            names.append(str(part))
+    return ".".join(names)

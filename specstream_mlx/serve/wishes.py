@@ -1,0 +1,69 @@
+"""What a request asks for, in the words of no API."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..prompts import Prompt
+from .fields import RefusedError
+from .tool_calls import called
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks for."""
+
+    model: str  # as the client knows it
+    prompt: Prompt  # text, token ids, or the messages of a chat
+    max_tokens: int | None = None  # of a text; None: the client does not say
+    temperature: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None  # None: another one each time
+    stop: Sequence[str] = ()
+    n: int = 1  # number of texts, with seeds one apart
+    draft: bool = True  # which changes no text
+    top_logprobs: int | None = None  # None: no log-probabilities
+    tools: list[dict[str, Any]] | None = None  # as chat templates describe them
+    schema: dict[str, Any] | None = None  # of JSON, that a text is to fit
+
+
+_SAME = "model max_tokens temperature top_p top_k min_p seed stop n draft".split()
+
+
+def wish_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> Wish:
+    """Make a wish of the fields that a body has under the same names, and of others."""
+    same = {name: body[name] for name in _SAME if name in body} | others
+    if isinstance(same.get("stop"), str):
+        same["stop"] = [same["stop"]]
+    return Wish(prompt=prompt, **same)
+
+
+def text_of(content: str | list[dict[str, Any]] | None) -> str | None:
+    """Return the text of a message."""
+    if content is None or isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content)
+
+
+def schema_of(format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the schema of one of OpenAI's formats; ``None``: any text."""
+    if format is None or format["type"] == "text":
+        return None
+    if format["type"] == "json_object":
+        return {"type": "object"}
+    return format.get("json_schema", format)["schema"]
+
+
+def earlier_call(its_id: str | None, call: dict[str, Any], field: str) -> dict[str, Any]:
+    """Return an earlier call as chat templates expect it: with arguments that are no text."""
+    try:
+        arguments = json.loads(call["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        sentence = f"the arguments of a call of {call['name']} are no JSON object"
+        raise RefusedError(400, sentence, field)
+    return called(its_id, call["name"], arguments)
