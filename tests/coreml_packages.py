@@ -11,11 +11,11 @@ import numpy as np
 import tiny_models
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.utils import dequantize_model
-from random_models import random_tree, step_by
+from random_models import random_tree
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.package import PackageBuilder, save
+from specstream_mlx.convert.to_coreml.export import PackageBuilder
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.weights import operation_name
 from trees import Planned
@@ -25,7 +25,7 @@ from specstream_mlx.drafting import Planner, best_first
 from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.plan import DraftTree, Plan, root_only
+from specstream_mlx.engine.plan import DraftTree, Plan
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.scheduler import TokenSequence, steps_of
@@ -116,10 +116,13 @@ CASES = {
         shortlists=True,
     ),
 }
-LOSSLESS, CONDITIONED_HEADS = "Llama, int8, lossless", "Qwen3, conditioned, shortlists"
-BARE = "Mistral, int4, untied, no streams"
-TWO_ADAPTERS = Case(streams=SHARED, lora=LORA_KEYS), (("one", 1), ("other", 5))
-"""Two shared adapters with LoRA over one base of 8 bits."""
+PAIRS = {
+    "lossless": (CASES.pop("Llama, int8, lossless"),),
+    "conditioned": (CASES.pop("Qwen3, conditioned, shortlists"),),
+    "bare": (CASES.pop("Mistral, int4, untied, no streams"),),
+    "shared": (Case(streams=SHARED, lora=LORA_KEYS), (("one", 1), ("other", 5))),
+}
+"""Those of which several tests need a package; in the last one two adapters share a base."""
 
 
 def random_model(case):
@@ -184,6 +187,7 @@ FACTS = {
     "base": {"vocab_size": VOCAB_SIZE, "end_tokens": [], "fingerprint": "of no file"},
     "tokenizer": "none.tokenizer",
 }
+SETTINGS = DraftSettings(tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
 
 
 class Pair:
@@ -192,27 +196,21 @@ class Pair:
     def __init__(self, path, case, adapters=(("one", 1),)):
         self.case, self.path, self._models = case, path, {}
         for name, seed in adapters:
-            model, streams = random_model(case), random_streams(case, seed)
+            model = random_model(case)
             if case.lora:
                 with_lora(model, seed, case.lora)
-            self._models[name] = model, streams
+            self._models[name] = model, random_streams(case, seed)
         if not path.exists():
-            self.report = self._write()
-        self.package = Package(path)
-        for name, (model, streams) in list(self._models.items()):
+            builder = PackageBuilder(SIZES, sampling=True)
+            for name, model_and_streams in self._models.items():
+                builder.add(name, *model_and_streams, case.shortlists)
+            builder.save(path, FACTS)
+        self.package, self.contents = Package(path), Contents.read(path)
+        for name, (model, streams) in self._models.items():
             weights = self.package.weights(f"{name}_logits{SIZES.nodes[0]}")
-            model = decoded_model(model, weights)
             if streams is not None:
                 streams.update(tree_map(halved, streams.parameters()))
-            self._models[name] = model, streams
-
-    def _write(self):
-        """Export the models; returns how each weight was written."""
-        builder = PackageBuilder(SIZES, sampling=True)
-        for name, (model, streams) in self._models.items():
-            builder.add(name, model, streams, shortlists=self.case.shortlists)
-        save(builder.model(FACTS), self.path)
-        return builder.report
+            self._models[name] = decoded_model(model, weights), streams
 
     def decoder(self, adapter="one"):
         """The MLX side."""
@@ -220,71 +218,13 @@ class Pair:
         caches = make_caches(model, self.case.config)
         return Decoder(model, streams, caches, shortlists=self.case.shortlists)
 
-    def runner(self, adapter="one", mode="exact"):
-        """The package's side."""
-        return Runner(self.package if mode == "exact" else Package(self.path, mode), adapter)
-
     def package_decoder(self, adapter="one", executor=None):
-        """The package's side, behind the loop's interface."""
-        contents = Contents.read(self.path)
-        return PackageDecoder(contents, executor or self.package, adapter)
+        """The package's side."""
+        return PackageDecoder(self.contents, executor or self.package, adapter)
 
 
-SETTINGS = DraftSettings(tree_width=SIZES.candidates, tree_size=SIZES.most_nodes)
-
-
-class Runner:
-    """Calls a package's functions one after the other, as an app would."""
-
-    def __init__(self, package, adapter):
-        self.package, self.adapter = package, adapter
-        self.states, self.length, self.start = package.states(), 0, 0
-        self.order = list(range(SIZES.most_nodes))
-
-    def prefill(self, tokens):
-        for first in range(0, len(tokens), SIZES.chunk):
-            chunk = tokens[first : first + SIZES.chunk]
-            rows = np.zeros(SIZES.chunk, np.int32)
-            rows[: len(chunk)] = chunk
-            inputs = {"inputIds": rows, "length": _one(self.length)}
-            self.call(f"prefill{SIZES.chunk}", inputs, self.states)
-            self.length += len(chunk)
-        self.start = self.length
-
-    def call(self, name, inputs, states=None):
-        return self.package.call(f"{self.adapter}_{name}", inputs, states)
-
-    def inputs(self, tree, count):
-        """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""
-        nodes, missing = len(tree), count - len(tree)
-        ancestors = np.eye(count, dtype=np.int32)
-        ancestors[:nodes, :nodes] = tree.ancestors
-        return {
-            "inputIds": np.pad(tree.tokens, (0, missing)),
-            "positions": np.pad(self.length + tree.depths, (0, missing)),
-            "parents": np.pad(tree.parents, (0, missing), constant_values=-1),
-            "ancestors": ancestors,
-            "length": _one(self.length),
-            "start": _one(self.start),
-            "commit": np.array(self.order, np.int32),
-        }
-
-    def step(self, tree, count):
-        """Outputs of a step, with logits and streams of its first half for sampling."""
-        inputs = self.inputs(tree, count)
-        wanted = {name: value for name, value in inputs.items() if name != "parents"}
-        found = self.call(f"logits{count}", wanted, dict(self.states))
-        return found | self.call(f"step{count}", inputs, self.states)
-
-    def commit(self, path):
-        """Accept a path of the last tree."""
-        others = [row for row in range(SIZES.most_nodes) if row not in path]
-        self.order, self.start = [*path, *others], self.length
-        self.length += len(path)
-
-
-class Told:
-    """Drafts what the streams guess, and in between the true continuation, as far as it is told."""
+class MixedTrees:
+    """Drafts what the streams guess, and in between some of the true continuation."""
 
     def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
         self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size
@@ -296,13 +236,13 @@ class Told:
         pass
 
     def grow(self, root, guesses, tested):
-        told = tuple(self._left[: self._rng.integers(0, 5)])
+        true = tuple(self._left[: self._rng.integers(0, 5)])
 
         def children(path):
             found = guesses.behind(path)[: SIZES.candidates]
-            if path != told[: len(path)] or len(path) == len(told):
+            if path != true[: len(path)] or len(path) == len(true):
                 return found
-            token = told[len(path)]
+            token = true[len(path)]
             return [(token, -0.5), *((other, score) for other, score in found if other != token)]
 
         return best_first.tree_of(root, best_first.best_nodes(children, self._size))
@@ -347,21 +287,6 @@ def assert_same_steps(found, expected):
     for ours, theirs in zip(found, expected, strict=True):
         for name in ("tokens", "parents", "depths"):
             assert getattr(ours.tree, name).tolist() == getattr(theirs.tree, name).tolist()
-
-
-def _one(value):
-    return np.array([value], np.int32)
-
-
-def greedy_tokens(decoder, prompt, count):
-    """What an MLX decoder writes with trees of one node."""
-    decoder.prefill(mx.array(prompt[:-1]))
-    tokens = [prompt[-1]]
-    for _ in range(count):
-        result = step_by(decoder, root_only(tokens[-1]), SETTINGS)
-        decoder.commit([[0]], [[0]])
-        tokens.append(result.prediction())
-    return tokens[1:]
 
 
 def tree_of(rng, root, truth, count):

@@ -2,7 +2,7 @@
 
 ``PackageDecoder`` has the interface by which the generation loop uses ``engine.step.Decoder``, so
 drafting, trees, acceptance, keyed draws and the loop are the same code. What differs is fixed in
-the package: streams run beside every node, nothing is pruned, and a sampled text's streams guess
+the package: streams run next to every node, nothing is pruned, and a sampled text's streams guess
 their own likeliest tokens, without the noise of ``engine.noise``. None of it changes a text.
 """
 
@@ -18,55 +18,36 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
-from specstream_mlx.engine.plan import (
-    DraftTree,
-    Plan,
-    StreamPlace,
-)
-from specstream_mlx.engine.profile import (
-    NO_PROFILE,
-    Profile,
-)
+from specstream_mlx.engine.plan import DraftTree, Plan, StreamPlace
+from specstream_mlx.engine.profile import NO_PROFILE, Profile
 from specstream_mlx.engine.rows import TreeNodes, shapes_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import check_tokens, reason
+from specstream_mlx.files import check_tokens
 from specstream_mlx.request import Request
 from specstream_mlx.responses import GenerationResponse, respond
 from specstream_mlx.scheduler import Step, TokenSequence, steps_of
 
 from .contents import Contents
-from .executors import REFUSALS, Executor
+from .executors import Executor, call
 
 _GUESSES = ("candidates", "logProbs", "candidateParents")
 
 
 class PackageDecoder:
-    """One adapter of a package with its states: a ``scheduler.TreeDecoder``.
-
-    Args:
-        contents: the package's contents.
-        executor: the package's executor.
-        adapter: the adapter's name; ``None``: the only one.
-
-    Attributes:
-        adapter: the adapter.
-        caches: none; the states are the executor's.
-        profile: none.
+    """One adapter of a package, by its name, with its states: a ``scheduler.TreeDecoder``.
 
     Raises:
-        UserError: there is no such adapter, or its arrays cannot be read.
+        UserError: there is no such adapter, or none was named and there are several.
     """
 
     def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
         self.contents, self.adapter = contents, contents.adapter(adapter)
-        self.caches: list[Any] = []
+        self.caches: list[Any] = []  # the states are the executor's
         self.profile: Profile = NO_PROFILE
         self._executor, self._states = executor, executor.states()
-        self._functions = contents.functions_of(self.adapter.name)
-        self._supplied = contents.read_supplied(self.adapter.name)
         self._in_order = np.arange(contents.sizes.most_nodes, dtype=np.int32)
         self._rows: list[int] = []  # tokens of the rows, those of the last step's path included
         self._reusable = 0  # rows at the front that a later prompt may use again
@@ -75,19 +56,26 @@ class PackageDecoder:
 
     # A text ------------------------------------------------------------------------------------
 
+    def responses(
+        self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
+    ) -> Iterator[GenerationResponse]:
+        """Generate text, one response per token, as ``generation.stream_generate`` does.
+
+        Raises:
+            UserError: the package cannot do what is asked.
+        """
+        request = self.fitted(request)
+        return respond(tokenizer, request, self.decode(request), tuple(stop))
+
     def decode(self, request: Request) -> Iterator[Step]:
-        """Generate from a request, one ``Step`` per call, as ``scheduler.decode`` does.
+        """Generate from a fitted request, one ``Step`` per call, as ``scheduler.decode`` does.
 
         A prompt that begins as an earlier one did, or, in lossless mode, as that and its text did,
         is read from there on.
-
-        Args:
-            request: from ``fitted``.
         """
-        reused, prompt = self._begin(request.prompt), request.prompt
-        drafting = request.drafting
+        reused, drafting = self._begin(request.prompt), request.drafting
         if isinstance(drafting, DraftSettings):
-            proposers = [make(Material(prompt)) for make in drafting.makers]
+            proposers = [make(Material(request.prompt)) for make in drafting.makers]
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
             place: StreamPlace = "beside" if streams else "none"
@@ -99,22 +87,6 @@ class PackageDecoder:
         self._reusable = len(self._rows)
         yield from steps_of(sequence)
 
-    def responses(
-        self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
-    ) -> Iterator[GenerationResponse]:
-        """Generate text, one response per token, as ``generation.stream_generate`` does.
-
-        Args:
-            tokenizer: the package's.
-            request: the generation's request.
-            stop: strings that end the text; none is empty.
-
-        Raises:
-            UserError: the package cannot do what is asked.
-        """
-        request = self.fitted(request)
-        return respond(tokenizer, request, self.decode(request), tuple(stop))
-
     def fitted(self, request: Request) -> Request:
         """A request within the package's sizes: its trees, its chunks and its context.
 
@@ -124,15 +96,14 @@ class PackageDecoder:
         Raises:
             UserError: the package cannot do what is asked.
         """
-        sizes, prompt = self.contents.sizes, list(request.prompt)
+        contents, sizes, prompt = self.contents, self.contents.sizes, list(request.prompt)
         if not prompt:
             raise UserError("the prompt is empty, expected at least one token")
         if len(prompt) > sizes.context:
             raise UserError(
                 f"the prompt has {len(prompt)} tokens, the package's context holds {sizes.context}"
             )
-        vocab_size = self.contents.vocab_size
-        check_tokens("the prompt", prompt, vocab_size)
+        check_tokens("the prompt", prompt, contents.vocab_size)
         if request.prompt_cache is not None or request.quantization.bits is not None:
             raise UserError(
                 "a prompt cache or kv_bits was given, expected neither: a package has its own rows"
@@ -144,12 +115,12 @@ class PackageDecoder:
             )
         sampling = sampling_of(request.sampler)
         if sampling is not None:
-            sampling.check(vocab_size)
+            sampling.check(contents.vocab_size)
         processed = request.rule is not VerifyRule or request.logits_processors
-        if processed and not self.contents.sampling:
+        if processed and not contents.sampling:
             raise UserError(
-                f"{self.contents.path} has no functions that return logits, which a temperature "
-                "and logits processors need: export it with --sampling"
+                f"{contents.path} has no functions that return logits, which a temperature and "
+                "logits processors need: export it with --sampling"
             )
         room = sizes.context - len(prompt) + 1  # the last token of all is not read any more
         drafting = request.drafting
@@ -165,7 +136,7 @@ class PackageDecoder:
     def _settings(self, settings: DraftSettings | Proposers | None) -> DraftSettings:
         """Settings of drafts within the package's sizes.
 
-        Without a shape, streams and others fill the smallest tree, since its rows are computed
+        Without a shape, streams and lookup fill the smallest tree, since its rows are computed
         anyway.
         """
         sizes, streams = self.contents.sizes, self.adapter.num_streams
@@ -176,25 +147,18 @@ class PackageDecoder:
             fields = vars(settings or USUAL)
             looks_up = fields["lookup"] is not False
             settings = DraftSettings(tree_size=least - 1, **fields | {"lookup": looks_up})
-        for name in ("max_nodes", "prune_threshold", "stream_nodes"):
-            if getattr(settings, name) is not None:
+        for name in ("max_nodes", "prune_threshold", "stream_nodes", "proposers", "draft_model"):
+            if getattr(settings, name):
                 raise UserError(
-                    f"{name} is {getattr(settings, name)}, expected None: in a package nothing is "
-                    "pruned and streams run beside every node"
+                    f"{name} is given, expected none: a package drafts by streams at every node "
+                    "and lookup, and prunes nothing"
                 )
-        if settings.proposers or settings.draft_model is not None:
-            raise UserError(
-                "proposers or draft_model was given, expected neither: beside a package's streams "
-                "lookup alone drafts"
-            )
         depth = streams if settings.num_streams is None else settings.num_streams
         if depth > streams:
             raise UserError(f"num_streams is {depth}, the adapter has {streams}")
         settings = replace(settings, tree_width=min(settings.tree_width, sizes.candidates))
         most = sizes.most_nodes - 1
-        if settings.most_nodes(depth) > most:
-            settings = replace(settings, tree_size=most)
-        return settings
+        return replace(settings, tree_size=most) if settings.most_nodes(depth) > most else settings
 
     def _begin(self, prompt: Sequence[int]) -> int:
         """Go back to the rows that a prompt has in common with those that are there."""
@@ -203,10 +167,8 @@ class PackageDecoder:
         if self.adapter.mode == "shared":  # rows of a text have seen their streams
             known = known[: self._reusable]
         pairs = enumerate(zip(known, prompt[:-1], strict=False))
-        reused = next(
-            (number for number, (ours, theirs) in pairs if ours != theirs),
-            min(len(known), len(prompt) - 1),
-        )
+        least = min(len(known), len(prompt) - 1)
+        reused = next((number for number, (ours, theirs) in pairs if ours != theirs), least)
         self._rows = self._rows[:reused]
         self._settle()
         return reused
@@ -215,11 +177,10 @@ class PackageDecoder:
 
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,), at most a chunk, without streams."""
-        chunk = self.contents.sizes.chunk
-        given = np.array(tokens, np.int32)
-        inputs = {"inputIds": np.pad(given, (0, chunk - given.size)), "length": self._length}
+        chunk, read = self.contents.sizes.chunk, np.array(tokens, np.int32)
+        inputs = {"inputIds": np.pad(read, (0, chunk - read.size)), "length": self._length}
         self._call(f"prefill{chunk}", inputs, self._states)
-        self._rows += given.tolist()
+        self._rows += read.tolist()
         self._settle()
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
@@ -236,7 +197,9 @@ class PackageDecoder:
             if guesses:
                 last = int(np.array(result.last))
                 hidden = {"streamHidden": found["streamHidden"][last]}
-                found = self._drafted(hidden, int(np.array(result.predictions)[last]))
+                if self.adapter.stream_head == "conditioned":
+                    hidden["token"] = np.array(result.predictions)[[last]].astype(np.int32)
+                found = self._call("draft", hidden)
         else:
             found = self._call(f"step{count}", inputs, self._states)
             predictions = mx.array(found["predictions"][:nodes])
@@ -244,7 +207,7 @@ class PackageDecoder:
         if guesses:
             arrays = (mx.array(found[name]) for name in _GUESSES if name in found)
             result = replace(result, streams=StreamResult(*arrays))
-        self._settle()  # the call has committed; without a commit behind it, it adds nothing
+        self._settle()  # the call has committed; if no commit follows, it adds nothing
         return [result]
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
@@ -266,16 +229,7 @@ class PackageDecoder:
     def _call(
         self, name: str, inputs: dict[str, np.ndarray], states: Any = None
     ) -> dict[str, np.ndarray]:
-        name = f"{self._functions}_{name}"
-        try:
-            return self._executor.call(name, inputs | self._supplied, states)
-        except UserError:
-            raise
-        except REFUSALS as error:
-            raise UserError(
-                f"{self.contents.path}: {name} is damaged: {reason(error)}, expected a program of "
-                "export-coreml"
-            ) from None
+        return call(self._executor, f"{self.adapter.name}_{name}", inputs, states)
 
     def _inputs(self, tree: DraftTree, count: int) -> dict[str, np.ndarray]:
         """The inputs of ``step<count>``; the tree is filled up to ``count`` nodes."""
@@ -299,9 +253,3 @@ class PackageDecoder:
         tokens = mx.array(tree.tokens)[None]
         nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions).of(0, len(tree))
         return StepResult(*rule.verify(tree, nodes, logits))
-
-    def _drafted(self, hidden: dict[str, np.ndarray], token: int) -> dict[str, np.ndarray]:
-        """The guesses of ``draft`` behind the target's own token."""
-        if self.adapter.stream_head == "conditioned":
-            hidden["token"] = np.array([token], np.int32)
-        return self._call("draft", hidden)

@@ -7,27 +7,31 @@ it asserts what Core ML leaves undefined: indices of gathers and slices out of r
 is read twice, indices narrower than int32.
 """
 
-from collections.abc import (
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from coremltools import proto
-from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
-from coremltools.converters.mil.mil import Function, Operation, types
+from coremltools.proto.MIL_pb2 import DataType
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import reason
 
-from .saved import model_file, read_spec
+from .contents import model_file, read_spec
 
 Mode = Literal["exact", "fp16"]
-Values = Mapping[str, Any]
+
+Kind = tuple[str, tuple[int, ...]]
+"""A tensor's type: the name of its dtype, and its shape."""
+
+
+class _Function(NamedTuple):
+    """A function as it is run; inputs of operations are names of values, by parameter."""
+
+    inputs: dict[str, Kind]
+    constants: dict[str, Any]
+    operations: list[tuple[str, dict[str, list[str]], list[tuple[str, Kind]]]]
+    outputs: list[str]
 
 
 class Package:
@@ -40,7 +44,10 @@ class Package:
     Attributes:
         title: name of the executor and its mode.
         metadata: the package's metadata.
-        functions: MIL functions by name, each read when it is first asked for.
+        functions: names of its functions.
+
+    Raises:
+        UserError: it is none, or its file of weights is missing.
     """
 
     def __init__(self, path: str | Path, mode: Mode = "exact"):
@@ -48,14 +55,24 @@ class Package:
         spec, self._mode = read_spec(path), mode
         self.title = f"numpy, {'float32' if mode == 'exact' else 'half precision'}"
         self.metadata = dict(spec.description.metadata.userDefined)
-        self.functions: Mapping[str, Function] = _Functions(path, spec)
+        self._program = spec.mlProgram.functions
+        self.functions = list(self._program)
         states = next((f.state for f in spec.description.functions if len(f.state)), ())
         self._shapes = {s.name: tuple(s.type.stateType.arrayType.shape) for s in states}
-        self._constants: dict[Operation | str, Any] = {}  # matrices by name, for all functions
+        self._read: dict[str, _Function] = {}
+        self._held: dict[int, np.ndarray] = {}  # of all functions, by place in the file
+        weights = model_file(path).parent / "weights" / "weight.bin"
+        if not weights.is_file():
+            raise UserError(f"{weights} is missing, expected the package's weights")
+        self._weights = np.memmap(weights, np.uint8, "r")
 
     def states(self) -> dict[str, np.ndarray]:
         """Empty caches; functions that are called change them."""
         return {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
+
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        """The constants of a function by their operations' names, quantized ones expanded."""
+        return self._function(name).constants
 
     def call(
         self, name: str, inputs: Mapping[str, Any], states: dict[str, np.ndarray] | None = None
@@ -70,108 +87,113 @@ class Package:
         Returns:
             Its outputs by name.
         """
-        function, states = self.functions[name], {} if states is None else states
-        values: dict[Any, Any] = {}
-        found: Sequence[Any]
-        expected = {n: v for n, v in function.inputs.items() if n not in _states_of(function)}
-        assert inputs.keys() == expected.keys(), f"{name} takes {sorted(expected)}"
-        for key, var in expected.items():
-            values[var] = np.asarray(inputs[key])
-            assert values[var].shape == tuple(var.shape), f"{key} has shape {values[var].shape}"
+        function, states = self._function(name), {} if states is None else states
+        values = dict(function.constants)
+        assert inputs.keys() == function.inputs.keys(), f"it takes {sorted(function.inputs)}"
+        for key, (_, shape) in function.inputs.items():
+            values[key] = np.asarray(inputs[key])
+            assert values[key].shape == shape, f"{key} has the shape {values[key].shape}"
         read: set[str] = set()
-        for op in function.operations:
-            if op.op_type == "read_state":
-                state = op.inputs["input"].name
-                assert state not in read, f"{name} reads {state} twice"
+        for kind, names, outputs in function.operations:
+            if kind == "write_state":
+                states[names["input"][0]] = values[names["data"][0]]
+                continue
+            if kind == "read_state":
+                [state] = names["input"]
+                assert state not in read, f"it reads {state} twice"
                 read.add(state)
-                found = (states[state],)
-            elif op.op_type == "coreml_update_state":
-                state = op.inputs["state"].name
-                states[state] = values[op.inputs["value"]]
-                found = (states[state],)
-            elif op.op_type.startswith("const"):
-                found = (self._constant(op),)
+                found: Any = states[state]
             else:
-                found = self._run(op, values)
-            values.update(zip(op.outputs, found, strict=True))
-        return {var.name: values[var] for var in function.outputs}
+                arguments: dict[str, Any] = {key: values[one] for key, [one, *_] in names.items()}
+                if "values" in names:
+                    arguments["values"] = [values[one] for one in names["values"]]
+                found = _OPERATIONS[kind](**arguments)
+            found = found if isinstance(found, tuple) else (found,)
+            for (output, (dtype, shape)), value in zip(outputs, found, strict=True):
+                assert value.shape == shape, f"{output} has the shape {value.shape}"
+                narrow = "INT" in dtype and dtype != "INT32"
+                assert not narrow, f"{output} has indices narrower than int32"
+                values[output] = self._rounded(value, dtype)
+        return {output: values[output] for output in function.outputs}
 
-    def weights(self, name: str) -> dict[str, np.ndarray]:
-        """The constants of a function by their operations' names, quantized ones expanded."""
-        operations = self.functions[name].operations
-        return {op.name: self._constant(op) for op in operations if op.op_type.startswith("const")}
-
-    def _constant(self, op: Operation) -> Any:
-        key = op if op.op_type == "const" else op.name
-        if key not in self._constants:
-            value = op.outputs[0].val
-            if op.op_type != "const":
-                value = _expanded(*(op.inputs[name].val for name in ("data", "scale", "offset")))
-            self._constants[key] = self._rounded(value, op.outputs[0].dtype)
-        return self._constants[key]
-
-    def _run(self, op: Operation, values: Values) -> tuple[np.ndarray, ...]:
-        given = {}
-        for name, var in op.inputs.items():
-            if isinstance(var, list | tuple):
-                given[name] = [values[one] for one in var]
-            elif var is not None:
-                given[name] = values[var]
-        found = _OPERATIONS[op.op_type](**given)
-        found = found if isinstance(found, tuple) else (found,)
-        for var, value in zip(op.outputs, found, strict=True):
-            assert tuple(var.shape) == value.shape, f"{op.name}: {value.shape}"
-            narrow = types.is_int(var.dtype) and var.dtype != types.int32
-            assert not narrow, f"{op.name} has indices narrower than int32"
-        return tuple(self._rounded(v, var.dtype) for var, v in zip(op.outputs, found, strict=True))
-
-    def _rounded(self, value: Any, dtype: type) -> Any:
+    def _rounded(self, value: np.ndarray, dtype: str) -> np.ndarray:
         """A result in the type that this mode gives it."""
-        if not types.is_float(dtype) or isinstance(value, str):
+        if not dtype.startswith("FLOAT"):
             return value
         value = np.asarray(value, np.float32)
-        half = self._mode == "fp16" and dtype == types.fp16
+        half = self._mode == "fp16" and dtype == "FLOAT16"
         return value.astype(np.float16).astype(np.float32) if half else value
 
+    # The program --------------------------------------------------------------------------------
 
-class _Functions(Mapping[str, Function]):
-    """The functions of a model's program; reading one takes a second where a model is large."""
-
-    def __init__(self, path: Path, spec: Any):
-        self._path, self._spec = path, spec
-        self._weights = str(model_file(path).parent / "weights")
-        self._read: dict[str, Function] = {}
-
-    def __getitem__(self, name: str) -> Function:
+    def _function(self, name: str) -> _Function:
         if name not in self._read:
-            program, alone = self._spec.mlProgram, proto.MIL_pb2.Program()
-            if name not in program.functions:
-                raise KeyError(name)
-            alone.version = program.version
-            alone.functions[name].CopyFrom(program.functions[name])
-            try:
-                found = load_mil_proto(alone, self._spec.specificationVersion, self._weights)
-            except Exception as error:  # coremltools and its C++ raise many types
-                raise UserError(f"{self._path}: {name} cannot be read: {reason(error)}") from None
-            self._read[name] = found.functions[name]
+            assert name in self._program, f"there is no function {name}"
+            function = self._program[name]
+            block, constants, operations = function.block_specializations[function.opset], {}, []
+            for op in block.operations:
+                outputs = [(one.name, _kind(one.type.tensorType)) for one in op.outputs]
+                if op.type.startswith("const"):
+                    [(output, (dtype, _))] = outputs
+                    constants[output] = self._constant(op, dtype)
+                else:
+                    named = {key: [b.name for b in one.arguments] for key, one in op.inputs.items()}
+                    operations.append((op.type, named, outputs))
+            inputs = {
+                one.name: _kind(one.type.tensorType)
+                for one in function.inputs
+                if one.name not in self._shapes
+            }
+            self._read[name] = _Function(inputs, constants, operations, list(block.outputs))
         return self._read[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._spec.mlProgram.functions)
+    def _constant(self, op: Any, dtype: str) -> Any:
+        """A constant: its value, or ``scale * (data - offset)``; from the file it is read once."""
+        if op.type == "const":
+            parts = [op.attributes["val"]]
+        else:
+            parts = [op.inputs[key].arguments[0].value for key in ("data", "scale", "offset")]
+        place = parts[0].blobFileValue.offset
+        if place in self._held:
+            return self._held[place]
+        value, *group = (self._value(one) for one in parts)
+        if group:
+            size = value.shape[1] // group[0].shape[1]
+            scale, offset = (np.repeat(one.astype(np.float32), size, axis=1) for one in group)
+            value = scale * (value.astype(np.float32) - offset)
+        value = self._rounded(value, dtype)
+        if place:
+            self._held[place] = value
+        return value
 
-    def __len__(self) -> int:
-        return len(self._spec.mlProgram.functions)
+    def _value(self, value: Any) -> Any:
+        """A value that stands in the program, or in the file of weights."""
+        (dtype, shape), tensor = _kind(value.type.tensorType), value.immediateValue.tensor
+        if dtype == "STRING":
+            return tensor.strings.values[0]
+        if value.WhichOneof("value") == "blobFileValue":
+            data = self._in_file(value.blobFileValue.offset)
+        elif tensor.WhichOneof("value") == "bytes":
+            data = np.frombuffer(tensor.bytes.values, np.uint8)
+        else:
+            values = getattr(tensor, tensor.WhichOneof("value")).values
+            return np.array(values, dtype.lower()).reshape(shape)
+        if dtype == "INT4":  # two in a byte, the first one in the lower half
+            halves = np.stack([data & 15, data >> 4], -1).reshape(-1)[: prod(shape)]
+            return ((halves ^ 8).view(np.int8) - 8).reshape(shape)
+        return data.view(dtype.lower()).reshape(shape)
+
+    def _in_file(self, place: int) -> np.ndarray:
+        """The bytes of a constant, whose header is at ``place`` of the file of weights."""
+        header = self._weights[place : place + 24]
+        assert header[:4].tobytes() == b"\xef\xbe\xad\xde", f"there is no weight at byte {place}"
+        size, begin = header[8:].view("<u8").tolist()
+        return self._weights[begin : begin + size]
 
 
-def _states_of(function: Any) -> dict[str, Any]:
-    return {n: v for n, v in function.inputs.items() if types.is_state(v.sym_type)}
-
-
-def _expanded(data: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """(out, in) float32: ``scale * (data - offset)``."""
-    size = data.shape[1] // scale.shape[1]
-    scale, offset = (np.repeat(a.astype(np.float32), size, axis=1) for a in (scale, offset))
-    return scale * (data.astype(np.float32) - offset)
+def _kind(tensor: Any) -> Kind:
+    shape = tuple(dimension.constant.size for dimension in tensor.dimensions)
+    return DataType.Name(tensor.dataType), shape
 
 
 # Operations ---------------------------------------------------------------------------------------
@@ -186,25 +208,15 @@ def _cast(x, dtype):
     return x.astype({"fp16": np.float32, "fp32": np.float32, "int32": np.int32}[dtype])
 
 
-def _concat(values, axis, **_):
-    return np.concatenate(values, axis=axis)
-
-
 def _layer_norm(x, axes, epsilon, gamma=None, **_):
-    axes = tuple(np.asarray(axes).tolist())
-    mean, spread = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    mean, spread = x.mean(tuple(axes), keepdims=True), x.var(tuple(axes), keepdims=True)
     normal = (x - mean) / np.sqrt(spread + np.float32(epsilon))
     return normal if gamma is None else normal * gamma
 
 
-def _linear(x, weight, bias=None):
-    y = x @ weight.T
-    return y if bias is None else y + bias
-
-
-def _matmul(x, y, transpose_x=False, transpose_y=False):
-    x, y = x.swapaxes(-1, -2) if transpose_x else x, y.swapaxes(-1, -2) if transpose_y else y
-    return x @ y
+def _matmul(x, y, transpose_x, transpose_y):
+    assert not transpose_x
+    return x @ (y.swapaxes(-1, -2) if transpose_y else y)
 
 
 def _softmax(x, axis):
@@ -213,17 +225,15 @@ def _softmax(x, axis):
 
 
 def _log_sum_exp(x, axes, keep_dims):
-    axes = tuple(np.asarray(axes).tolist())
-    most = x.max(axes, keepdims=True)
-    found = np.log(np.exp(x - most).sum(axes, keepdims=True)) + most
-    return found if keep_dims else found.squeeze(axes)
+    assert keep_dims
+    most = x.max(tuple(axes), keepdims=True)
+    return np.log(np.exp(x - most).sum(tuple(axes), keepdims=True)) + most
 
 
 def _slices(x, begin, end):
-    pairs = list(zip(np.asarray(begin).tolist(), np.asarray(end).tolist(), strict=True))
-    for (first, last), size in zip(pairs, x.shape, strict=True):
+    for first, last, size in zip(begin, end, x.shape, strict=True):
         assert 0 <= first < last <= size, f"a slice {first} to {last} of {size}"
-    return tuple(slice(*pair) for pair in pairs)
+    return tuple(map(slice, begin, end))
 
 
 def _slice_by_index(x, begin, end, **masks):
@@ -252,15 +262,15 @@ def _topk(x, k, axis, ascending=False, **_):
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: x + y,
     "cast": _cast,
-    "concat": _concat,
+    "concat": lambda values, axis, **_: np.concatenate(values, axis=axis),
     "equal": lambda x, y: x == y,
-    "expand_dims": lambda x, axes: np.expand_dims(x, tuple(np.asarray(axes).tolist())),
+    "expand_dims": lambda x, axes: np.expand_dims(x, tuple(axes)),
     "gather": _gather,
     "greater_equal": lambda x, y: x >= y,
     "identity": lambda x: x,
     "layer_norm": _layer_norm,
     "less": lambda x, y: x < y,
-    "linear": _linear,
+    "linear": lambda x, weight, bias: x @ weight.T + bias,
     "logical_and": lambda x, y: x & y,
     "logical_not": lambda x: ~x,
     "logical_or": lambda x, y: x | y,
@@ -270,16 +280,16 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "reduce_argmax": lambda x, axis, **_: x.argmax(axis).astype(np.int32),
     "reduce_log_sum_exp": _log_sum_exp,
     "reduce_max": lambda x, axes, keep_dims: x.max(tuple(axes), keepdims=bool(keep_dims)),
-    "reshape": lambda x, shape, **_: x.reshape(np.asarray(shape).tolist()),
+    "reshape": lambda x, shape, **_: x.reshape(shape),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "slice_by_index": _slice_by_index,
     "slice_update": _slice_update,
     "softmax": _softmax,
     "split": _split,
-    "squeeze": lambda x, axes: x.squeeze(tuple(np.asarray(axes).tolist())),
+    "squeeze": lambda x, axes: x.squeeze(tuple(axes)),
     "stack": lambda values, axis: np.stack(values, axis),
     "sub": lambda x, y: x - y,
-    "tile": lambda x, reps: np.tile(x, np.asarray(reps).tolist()),
+    "tile": lambda x, reps: np.tile(x, reps),
     "topk": _topk,
-    "transpose": lambda x, perm: x.transpose(np.asarray(perm).tolist()),
+    "transpose": lambda x, perm: x.transpose(perm),
 }

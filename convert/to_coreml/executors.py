@@ -5,25 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import coremltools as ct
 import numpy as np
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import reason
 
-from .evaluate import Package
-from .saved import read_spec
-
-REFUSALS = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What executors raise for inputs that a function does not take."""
+from .contents import read_spec
 
 COMPUTE_UNITS = {
-    "cpuOnly": ct.ComputeUnit.CPU_ONLY,
-    "cpuAndGPU": ct.ComputeUnit.CPU_AND_GPU,
-    "cpuAndNeuralEngine": ct.ComputeUnit.CPU_AND_NE,
-    "all": ct.ComputeUnit.ALL,
+    "cpuOnly": "CPU_ONLY",
+    "cpuAndGPU": "CPU_AND_GPU",
+    "cpuAndNeuralEngine": "CPU_AND_NE",
+    "all": "ALL",
 }
-"""By Swift's names."""
+"""What may compute, by Swift's names: coremltools' names."""
 
 
 class Executor(Protocol):
@@ -44,23 +39,37 @@ class Executor(Protocol):
         """Run a function; see ``evaluate.Package.call``."""
 
 
+def call(
+    executor: Executor, name: str, inputs: Mapping[str, np.ndarray], states: Any = None
+) -> dict[str, np.ndarray]:
+    """Run a function.
+
+    Raises:
+        UserError: there is no such function, it is damaged, or the inputs do not fit it.
+    """
+    try:
+        return executor.call(name, inputs, states)
+    except UserError:
+        raise
+    except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{executor.title} cannot run {name}: {reason(error)}, expected a function of "
+            "export-coreml and its inputs"
+        ) from None
+
+
 class CoreML:
     """Core ML's own runtime, on macOS 15 or later. It has not been run so far.
 
     The package is compiled once, and a function loaded when it is first called. One state serves
-    all functions, since they declare the same ones.
-
-    Args:
-        path: of the package.
-        units: that may compute.
-
-    Raises:
-        UserError: Core ML cannot compile the package.
+    all functions, since they declare the same ones. ``units`` are some of ``COMPUTE_UNITS``.
     """
 
     def __init__(self, path: str | Path, units: str = "cpuAndGPU"):
+        import coremltools as ct
+
         self.title = f"Core ML, {units}"
-        self._path, self._units = path, COMPUTE_UNITS[units]
+        self._path, self._units = path, ct.ComputeUnit[COMPUTE_UNITS[units]]
         self._functions: dict[str, ct.models.CompiledMLModel] = {}
         try:
             self._compiled = ct.models.utils.compile_model(str(path))
@@ -79,16 +88,16 @@ class CoreML:
         """Run a function; see ``evaluate.Package.call``."""
         return self._function(name).predict(dict(inputs), states)
 
-    def _function(self, name: str) -> ct.models.CompiledMLModel:
-        if name not in self._functions:
-            try:
+    def _function(self, name: str) -> Any:
+        import coremltools as ct
+
+        try:
+            if name not in self._functions:
                 found = ct.models.CompiledMLModel(self._compiled, self._units, name)
-            except RuntimeError as error:
-                raise UserError(
-                    f"{self._path}: Core ML cannot load {name}: {reason(error)}"
-                ) from None
-            self._functions[name] = found
-        return self._functions[name]
+                self._functions[name] = found
+            return self._functions[name]
+        except RuntimeError as error:
+            raise UserError(f"{self._path}: Core ML cannot load {name}: {reason(error)}") from None
 
 
 def has_core_ml() -> bool:
@@ -98,4 +107,6 @@ def has_core_ml() -> bool:
 
 def executor_of(path: Path) -> Executor:
     """Executor of a package on this machine: Core ML where that is, else numpy, in float32."""
+    from .evaluate import Package
+
     return CoreML(path) if has_core_ml() else Package(path)

@@ -1,12 +1,19 @@
 """From directories to a saved package: checked before a weight is read, and there whole or not."""
 
+import contextlib
+import io
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import coremltools as ct
+import mlx.nn as nn
+from coremltools.converters.mil.mil import Program
 from mlx.utils import tree_flatten
 
 from specstream_mlx.adapters.description import describe
@@ -15,23 +22,21 @@ from specstream_mlx.errors import UserError
 from specstream_mlx.files import not_finite, staged_directory
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.models.streams import Streams
+from specstream_mlx.terminal.progress import Show
 
-from .contents import Contents
-from .faithful import check_faithful, readings
-from .package import PackageBuilder, adapters_directory, save
+from .contents import FORMAT_VERSION, METADATA, Contents
+from .faithful import Readings, check_faithful, readings
+from .functions import Functions
 from .supported import Sizes, check_adapter, check_base, check_names
-from .weights import Encoding
+from .weights import Encoding, Store
 
 BASE = "base"
 """The name before the functions of a base without an adapter."""
 
-Progress = Callable[[float, float | None, str], None]
-"""Is told how much is done, of how much, ``None`` where nobody knows, and what goes on."""
 
-
-def tokenizer_directory(output: Path) -> Path:
-    """The directory of a Core ML package's tokenizer, beside it."""
-    return output.with_suffix(".tokenizer")
+def _silent(done: float, total: float | None, description: str | None = None) -> None:
+    """Show nothing."""
 
 
 def export(
@@ -41,11 +46,10 @@ def export(
     sizes: Sizes,
     *,
     sampling: bool = False,
-    supplied: bool = False,
     check: bool = True,
-    show: Progress = lambda done, total, description: None,
+    show: Show = _silent,
 ) -> list[Encoding]:
-    """Write a Core ML package, and its tokenizer beside it.
+    """Write a Core ML package, and its tokenizer next to it.
 
     Args:
         model: directory of the base.
@@ -54,10 +58,8 @@ def export(
             ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
-        supplied: one set of functions to which the host supplies an adapter's arrays; these are
-            written too, float16, one behind the other, a file for each adapter.
         check: see whether the package writes what the model does, in half precision.
-        show: is told how far it is.
+        show: called as it goes on.
 
     Returns:
         How each weight was written.
@@ -66,43 +68,39 @@ def export(
         UserError: something is not supported, does not fit or cannot be read or written, or the
             package would write something else.
     """
-    names = [function_name(path) for path in adapters]
-    check_names(names)
+    sources = {function_name(path): path for path in adapters}
+    check_names([function_name(path) for path in adapters])
     if output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
-    beside = [tokenizer_directory(output)]
-    if supplied:
-        beside.append(adapters_directory(output))
-    for path in (output, *beside):
+    tokenizer_path = output.with_suffix(".tokenizer")
+    for path in (output, tokenizer_path):
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")
-    _check(model, adapters, sizes, supplied)
-    expected = {}
+    config = read_config(model)
+    try:
+        check_base(config, sizes)
+    except UserError as error:
+        raise UserError(f"{model / 'config.json'}: {error}") from None
+    for path in adapters:
+        found = describe(path)
+        found.check_base(config)
+        check_adapter(str(path), found.stream_config, found.config, sizes)
+    expected: Readings = {}
     if check:
         show(0, None, "Reading a text with MLX")
-        sources: dict[str, Path | None] = dict(zip(names, adapters, strict=True))
         expected = readings(model, sources or {BASE: None}, sizes)
-    config = read_config(model)
+    show(0, None, "Reading the weights")
     base, full_config = read_model(model, to_run=False)
     tokenizer = read_tokenizer(model, full_config)
-    builder = PackageBuilder(sizes, sampling, release=True, supplied=supplied)
-    total = builder.functions * (1 if supplied else max(1, len(adapters)))
-    done = 0
-
-    def function_done(name: str) -> None:
-        nonlocal done
-        done += 1
-        show(done, total, f"Writing {name}")
-
-    show(0, total, "Reading the weights")
     unfit = not_finite(dict(tree_flatten(base.parameters())))
     if unfit is not None:
         raise UserError(f"{model}: {unfit} is not finite")
-    for name, path in zip(names, adapters, strict=True):
+    builder = PackageBuilder(sizes, sampling, release=True)
+    for name, path in sources.items():
         own, _, streams = mounted(base, read_adapter(path, base, config))
-        builder.add(name, own, streams, done=function_done)
-    if not adapters:
-        builder.add(BASE, base, None, done=function_done)
+        builder.add(name, own, streams, show=show)
+    if not sources:
+        builder.add(BASE, base, None, show=show)
     facts = {
         "base": {
             "name": model.name,
@@ -111,30 +109,29 @@ def export(
             "vocab_size": config["vocab_size"],
             "end_tokens": sorted(tokenizer.eos_token_ids),
         },
-        "tokenizer": beside[0].name,
+        "tokenizer": tokenizer_path.name,
         "chat_template": tokenizer.chat_template,
     }
     del base  # of which the builder holds what it needs
-    with ExitStack() as stack:
-        places = [stack.enter_context(staged_directory(p, replace=False)) for p in beside]
-        place = stack.enter_context(staged_directory(output, replace=False))
-        stack.enter_context(_temporary_files_in(place))
-        show(0, None, "Converting the program")
-        model = builder.model(facts)
+    with (
+        staged_directory(tokenizer_path, replace=False) as tokenizer_place,
+        staged_directory(output, replace=False) as place,
+        _temporary_files_in(place),
+    ):
         show(0, None, "Writing the package")
         package = place / output.name
-        save(model, package)
-        for name, array in builder.arrays.items():
-            array.astype("<f2").tofile(places[1] / f"{name}.bin")
-        contents = Contents.read(package)
-        if supplied:
-            contents = replace(contents, supplied=places[1])
-        check_faithful(package, contents, expected, show)
+        builder.save(package, facts)
+        check_faithful(Contents.read(package), expected, show)
         for part in list(package.iterdir()):
             part.rename(place / part.name)
         package.rmdir()
-        tokenizer.save_pretrained(places[0])
+        tokenizer.save_pretrained(tokenizer_place)
     return builder.report
+
+
+def function_name(adapter: Path) -> str:
+    """The beginning of an adapter's functions: the directory's name."""
+    return adapter.resolve().name.replace("-", "_")
 
 
 @contextmanager
@@ -148,21 +145,63 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def function_name(adapter: Path) -> str:
-    """The beginning of an adapter's functions: the directory's name."""
-    return adapter.resolve().name.replace("-", "_")
+class PackageBuilder:
+    """Collects the functions of one adapter after the other over the same base."""
+
+    def __init__(self, sizes: Sizes, sampling: bool = False, release: bool = False):
+        self._sizes, self._sampling = sizes, sampling
+        self._store, self._program = Store(release), Program()
+        self._adapters: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        name: str,
+        model: nn.Module,
+        streams: Streams | None,
+        shortlists: bool | None = None,
+        show: Show = _silent,
+    ) -> None:
+        """Add an adapter's functions; its LoRA is mounted on the model."""
+        functions = Functions(model, streams, name, self._sizes, self._store, shortlists)
+        makers = functions.makers(self._sampling)
+        for number, (function, make) in enumerate(makers.items()):
+            show(number, len(makers), f"Writing {function}")
+            self._program.add_function(function, make())
+        fields = "mode", "num_streams", "num_msa_layers", "stream_head", "prompt_template"
+        config = None if streams is None else streams.config
+        self._adapters[name] = {f: getattr(config, f) for f in fields} if config else {}
+
+    @property
+    def report(self) -> list[Encoding]:
+        """How each weight was written."""
+        return self._store.report
+
+    def save(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Write the package; ``facts`` are said in its metadata, too."""
+        own = {
+            "version": FORMAT_VERSION,
+            "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
+            "sampling": self._sampling,
+            "adapters": self._adapters,
+        }
+        save(self._program, path, {METADATA: json.dumps({**own, **facts})})
 
 
-def _check(model: Path, adapters: Sequence[Path], sizes: Sizes, supplied: bool) -> None:
-    """All that can be checked of what is read without reading a weight."""
-    if supplied and not adapters:
-        raise UserError("no adapter is given, expected one at least whose kind is to be supplied")
-    config = read_config(model)
-    try:
-        check_base(config, sizes)
-    except UserError as error:
-        raise UserError(f"{model / 'config.json'}: {error}") from None
-    for path in adapters:
-        found = describe(path)
-        found.check_base(config)
-        check_adapter(str(path), found.stream_config, found.config, sizes, supplied)
+def save(program: Program, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a program of functions as a package."""
+    program.default_function_name = next(iter(program.functions))
+    program.export_as_multifunction = True
+    with contextlib.redirect_stderr(io.StringIO()):  # coremltools' own bars
+        model = ct.convert(
+            program,
+            source="milinternal",
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT32,  # it is fp16 already, where it is to be
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+    model.user_defined_metadata.update(metadata)
+    model.save(str(path))
+    for part in path.rglob("*"):  # which coremltools lets only their owner read, in part
+        part.chmod(0o755 if part.is_dir() else 0o644)

@@ -1,11 +1,11 @@
 """Whether a package computes what its model does: checked before the package is there.
 
 MLX reads a text in float32. The package, executed with every operation rounded to half precision,
-must prefer the same token behind each of its tokens, near-ties apart.
+must prefer the same token after each of its tokens, near-ties apart.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.loading import load
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.terminal.progress import Show
 
 from .contents import Contents
 from .decoder import PackageDecoder
@@ -34,65 +35,36 @@ TEXT = (
 NEAR_TIE = 0.1
 """The most by which MLX may prefer another token than a package does."""
 
-
-@dataclass(frozen=True)
-class Reading:
-    """A text as MLX reads it in float32.
-
-    Attributes:
-        tokens: of the text.
-        logits: (n, vocab) behind those of its second half.
-    """
-
-    tokens: list[int]
-    logits: np.ndarray
+Readings = Mapping[str, tuple[list[int], np.ndarray]]
+"""By adapter: the text's tokens, and the logits (n, vocab) after those of its second half."""
 
 
-def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> dict[str, Reading]:
-    """MLX's readings of ``TEXT``, by adapter.
-
-    Args:
-        model: directory of the base.
-        adapters: directories by name; ``None``: the bare base.
-        sizes: of the package.
-    """
+def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> Readings:
+    """Read ``TEXT`` with MLX in float32, with each adapter; ``None``: the bare base."""
     loaded, tokenizer = load(model)
     loaded.model.set_dtype(mx.float32)
     found = {}
     for name, path in adapters.items():
         loaded.swap_adapter(path)
         tokens = chat_prompt(tokenizer, TEXT, loaded.prompt_template)[: sizes.context]
-        caches = make_caches(loaded.model, loaded.config)
-        steps = _steps(Decoder(loaded.model, loaded.streams, caches), tokens, sizes)
-        logits = [np.array(result.logits) for result in steps]
-        found[name] = Reading(tokens, np.concatenate(logits))
+        decoder = Decoder(loaded.model, loaded.streams, make_caches(loaded.model, loaded.config))
+        logits = [np.array(result.logits) for result in _steps(decoder, tokens, sizes)]
+        found[name] = tokens, np.concatenate(logits)
     return found
 
 
-def check_faithful(
-    package: Path,
-    contents: Contents,
-    expected: Mapping[str, Reading],
-    show: Callable[[int, int, str], None],
-) -> None:
+def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
     """Check that a package prefers the tokens that MLX does, in half precision.
-
-    Args:
-        package: its directory.
-        contents: of the package.
-        expected: by adapter.
-        show: is told how far it is.
 
     Raises:
         UserError: it prefers another one, and that is no near-tie.
     """
-    executor = Package(package, "fp16")
-    for number, (name, reading) in enumerate(expected.items()):
+    executor = Package(contents.path, "fp16")
+    for number, (name, (tokens, logits)) in enumerate(expected.items()):
         show(number, len(expected), f"Comparing {name} with MLX")
-        steps = _steps(PackageDecoder(contents, executor, name), reading.tokens, contents.sizes)
+        steps = _steps(PackageDecoder(contents, executor, name), tokens, contents.sizes)
         found = np.concatenate([np.array(result.predictions) for result in steps])
-        preferred = np.take_along_axis(reading.logits, found[:, None], axis=1)[:, 0]
-        gaps = reading.logits.max(axis=1) - preferred
+        gaps = logits.max(axis=1) - np.take_along_axis(logits, found[:, None], axis=1)[:, 0]
         if not gaps.max() <= NEAR_TIE:
             count = (~(gaps <= NEAR_TIE)).sum()
             raise UserError(

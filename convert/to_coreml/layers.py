@@ -1,12 +1,12 @@
-"""One decoder layer in MIL, and the few operations that all functions share.
+"""Decoder layers in MIL, and the few operations that all functions share.
 
-Rows are (rows, h) float16 throughout. Keys and values of new rows stand beside those of the cache:
+Rows are (rows, h) float16 throughout. Keys and values of new rows stand next to those of the cache:
 both are scored, side by side in one softmax, so nothing is written before the end of a function.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,7 +16,10 @@ from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.models.streams import LowRank
 
-from .weights import Constants
+from .weights import Groups, Store, constant
+
+if TYPE_CHECKING:
+    from .streams import StreamRows
 
 HIDDEN = -30000.0
 """What is added to the scores of rows that a row does not see; half precision ends at 65504."""
@@ -30,7 +33,7 @@ class Rows:
         count: rows.
         angles: (rows, d / 2) cosines and sines of the rotary embedding at their positions.
         scaled: the same for queries, times the scale of scores.
-        behind: (1, 1, cache rows) mask of the cache, alike for all rows.
+        committed: (1, 1, cache rows) mask of the cache, alike for all rows.
         among: (1, rows, rows) mask of the new rows.
         main: rows that stand for text, the first ones; streams follow.
     """
@@ -38,34 +41,9 @@ class Rows:
     count: int
     angles: tuple[Var, Var]
     scaled: tuple[Var, Var]
-    behind: Var
+    committed: Var
     among: Var
     main: int
-
-
-class Supplied:
-    """An adapter's own arrays where the host hands them over, one behind the other.
-
-    Args:
-        flat: the function's input (elements,).
-        shapes: of the arrays by name, in their order.
-    """
-
-    def __init__(self, flat: Var, shapes: Mapping[str, tuple[int, ...]]):
-        self._flat, self._shapes = flat, shapes
-        self._vars: dict[str, Var] = {}
-        ends = np.cumsum([np.prod(shape) for shape in shapes.values()]).tolist()
-        self._spans = dict(zip(shapes, zip([0, *ends], ends, strict=False), strict=True))
-
-    def array(self, name: str) -> Var:
-        """One of the arrays."""
-        if name not in self._vars:
-            piece = part(self._flat, 0, *self._spans[name])
-            self._vars[name] = mb.reshape(x=piece, shape=self._shapes[name])
-        return self._vars[name]
-
-    def __contains__(self, var: Var) -> bool:
-        return any(var is one for one in self._vars.values())
 
 
 class Network:
@@ -73,27 +51,21 @@ class Network:
 
     Args:
         model: an mlx-lm model of one of ``supported.FAMILIES``, with the adapter's LoRA mounted.
-        constants: of the function.
+        store: constants of the program.
         adapter: name before the adapter's own constants.
-
-    Attributes:
-        supplied: the adapter's own arrays, if they are no constants.
     """
 
-    def __init__(self, model: nn.Module, constants: Constants, adapter: str):
-        self.constants, self.adapter = constants, adapter
-        self.supplied: Supplied | None = None
-        self._model, self._owner = model, model.model
-        self.layers = model.layers
-        attention = self.layers[0].self_attn
-        self.heads, self.kv_heads = attention.n_heads, attention.n_kv_heads
-        self.head_dim = base_of(attention.q_proj).weight.shape[0] // self.heads
-
-    # Beside the layers ------------------------------------------------------------------------
+    def __init__(self, model: nn.Module, store: Store, adapter: str):
+        self.store, self._adapter = store, adapter
+        self._constants: dict[str, Var] = {}
+        self._model, self._owner, self.layers = model, model.model, model.layers
+        self.attention = self.layers[0].self_attn
+        self.heads, self.kv_heads = self.attention.n_heads, self.attention.n_kv_heads
+        self.head_dim = base_of(self.attention.q_proj).weight.shape[0] // self.heads
 
     def embed(self, tokens: Var) -> Var:
         """(rows, h) embeddings of tokens (rows,)."""
-        weight = self.constants.matrix("model.embed_tokens", self._owner.embed_tokens)
+        weight = self.matrix("model.embed_tokens", self._owner.embed_tokens)
         return mb.gather(x=weight, indices=tokens, axis=0)
 
     @property
@@ -104,22 +76,51 @@ class Network:
         return "model.embed_tokens", self._owner.embed_tokens
 
     def final_norm(self, hidden: Var) -> Var:
-        """(rows, h) after the norm behind the last layer."""
+        """(rows, h) after the norm that follows the last layer."""
         return self.norm("model.norm", self._owner.norm, hidden)
 
     def logits(self, hidden: Var) -> Var:
         """(rows, vocab) of rows (rows, h) after the last layer."""
         return self.linear(*self.head, self.final_norm(hidden))
 
-    # Parts of a layer -------------------------------------------------------------------------
+    # Constants, each of which is one operation of the function -----------------------------------
+
+    def constant(self, name: str, value: np.ndarray | Groups) -> Var:
+        """A constant by name, as the store holds it."""
+        if name not in self._constants:
+            self._constants[name] = constant(name, value)
+        return self._constants[name]
+
+    def array(
+        self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
+    ) -> Var:
+        """An array as it is."""
+        return self.constant(name, self.store.array(name, make, dtype))
+
+    def matrix(self, name: str, module: nn.Module) -> Var:
+        """(out, in) weight of a linear layer or an embedding."""
+        return self.constant(name, self.store.matrix(name, module))
+
+    def own(
+        self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
+    ) -> Var:
+        """An array of the adapter."""
+        return self.array(f"{self._adapter}.{name}", make, dtype)
+
+    def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> Var:
+        """(rows, in) some rows of a weight, for the adapter."""
+        name = f"{self._adapter}.{name}"
+        return self.constant(name, self.store.rows(name, of, module, ids))
+
+    # Products -----------------------------------------------------------------------------------
 
     def linear(self, name: str, module: nn.Module, x: Var) -> Var:
         """A linear layer, with its LoRA if some is mounted."""
         base = base_of(module)
         bias = None
         if "bias" in base:
-            bias = self.constants.dense(f"{name}.bias", lambda: base.bias)
-        y = self.product(x, self.constants.matrix(name, base), bias)
+            bias = self.array(f"{name}.bias", lambda: base.bias)
+        y = self.product(x, self.matrix(name, base), bias)
         if base is module:
             return y
         down, up = self.lora(name, module)
@@ -136,19 +137,10 @@ class Network:
 
         Without a bias coremltools writes zeros of its own, for each product of each function.
         """
-        if self.supplied is not None and weight in self.supplied:  # ``linear`` wants constants
-            y = mb.matmul(x=x, y=weight, transpose_y=True)
-            return y if bias is None else mb.add(x=y, y=bias)
         if bias is None:
             count = weight.shape[0]
-            bias = self.constants.dense(f"zeros{count}", lambda: np.zeros(count))
+            bias = self.array(f"zeros{count}", lambda: np.zeros(count))
         return mb.linear(x=x, weight=weight, bias=bias)
-
-    def own(self, name: str, make: Callable[[], mx.array | np.ndarray]) -> Var:
-        """A float16 array of the adapter: a constant, or supplied."""
-        if self.supplied is not None:
-            return self.supplied.array(name)
-        return self.constants.dense(f"{self.adapter}.{name}", make)
 
     def low_rank(self, name: str, module: LowRank, x: Var) -> Var:
         """One of the streams' maps ``up(down(x))``."""
@@ -158,56 +150,69 @@ class Network:
 
     def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
         """An RMS norm."""
-        weight = self.constants.dense(f"{name}.weight", lambda: mx.tile(module.weight, 2))
+        weight = self.array(f"{name}.weight", lambda: mx.tile(module.weight, 2))
         return rms_norm(x, module.eps, weight)
 
-    def attention(
+    # A layer ------------------------------------------------------------------------------------
+
+    def layer(
         self,
         number: int,
         x: Var,
         rows: Rows,
-        cache: tuple[Var, Var],
-        turn: Callable[[Var], Var] | None = None,
+        caches: tuple[Var, Var],
+        streams: "StreamRows | None" = None,
     ) -> tuple[Var, Var, Var]:
-        """Self-attention of a layer over the cache and the new rows.
+        """One decoder layer: (rows, h), and the main rows' keys and values (kv_heads, main, d).
 
         Args:
             number: of the layer.
-            x: (rows, h) normalised.
+            x: (rows, h).
             rows: the new rows.
-            cache: (kv_heads, cache rows, d) keys and values of the layer.
-            turn: the streams' rotation of values (kv_heads, rows, d).
-
-        Returns:
-            (rows, h), and the main rows' keys and values (kv_heads, main, d).
+            caches: (layers * kv_heads, cache rows, d) keys and values of all layers.
+            streams: of rows that follow the main ones.
         """
-        module, name = self.layers[number].self_attn, f"model.layers.{number}.self_attn"
-        keys, values = self.keys_values(number, x, rows)
-        if turn is not None:
-            values = turn(values)
-        queries = self._split(self.linear(f"{name}.q_proj", module.q_proj, x), self.heads, rows)
-        if "q_norm" in module:
-            queries = self.norm(f"{name}.q_norm", module.q_norm, queries)
+        module, name = self.layers[number], f"model.layers.{number}"
+        first, last = number * self.kv_heads, (number + 1) * self.kv_heads
+        old_keys, old_values = (part(cache, 0, first, last) for cache in caches)
+        normalised = self.input_norm(number, x)
+        keys, values = self.keys_values(number, normalised, rows)
+        if streams is not None:
+            values = streams.turn(values)
+        attention = module.self_attn
+        queries = self.linear(f"{name}.self_attn.q_proj", attention.q_proj, normalised)
+        queries = self._split(queries, self.heads, rows)
+        if "q_norm" in attention:
+            queries = self.norm(f"{name}.self_attn.q_norm", attention.q_norm, queries)
         queries = rotated(queries, rows.scaled)
         # Heads that share keys become rows of one product.
         group = self.heads // self.kv_heads
-        folded = self.kv_heads, group * rows.count, self.head_dim
-        queries = mb.reshape(x=queries, shape=folded)
+        queries = mb.reshape(x=queries, shape=(self.kv_heads, group * rows.count, self.head_dim))
         among = mb.tile(x=rows.among, reps=(1, group, 1)) if group > 1 else rows.among
         scores = [
             mb.add(x=mb.matmul(x=queries, y=seen, transpose_y=True), y=mask)
-            for seen, mask in ((cache[0], rows.behind), (keys, among))
+            for seen, mask in ((old_keys, rows.committed), (keys, among))
         ]
         shares = mb.softmax(x=mb.concat(values=scores, axis=-1), axis=-1)
-        behind, new = mb.split(x=shares, split_sizes=(cache[0].shape[1], rows.count), axis=-1)
-        mixed = mb.add(x=mb.matmul(x=behind, y=cache[1]), y=mb.matmul(x=new, y=values))
+        sizes = (old_keys.shape[1], rows.count)
+        of_old, of_new = mb.split(x=shares, split_sizes=sizes, axis=-1)
+        mixed = mb.add(x=mb.matmul(x=of_old, y=old_values), y=mb.matmul(x=of_new, y=values))
         mixed = mb.reshape(x=mixed, shape=(self.heads, rows.count, self.head_dim))
         mixed = mb.transpose(x=mixed, perm=(1, 0, 2))
         mixed = mb.reshape(x=mixed, shape=(rows.count, self.heads * self.head_dim))
-        out = self.linear(f"{name}.o_proj", module.o_proj, mixed)
+        x = mb.add(x=x, y=self.linear(f"{name}.self_attn.o_proj", attention.o_proj, mixed))
         if rows.main < rows.count:
-            keys, values = (part(rows_of, 1, 0, rows.main) for rows_of in (keys, values))
-        return out, keys, values
+            keys, values = (part(new, 1, 0, rows.main) for new in (keys, values))
+        normalised = self.norm(
+            f"{name}.post_attention_layernorm", module.post_attention_layernorm, x
+        )
+        mlp = self.mlp if streams is None else streams.mlp
+        return mb.add(x=x, y=mlp(number, normalised)), keys, values
+
+    def input_norm(self, number: int, x: Var) -> Var:
+        """(rows, h) that a layer's attention reads."""
+        name = f"model.layers.{number}.input_layernorm"
+        return self.norm(name, self.layers[number].input_layernorm, x)
 
     def keys_values(self, number: int, x: Var, rows: Rows) -> tuple[Var, Var]:
         """(kv_heads, rows, d) keys and values of normalised rows (rows, h)."""
@@ -218,27 +223,17 @@ class Network:
         values = self.linear(f"{name}.v_proj", module.v_proj, x)
         return rotated(keys, rows.angles), self._split(values, self.kv_heads, rows)
 
-    def _split(self, x: Var, heads: int, rows: Rows) -> Var:
-        """(heads, rows, d) of (rows, heads * d)."""
-        x = mb.reshape(x=x, shape=(rows.count, heads, self.head_dim))
-        return mb.transpose(x=x, perm=(1, 0, 2))
-
-    def input_norm(self, number: int, x: Var) -> Var:
-        """(rows, h) that a layer's attention reads."""
-        name = f"model.layers.{number}.input_layernorm"
-        return self.norm(name, self.layers[number].input_layernorm, x)
-
-    def mlp_norm(self, number: int, x: Var) -> Var:
-        """(rows, h) that a layer's MLP reads."""
-        name = f"model.layers.{number}.post_attention_layernorm"
-        return self.norm(name, self.layers[number].post_attention_layernorm, x)
-
     def mlp(self, number: int, x: Var) -> Var:
         """A layer's MLP over normalised rows (rows, h)."""
         module, name = self.layers[number].mlp, f"model.layers.{number}.mlp"
         gate = mb.silu(x=self.linear(f"{name}.gate_proj", module.gate_proj, x))
         up = self.linear(f"{name}.up_proj", module.up_proj, x)
         return self.linear(f"{name}.down_proj", module.down_proj, mb.mul(x=gate, y=up))
+
+    def _split(self, x: Var, heads: int, rows: Rows) -> Var:
+        """(heads, rows, d) of (rows, heads * d)."""
+        x = mb.reshape(x=x, shape=(rows.count, heads, self.head_dim))
+        return mb.transpose(x=x, perm=(1, 0, 2))
 
 
 def base_of(module: nn.Module) -> nn.Module:
@@ -255,14 +250,10 @@ def rms_norm(x: Var, epsilon: float, twice: Var | None = None) -> Var:
 
 
 def rotated(x: Var, angles: tuple[Var, Var]) -> Var:
-    """(heads, rows, d) rotated by cosines and sines (rows, d / 2)."""
+    """(.., rows, d) whose pairs, half of d apart, are turned by cosines and sines (rows, d / 2)."""
     half = x.shape[-1] // 2
     first, second = mb.split(x=x, split_sizes=(half, half), axis=-1)
-    return turned(first, second, *angles)
-
-
-def turned(first: Var, second: Var, cos: Var, sin: Var) -> Var:
-    """(.., d) whose pairs (first, second) are turned."""
+    cos, sin = angles
     left = mb.sub(x=mb.mul(x=first, y=cos), y=mb.mul(x=second, y=sin))
     right = mb.add(x=mb.mul(x=first, y=sin), y=mb.mul(x=second, y=cos))
     return mb.concat(values=[left, right], axis=-1)
@@ -273,6 +264,11 @@ def part(x: Var, axis: int, begin: int, end: int) -> Var:
     first, last = [0] * x.rank, list(x.shape)
     first[axis], last[axis] = begin, end
     return mb.slice_by_index(x=x, begin=first, end=last)
+
+
+def mask(sees: Var) -> Var:
+    """0 where something is seen (1), else ``HIDDEN``."""
+    return mb.mul(x=mb.sub(x=np.float16(1), y=sees), y=np.float16(HIDDEN))
 
 
 def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:

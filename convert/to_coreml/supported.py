@@ -52,22 +52,12 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Rows of the caches: uncommitted ones go behind the context. Widths of states are
-        multiples of 32.
-        """
+        """Rows of the caches, a multiple of 32: uncommitted ones go after the context."""
         return -(-(self.context + max(self.chunk, self.most_nodes)) // 32) * 32
 
 
 def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
-    """Check that a base can be exported.
-
-    Args:
-        config: its ``config.json``.
-        sizes: of the package.
-
-    Raises:
-        UserError: it cannot; one sentence says what stands against it.
-    """
+    """Check that a base can be exported, by its ``config.json``."""
     config = completed(config)
     family = config["model_type"]
     if family not in FAMILIES:
@@ -98,11 +88,7 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
 
 
 def check_adapter(
-    name: str,
-    streams: StreamConfig | None,
-    fields: Mapping[str, Any],
-    sizes: Sizes,
-    supplied: bool = False,
+    name: str, streams: StreamConfig | None, fields: Mapping[str, Any], sizes: Sizes
 ) -> None:
     """Check that an adapter can be exported."""
     if fields.get("fine_tune_type") == "dora":
@@ -117,11 +103,6 @@ def check_adapter(
     if streams is not None and streams.stream_keys:
         raise UserError(
             f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"
-        )
-    if streams is not None and streams.draft_vocabulary and supplied:
-        raise UserError(
-            f"{name}: draft_vocabulary is {streams.draft_vocabulary}, expected 0 where adapters "
-            "are supplied: its rows of the head are constants"
         )
     if streams is not None and 0 < streams.draft_vocabulary < sizes.candidates:
         raise UserError(

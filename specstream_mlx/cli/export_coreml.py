@@ -38,12 +38,6 @@ class ExportOptions:
     chunk: int = option(64, integer(1), "Prompt tokens of a call.")
     candidates: int = option(4, integer(1), "Tokens that a stream guesses.")
     sampling: bool = option(False, FLAG, "With functions that return logits, to sample from.")
-    lora_io: bool = option(
-        False,
-        FLAG,
-        "One set of functions that take an adapter as an array, instead of a set each; the arrays "
-        "are written too.",
-    )
     check: bool = option(
         True,
         FLAG,
@@ -77,7 +71,7 @@ def export_coreml(*, options: ExportOptions) -> None:
         specstream-mlx export-coreml --adapter sql --adapter summarize --context 512 \
             --output tools.mlpackage
     """
-    from specstream_mlx.convert.to_coreml.saved import require_coremltools
+    from specstream_mlx.convert.to_coreml.contents import require_coremltools
 
     require_coremltools("export-coreml")
     from specstream_mlx.convert.to_coreml.export import export
@@ -93,7 +87,6 @@ def export_coreml(*, options: ExportOptions) -> None:
             options.directories(),
             Sizes(options.context, options.nodes, options.chunk, options.candidates),
             sampling=options.sampling,
-            supplied=options.lora_io,
             check=options.check,
             show=show,
         )

@@ -122,11 +122,14 @@ def package_run(
     rule: RuleOptions,
 ) -> PackageRun:
     """Open a package and say what is to be generated."""
-    from specstream_mlx.convert.to_coreml.saved import model_file, require_coremltools
+    from specstream_mlx.convert.to_coreml.contents import (
+        Contents,
+        model_file,
+        require_coremltools,
+    )
 
     require_coremltools("generate --coreml")
     model_file(path)  # before coremltools is imported, which takes a while
-    from specstream_mlx.convert.to_coreml.contents import Contents
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
     from specstream_mlx.convert.to_coreml.export import function_name

@@ -17,21 +17,11 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from coreml_packages import (
-    BARE,
-    CASES,
-    CONDITIONED_HEADS,
-    LOSSLESS,
-    SIZES,
-    TWO_ADAPTERS,
-    VOCAB_SIZE,
-    Pair,
-)
+from coreml_packages import PAIRS, SIZES, VOCAB_SIZE, Pair
 from coreml_recordings import recorded
 from random_models import random_prompt
-from specstream_mlx.convert.to_coreml.contents import Contents
-from specstream_mlx.convert.to_coreml.package import METADATA
-from specstream_mlx.convert.to_coreml.vectors import FORMAT
+from specstream_mlx.convert.to_coreml.contents import METADATA
+from specstream_mlx.convert.to_coreml.recordings import FORMAT, write
 from trees import fixed_trees
 
 from specstream_mlx.drafting.settings import DraftSettings
@@ -104,7 +94,7 @@ def conditioned(pair):
     ]
 
 
-def without_streams(pair):
+def bare(pair):
     return [
         *recorded(pair, "one", [PROMPT[:9]], tree_size=4, max_tokens=6),
         *recorded(pair, "one", [PROMPT[:1]], tree_size=4, max_tokens=6, **KEYED),
@@ -112,23 +102,21 @@ def without_streams(pair):
 
 
 PACKAGES = {
-    "lossless": ((CASES[LOSSLESS],), lossless),
-    "shared": (TWO_ADAPTERS, shared),
-    "conditioned": ((CASES[CONDITIONED_HEADS],), conditioned),
-    "without streams": ((CASES[BARE],), without_streams),
+    "lossless": lossless,
+    "shared": shared,
+    "conditioned": conditioned,
+    "bare": bare,
 }
 
 
 def recording(name, directory):
-    described, runs_of = PACKAGES[name]
-    pair = Pair(directory / f"{name}.mlpackage", *described)
-    contents = Contents.read(pair.path)
+    pair = Pair(directory / f"{name}.mlpackage", *PAIRS[name])
     return {
         "format": FORMAT,
-        "package": contents.path.name,
-        "fingerprint": contents.fingerprint,
+        "package": pair.path.name,
+        "fingerprint": pair.contents.fingerprint,
         "facts": pair.package.metadata[METADATA],
-        "runs": runs_of(pair),
+        "runs": PACKAGES[name](pair),
     }
 
 
@@ -208,7 +196,7 @@ def recordings(tmp_path_factory):
         "draws": {"draws": list(draws(rng))},
     }
     for name, content in files.items():
-        (directory / f"{name}.json").write_text(json.dumps(content))
+        write(content, directory / f"{name}.json")
     return directory
 
 

@@ -24,36 +24,23 @@ def common(tmp_path_factory, request):
     return locked
 
 
-@pytest.fixture(scope="session")
-def pair_of(common):
-    """Function of a name, a case and adapters that returns their ``Pair``."""
-    from coreml_packages import Pair
+def pair_fixture(name):
+    """A ``Pair`` of one of ``PAIRS``."""
 
-    pairs = {}
+    @pytest.fixture(scope="session", name=name)
+    def pair(common):
+        from coreml_packages import PAIRS, Pair
 
-    def pair(name, *arguments):
-        if name not in pairs:
-            with common(f"{name}.mlpackage") as path:
-                pairs[name] = Pair(path, *arguments)
-        return pairs[name]
+        with common(f"{name}.mlpackage") as path:
+            return Pair(path, *PAIRS[name])
 
     return pair
 
 
-def pair_fixture(fixture, arguments_of):
-    @pytest.fixture(scope="session", name=fixture)
-    def pair(pair_of):
-        import coreml_packages
-
-        return pair_of(fixture, *arguments_of(coreml_packages))
-
-    return pair
-
-
-lossless = pair_fixture("lossless", lambda p: [p.CASES[p.LOSSLESS]])
-shared = pair_fixture("shared", lambda p: p.TWO_ADAPTERS)
-conditioned = pair_fixture("conditioned", lambda p: [p.CASES[p.CONDITIONED_HEADS]])
-bare = pair_fixture("bare", lambda p: [p.CASES[p.BARE]])
+lossless = pair_fixture("lossless")
+shared = pair_fixture("shared")
+conditioned = pair_fixture("conditioned")
+bare = pair_fixture("bare")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 from coreml_packages import (
     SIZES,
     VOCAB_SIZE,
-    Told,
+    MixedTrees,
     WithoutNoise,
     assert_same_steps,
     by_engine,
@@ -18,8 +18,8 @@ from coreml_packages import (
 )
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import random_prompt
-from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+from specstream_mlx.convert.to_coreml.recordings import Recorder
 from trees import fixed_trees
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
@@ -31,34 +31,18 @@ from specstream_mlx.request import Request
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
 PROCESSED = {"logits_processors": make_logits_processors({3: 2.0}, 1.3)}
+PLAIN = {"logits_processors": None}
 
 
 def prompt_of(length, seed=0):
     return random_prompt(length, seed=seed, vocab_size=VOCAB_SIZE)
 
 
-class Counting:
-    """An executor that notes which functions were called, behind how many rows."""
-
-    title = "numpy, watched"
-
-    def __init__(self, package):
-        self._package, self.calls = package, []
-
-    def states(self):
-        return self._package.states()
-
-    def call(self, name, inputs, states=None):
-        if "length" in inputs:
-            self.calls.append((name, int(inputs["length"][0])))
-        return self._package.call(name, inputs, states)
-
-
-def both(pair, request, *, seed=0, adapter="one", ours=None):
+def both(pair, request, *, seed=0, adapter="one", ours=None, truth=None):
     """The steps of package and engine with drafts that are right as often as not."""
-    truth = plain_text(pair.decoder(adapter), request)
-    expected = by_engine(pair.decoder(adapter), request, Told(truth, seed))
-    found = by_package(ours or pair.package_decoder(adapter), request, Told(truth, seed))
+    truth = truth or plain_text(pair.decoder(adapter), request)
+    expected = by_engine(pair.decoder(adapter), request, MixedTrees(truth, seed))
+    found = by_package(ours or pair.package_decoder(adapter), request, MixedTrees(truth, seed))
     return found, expected
 
 
@@ -76,18 +60,28 @@ def test_texts_and_trees(kind, adapter, lengths, request):
     pair = request.getfixturevalue(kind)
     for seed, length in enumerate(lengths):
         for how in (GREEDY, KEYED):
-            asked = Request(prompt_of(length, seed), max_tokens=14, **how)
-            found, expected = both(pair, asked, seed=seed, adapter=adapter)
+            asked, recorder = (
+                Request(prompt_of(length, seed), max_tokens=14, **how),
+                Recorder(pair.package),
+            )
+            ours = pair.package_decoder(adapter, recorder)
+            found, expected = both(pair, asked, seed=seed, adapter=adapter, ours=ours)
             assert_same_steps(found, expected)
             assert max(len(step.tokens) for step in found) > 2
-            assert max(len(step.tree) for step in found) > SIZES.nodes[0]
+            # The smallest functions that hold the trees are called.
+            sizes = [min(n for n in SIZES.nodes if n >= len(step.tree)) for step in found]
+            assert set(sizes) == set(SIZES.nodes)
+            names = [call["function"] for call in recorder.calls if "length" in call["inputs"]]
+            chunks, kind_of_step = (
+                -(-(length - 1) // SIZES.chunk),
+                "step" if how is GREEDY else "logits",
+            )
+            expected = ["prefill8"] * chunks + [f"{kind_of_step}{size}" for size in sizes]
+            assert names == [f"{adapter}_{name}" for name in expected]
 
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
-    for settings in (
-        DraftSettings(lookup=True, tree_size=7),
-        DraftSettings(speculation=False),
-    ):
+    for settings in (DraftSettings(lookup=True, tree_size=7), DraftSettings(speculation=False)):
         request = Request(prompt_of(60), settings, max_tokens=12)
         decoder = bare.package_decoder()
         found = list(decoder.decode(decoder.fitted(request)))
@@ -98,21 +92,10 @@ def test_a_base_without_streams_drafts_by_lookup(bare):
 
 
 def test_processors_see_the_path_of_each_node(lossless):
-    plain, processed = (
-        both(lossless, Request(prompt_of(9), max_tokens=15, **how)) for how in (GREEDY, PROCESSED)
-    )
-    assert_same_steps(*processed)
-    assert processed[0][-1].tokens != plain[0][-1].tokens
-
-
-def test_the_smallest_functions_that_hold_the_trees_are_called(lossless):
-    counting = Counting(lossless.package)
-    request = Request(prompt_of(20), max_tokens=12)
-    found, _ = both(lossless, request, ours=lossless.package_decoder("one", counting))
-    sizes = [min(n for n in SIZES.nodes if n >= len(step.tree)) for step in found]
-    names = [name for name, _ in counting.calls]
-    assert names == ["one_prefill8"] * 3 + [f"one_step{size}" for size in sizes]
-    assert len(set(sizes)) == 2
+    request = Request(prompt_of(9), max_tokens=15, **PROCESSED)
+    found, expected = both(lossless, request)
+    assert_same_steps(found, expected)
+    assert found[-1].tokens != plain_text(lossless.decoder(), replace(request, **PLAIN))[-1]
 
 
 # Ends -------------------------------------------------------------------------------------------
@@ -134,37 +117,34 @@ def test_a_text_ends_where_the_context_does(lossless, how):
 
 def test_an_end_token_within_a_path(lossless):
     """Whatever follows it, the call is the last one."""
-    prompt = prompt_of(9, seed=2)
-    truth = plain_text(lossless.decoder(), Request(prompt, max_tokens=18))
-    within = 0
+    request = Request(prompt_of(9, seed=2), max_tokens=18)
+    truth, within = plain_text(lossless.decoder(), request), 0
     for place in range(2, 12):
         if truth[place] in truth[:place]:
             continue
-        request = Request(prompt, max_tokens=18, end_tokens=(truth[place],))
-        expected = by_engine(lossless.decoder(), request, Told(truth))
-        found = by_package(lossless.package_decoder(), request, Told(truth))
+        found, expected = both(lossless, replace(request, end_tokens=(truth[place],)), truth=truth)
         assert_same_steps(found, expected)
         assert truth[place] in found[-1].tokens
         within += found[-1].tokens[-1] != truth[place]
     assert within
 
 
-# One prompt behind another ----------------------------------------------------------------------
+# One prompt after another ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [GREEDY, KEYED], ids=["greedy", "keyed"])
-@pytest.mark.parametrize("kind", ["lossless", "shared"])
-def test_a_prompt_behind_a_text(kind, how, request):
+@pytest.mark.parametrize(("kind", "how"), [("lossless", GREEDY), ("shared", KEYED)])
+def test_a_prompt_after_a_text(kind, how, request):
     """What the last call accepted and no further call committed is read again."""
     pair = request.getfixturevalue(kind)
-    counting = Counting(pair.package)
-    ours, prompt, known = pair.package_decoder("one", counting), prompt_of(11), 0
+    recorder = Recorder(pair.package)
+    ours, prompt, known = pair.package_decoder("one", recorder), prompt_of(11), 0
     for turn in range(3):
-        counting.calls.clear()
+        recorder.calls.clear()
         asked = Request(prompt, max_tokens=7 + turn, **how)
         found, expected = both(pair, asked, seed=turn, ours=ours)
         assert_same_steps(found, expected)
-        assert counting.calls[0] == (f"one_prefill{SIZES.chunk}", known)
+        assert recorder.calls[0]["function"] == f"one_prefill{SIZES.chunk}"
+        assert recorder.calls[0]["inputs"]["length"] == known
         settled = [token for step in found[:-1] for token in step.tokens]
         known = len(prompt) - 1 + (len(settled) if kind == "lossless" else 0)
         prompt = [*prompt, *settled, *found[-1].tokens, *prompt_of(9, seed=turn + 5)]
@@ -195,8 +175,8 @@ def test_refused_requests(lossless):
         ({"sampler": keyed_sampler(1, top_k=99)}, "top_k is 99"),
         ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
         ({"quantization": KVQuantization(8)}, "a prompt cache or kv_bits was given"),
-        ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is 3, expected None"),
-        ({"drafting": Proposers(proposers=[print])}, "proposers or draft_model was given"),
+        ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is given, expected none"),
+        ({"drafting": Proposers(proposers=[print])}, "proposers is given, expected none"),
         ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -204,10 +184,8 @@ def test_refused_requests(lossless):
     with pytest.raises(UserError, match=r"the adapter is 'two', expected one of the .* has one"):
         lossless.package_decoder("two")
 
-
-def test_without_logits_nothing_is_drawn(lossless):
-    contents = replace(Contents.read(lossless.path), sampling=False)
-    ours = PackageDecoder(contents, lossless.package)
+    # Without functions that return logits nothing is drawn.
+    ours = PackageDecoder(replace(lossless.contents, sampling=False), lossless.package)
     for how in (KEYED, PROCESSED):
         with pytest.raises(UserError, match=r"no functions that return logits.*--sampling"):
             ours.fitted(Request([1], **how))

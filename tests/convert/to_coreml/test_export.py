@@ -2,8 +2,10 @@
 
 import errno
 import json
+import shutil
 import sys
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -11,12 +13,11 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 from command_line import refusal, run
 from specstream_mlx.convert.to_coreml import export as exporting
+from specstream_mlx.convert.to_coreml import weights
+from specstream_mlx.convert.to_coreml.contents import METADATA
 from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.package import METADATA
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 from transformers import AutoTokenizer
-
-from specstream_mlx.loading import read_model
 
 SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
 
@@ -31,7 +32,8 @@ def test_package_holds_all_functions_and_says_what_they_are(exported):
     assert "model.embed_tokens\tint4\t320x64\t" in stdout
     package = Package(exported)
     each = ("prefill8", "step4", "step6", "logits4", "logits6", "draft")
-    assert package.functions.keys() == {f"{n}_{f}" for n in ("key_points", "streams") for f in each}
+    expected = {f"{name}_{function}" for name in ("key_points", "streams") for function in each}
+    assert set(package.functions) == expected
     said = json.loads(package.metadata[METADATA])
     assert said["sizes"]["context"] == 64
     assert said["sizes"]["nodes"] == [4, 6]
@@ -48,7 +50,7 @@ def test_package_holds_all_functions_and_says_what_they_are(exported):
 def test_a_base_alone_has_no_streams(base, tmp_path):
     assert export(base, tmp_path / "x.mlpackage").exit_code == 0
     package = Package(tmp_path / "x.mlpackage")
-    assert package.functions.keys() == {"base_prefill8", "base_step4", "base_step6"}
+    assert set(package.functions) == {"base_prefill8", "base_step4", "base_step6"}
     inputs = {"inputIds": np.arange(8, dtype=np.int32), "length": np.zeros(1, np.int32)}
     states = package.states()
     assert package.call("base_prefill8", inputs, states)["end"] == [8]
@@ -94,30 +96,35 @@ def test_refused_before_a_weight_is_read(base, adapters, tmp_path, monkeypatch):
     assert not output.exists()
 
 
-def test_a_package_that_prefers_other_tokens_is_refused(base, tmp_path, monkeypatch):
-    def turned(*arguments, **options):
-        model, config = read_model(*arguments, **options)
-        model.model.norm.weight *= -1
-        return model, config
-
-    monkeypatch.setattr(exporting, "read_model", turned)
-    output = tmp_path / "x.mlpackage"
-    sentence = refusal(export(base, output))
+def test_rounded_offsets_are_refused(base, tmp_path, monkeypatch):
+    """A base whose groups begin anywhere, as GGUF's, and the encoding that once shifted them."""
+    shifted, output = tmp_path / "shifted", tmp_path / "out" / "x.mlpackage"
+    shutil.copytree(base, shifted)
+    tensors, rng = mx.load(str(base / "model.safetensors")), np.random.default_rng(0)
+    for name in [name for name in tensors if name.endswith("biases")]:
+        steps = tensors[name.replace("biases", "scales")]
+        tensors[name] += steps * mx.array(rng.uniform(0.2, 0.5, steps.shape)).astype(steps.dtype)
+    mx.save_safetensors(str(shifted / "model.safetensors"), tensors, {"format": "mlx"})
+    assert export(shifted, output).exit_code == 0
+    shutil.rmtree(output.parent)
+    monkeypatch.setattr(weights, "_WHOLE", 0.5)
+    monkeypatch.setattr(weights, "_WORST", 0.5)
+    sentence = refusal(export(shifted, output))
     assert "base: in half precision the package prefers another token" in sentence
-    assert not list(tmp_path.iterdir())
-    assert export(base, output, "--no-check").exit_code == 0
+    assert not list(output.parent.iterdir())
+    assert export(shifted, output, "--no-check").exit_code == 0
 
 
 def test_what_fails_leaves_nothing(base, tmp_path, monkeypatch):
-    def full(model, path):
+    def full(builder, path, facts):
         path.mkdir()
         (path / "half").write_text("written")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("add", "model"):  # only how it is written is asked here
-        monkeypatch.setattr(exporting.PackageBuilder, name, lambda *_, **__: None)
-    monkeypatch.setattr(exporting, "save", full)
-    assert "No space left on device" in refusal(export(base, tmp_path / "x.mlpackage"))
+    monkeypatch.setattr(exporting.PackageBuilder, "add", lambda *_: None)
+    monkeypatch.setattr(exporting.PackageBuilder, "save", full)
+    sentence = refusal(export(base, tmp_path / "x.mlpackage", "--no-check"))
+    assert "No space left on device" in sentence
     assert not list(tmp_path.iterdir())
 
 

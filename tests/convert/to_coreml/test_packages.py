@@ -8,21 +8,52 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 from coreml_packages import (
     ADAPTER,
-    BARE,
     CASES,
-    CONDITIONED_HEADS,
-    LOSSLESS,
     SETTINGS,
     SIZES,
     VOCAB_SIZE,
     Case,
     Pair,
-    greedy_tokens,
+    plain_text,
+    random_model,
     tree_of,
 )
+from coremltools.converters.mil.mil import Builder as mb
 from random_models import random_prompt, relative_error, step_by
+from specstream_mlx.convert.to_coreml.evaluate import Package
+from specstream_mlx.convert.to_coreml.streams import StreamRows
+from specstream_mlx.convert.to_coreml.weights import encode
+
+from specstream_mlx.scheduler import Request
 
 BOUND = 1e-4
+
+
+class Calls:
+    """Both halves of each step of a package, by the decoder's own inputs."""
+
+    def __init__(self, decoder):
+        self._decoder = decoder
+        self.call = decoder._call
+
+    def prefill(self, tokens):
+        for first in range(0, len(tokens), SIZES.chunk):
+            self._decoder.prefill(mx.array(tokens[first : first + SIZES.chunk]))
+
+    def step(self, tree, count):
+        decoder = self._decoder
+        inputs, decoder._tree = decoder._inputs(tree, count), tree
+        without = {name: value for name, value in inputs.items() if name != "parents"}
+        found = self.call(f"logits{count}", without, dict(decoder._states))
+        found |= self.call(f"step{count}", inputs, decoder._states)
+        decoder._settle()
+        return found
+
+    def commit(self, path):
+        self._decoder.commit([path], [path])
+
+    def forget_the_path(self):
+        self._decoder._order = self._decoder._in_order
 
 
 def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None):
@@ -33,8 +64,8 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
     """
     rng = np.random.default_rng(seed)
     prompt = random_prompt(21, seed=seed, vocab_size=VOCAB_SIZE)
-    truth = greedy_tokens(pair.decoder(adapter), prompt, 4 * steps)
-    theirs, ours = pair.decoder(adapter), ours or pair.runner(adapter)
+    truth = plain_text(pair.decoder(adapter), Request(prompt, max_tokens=4 * steps))
+    theirs, ours = pair.decoder(adapter), Calls(ours or pair.package_decoder(adapter))
     theirs.prefill(mx.array(prompt[:-1]))
     ours.prefill(prompt[:-1])
     logits, guesses, equal, tokens, longest = 0.0, 0.0, True, [], 0
@@ -64,112 +95,82 @@ def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None)
     return logits, guesses, bool(equal)
 
 
-BY_FIXTURES = LOSSLESS, CONDITIONED_HEADS, BARE
-
-
-@pytest.fixture
-def pair(shared):
-    return shared
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in CASES if n not in BY_FIXTURES])
-def test_package_computes_what_the_engine_does(name, tmp_path):
-    pair = Pair(tmp_path / "x.mlpackage", CASES[name])
-    check(pair)
-    check_drafting_apart(pair.runner())
-
-
-@pytest.mark.parametrize("kind", ["lossless", "conditioned", "bare"])
-def test_these_compute_what_the_engine_does(kind, request):
-    check(request.getfixturevalue(kind))
-
-
-def check(pair):
-    logits, guesses, equal = differences(pair)
+def check(pair, **how):
+    logits, guesses, equal = differences(pair, **how)
     assert equal
     assert max(logits, guesses) <= BOUND
 
 
-def test_both_adapters_of_a_package(pair):
-    for adapter in ("one", "other"):
-        logits, guesses, equal = differences(pair, adapter=adapter, seed=3)
-        assert equal
-        assert max(logits, guesses) <= BOUND
-
-
-@pytest.mark.parametrize("kind", ["lossless", "conditioned"])
-def test_drafting_apart_guesses_the_same(kind, request):
-    check_drafting_apart(request.getfixturevalue(kind).runner())
-
-
-def check_drafting_apart(ours):
-    prompt = random_prompt(12, vocab_size=VOCAB_SIZE)
+def check_drafting_apart(pair):
+    """``draft`` guesses what the whole step does."""
+    ours, prompt = Calls(pair.package_decoder()), random_prompt(12, vocab_size=VOCAB_SIZE)
     ours.prefill(prompt[:-1])
     tree = tree_of(np.random.default_rng(1), prompt[-1], [], SIZES.nodes[1])
     found = ours.step(tree, SIZES.nodes[1])
-    last = found["last"].item()
-    inputs = {"streamHidden": found["streamHidden"][last]}
+    inputs = {"streamHidden": found["streamHidden"][found["last"].item()]}
     if "candidateParents" in found:
-        inputs["token"] = found["predictions"][[last]]
+        inputs["token"] = found["predictions"][found["last"]]
     apart = ours.call("draft", inputs)
     assert apart.keys() == {"candidates", "logProbs", "candidateParents"} & found.keys()
     for name, value in apart.items():
         assert (value == found[name]).all()
 
 
+@pytest.mark.parametrize("kind", ["lossless", "conditioned", "bare", "shared"])
+def test_a_package_computes_what_the_engine_does(kind, request):
+    pair = request.getfixturevalue(kind)
+    check(pair)
+    if kind == "shared":
+        check(pair, adapter="other", seed=3)
+    elif kind != "bare":
+        check_drafting_apart(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_packages_of_other_kinds_do(name, tmp_path):
+    pair = Pair(tmp_path / "x.mlpackage", CASES[name])
+    check(pair)
+    if pair.case.streams is not None:
+        check_drafting_apart(pair)
+
+
 # Negative controls: what is wrong shows as at least a hundred times the bound ---------------------
 
 
-def test_commit_left_out_shows(pair):
-    def leave_out(ours):
-        ours.order = sorted(ours.order)
-
-    logits, _, _ = differences(pair, before=leave_out)
+def test_what_is_wrong_shows(shared):
+    """A commit left out, and the functions of the other adapter."""
+    logits, _, _ = differences(shared, before=Calls.forget_the_path)
     assert logits > 100 * BOUND
-
-
-def test_swapped_adapters_show(pair):
-    logits, guesses, _ = differences(pair, ours=pair.runner("other"))
+    logits, guesses, _ = differences(shared, ours=shared.package_decoder("other"))
     assert min(logits, guesses) > 100 * BOUND
 
 
 @pytest.mark.slow
 def test_shifted_streams_show(tmp_path, monkeypatch):
-    from specstream_mlx.convert.to_coreml import functions
+    """Streams that stand one position too far."""
+    own = StreamRows.positions
 
-    own = functions._Beside.positions
-    monkeypatch.setattr(
-        functions._Beside, "positions", lambda self, main: shifted(own(self, main), self._count)
-    )
-    pair = Pair(tmp_path / "x.mlpackage", Case(streams=ADAPTER))
-    logits, guesses, _ = differences(pair)
+    def shifted(self, main):
+        positions = own(self, main)
+        further = np.repeat([0, 1], [main.shape[0], positions.shape[0] - main.shape[0]])
+        return mb.add(x=positions, y=further.astype(np.int32))
+
+    monkeypatch.setattr(StreamRows, "positions", shifted)
+    logits, guesses, _ = differences(Pair(tmp_path / "x.mlpackage", Case(streams=ADAPTER)))
     assert logits <= BOUND  # lossless
     assert guesses > 100 * BOUND
 
 
-def shifted(positions, nodes):
-    """Positions of nodes and streams, those of the streams one too large."""
-    from coremltools.converters.mil.mil import Builder as mb
-
-    further = np.array([0] * nodes + [1] * (positions.shape[0] - nodes), np.int32)
-    return mb.add(x=positions, y=further)
-
-
-# Half precision, and the size of the file -----------------------------
-
-
-def test_half_precision_stays_near(pair):
-    logits, guesses, _ = differences(pair, ours=pair.runner(mode="fp16"))
+def test_half_precision_stays_near(shared):
+    ours = shared.package_decoder("one", Package(shared.path, "fp16"))
+    logits, guesses, _ = differences(shared, ours=ours)
     assert BOUND < max(logits, guesses) < 0.1
 
 
-def test_weights_are_written_once(pair):
-    (file,) = pair.path.rglob("weight.bin")
-    content, found = file.read_bytes(), 0
-    for function in pair.package.functions.values():
-        for op in function.operations:
-            if op.op_type.startswith("constexpr"):
-                assert content.count(op.inputs["data"].val.tobytes()) == 1
-                found += 1
-    assert found > len(pair.package.functions)
+def test_weights_are_written_once(shared):
+    """For all functions of both adapters."""
+    (file,) = shared.path.rglob("weight.bin")
+    content = file.read_bytes()
+    for layer in random_model(shared.case).layers:
+        assert content.count(encode(layer.mlp.gate_proj).q.tobytes()) == 1

@@ -8,80 +8,68 @@ from specstream_mlx.stream_config import StreamConfig
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
 LLAMA |= {"rms_norm_eps": 1e-5}
-MISTRAL = {**LLAMA, "model_type": "mistral"}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
 SIZES = Sizes(context=128)
 
 
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({**LLAMA, "model_type": "gemma2"}, "model_type is 'gemma2', expected one of llama, "),
-        ({**LLAMA, "max_position_embeddings": 100}, "context is 128, expected at most .* 100"),
-        ({**LLAMA, "rope_traditional": True}, "rope_traditional is True, expected False"),
-        (
-            {**LLAMA, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
-            "sliding_window is 9, expected at least the context of 128",
-        ),
-        ({**MISTRAL, "sliding_window": 64}, "sliding_window is 64, expected at least"),
-        ({**LLAMA, "quantization": {"mode": "mxfp4"}}, "mode is 'mxfp4', expected 'affine'"),
-        ({**LLAMA, "rms_norm_eps": 1e-8}, "rms_norm_eps is 1e-08, expected at least 6e-08"),
-    ],
-)
-def test_refused_bases(config, sentence):
-    with pytest.raises(UserError, match=sentence):
-        check_base(config, SIZES)
+def base(**fields):
+    return lambda: check_base(LLAMA | fields, SIZES)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LLAMA,
-        {**MISTRAL, "sliding_window": None},
-        {**MISTRAL, "sliding_window": 128},
-        {**MISTRAL, "model_type": "qwen2", "sliding_window": 9, "use_sliding_window": False},
-    ],
-)
-def test_exported_bases(config):
-    check_base(config, SIZES)
-
-
-@pytest.mark.parametrize(
-    ("streams", "fields", "sentence"),
-    [
-        ({"stream_keys": 4}, {}, "a: stream_keys is 4, expected 0"),
-        ({"draft_vocabulary": 3}, {}, "a: draft_vocabulary is 3, expected at least the 4"),
-        ({}, {"fine_tune_type": "dora"}, "a: fine_tune_type is 'dora', expected 'lora'"),
-        ({}, {"lora_parameters": {"keys": ["model.embed_tokens"]}}, "a: LoRA on embed_tokens is"),
-        (
-            {"draft_vocabulary": 30},
-            {"lora_parameters": {"keys": ["lm_head"]}},
-            "a: LoRA on lm_head .* draft_vocabulary",
-        ),
-    ],
-)
-def test_refused_adapters(streams, fields, sentence):
+def adapter(fields=None, **streams):
     config = StreamConfig("shared", 1, 8, 2, **streams)
-    with pytest.raises(UserError, match=sentence):
-        check_adapter("a", config, fields, SIZES)
+    return lambda: check_adapter("a", config, fields or {}, SIZES)
+
+
+def sizes(**fields):
+    return lambda: Sizes(**{"context": 128, **fields})
+
+
+def lora_on(name):
+    return {"lora_parameters": {"keys": [name]}}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "sentence"),
+    ("check", "sentence"),
     [
-        ({"nodes": (8, 65)}, "expected numbers from 1 to 64"),
-        ({"nodes": (8, 8)}, "expected different numbers"),
-        ({"chunk": 0}, "chunk is 0, expected at least 1"),
-        ({"context": 40}, "context is 40, expected at least 64, the most rows of a call"),
+        (base(model_type="gemma2"), "model_type is 'gemma2', expected one of llama, "),
+        (base(max_position_embeddings=100), "context is 128, expected at most .* 100"),
+        (base(rope_traditional=True), "rope_traditional is True, expected False"),
+        (base(**WINDOWS), "sliding_window is 9, expected at least the context of 128"),
+        (base(model_type="mistral", sliding_window=64), "sliding_window is 64, expected at least"),
+        (base(quantization={"mode": "mxfp4"}), "mode is 'mxfp4', expected 'affine'"),
+        (base(rms_norm_eps=1e-8), "rms_norm_eps is 1e-08, expected at least 6e-08"),
+        (adapter(stream_keys=4), "a: stream_keys is 4, expected 0"),
+        (adapter(draft_vocabulary=3), "a: draft_vocabulary is 3, expected at least the 4"),
+        (adapter({"fine_tune_type": "dora"}), "a: fine_tune_type is 'dora', expected 'lora'"),
+        (adapter(lora_on("model.embed_tokens")), "a: LoRA on embed_tokens is"),
+        (adapter(lora_on("lm_head"), draft_vocabulary=30), "a: LoRA on lm_head .* draft_vocab"),
+        (sizes(nodes=(8, 65)), "expected numbers from 1 to 64"),
+        (sizes(nodes=(8, 8)), "expected different numbers"),
+        (sizes(chunk=0), "chunk is 0, expected at least 1"),
+        (sizes(context=40), "context is 40, expected at least 64, the most rows of a call"),
+        (
+            lambda: check_names(["sql", "my-sql"]),
+            "the adapter's name is 'my-sql', expected letters",
+        ),
+        (lambda: check_names(["sql", "sql"]), "two adapters are called sql, expected different"),
     ],
 )
-def test_refused_sizes(sizes, sentence):
+def test_refused(check, sentence):
     with pytest.raises(UserError, match=sentence):
-        Sizes(**{"context": 128, **sizes})
+        check()
 
 
-def test_refused_names():
-    with pytest.raises(UserError, match="the adapter's name is 'my-sql', expected letters"):
-        check_names(["sql", "my-sql"])
-    with pytest.raises(UserError, match="two adapters are called sql, expected different names"):
-        check_names(["sql", "sql"])
-    check_names(["sql", "key_points"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        base(),
+        base(model_type="mistral", sliding_window=None),
+        base(model_type="mistral", sliding_window=128),
+        base(model_type="qwen2", sliding_window=9, use_sliding_window=False),
+        adapter(draft_vocabulary=30),
+        lambda: check_names(["sql", "key_points"]),
+    ],
+)
+def test_exported(check):
+    check()

@@ -12,8 +12,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 from specstream_mlx.convert.to_coreml import weights
 from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.package import converted, save
-from specstream_mlx.convert.to_coreml.weights import Constants, Store, unpacked
+from specstream_mlx.convert.to_coreml.export import save
+from specstream_mlx.convert.to_coreml.weights import Store, constant, unpacked
 
 GROUP = 32
 NAME = "main"
@@ -55,11 +55,11 @@ def write_package(module, path):
     inputs = {"x": mb.placeholder(shape=shape, dtype=types.fp32)}
     with Function(inputs, opset_version=ct.target.iOS18) as function:
         x = mb.cast(x=function.inputs["x"], dtype="fp16")
-        y = mb.linear(x=x, weight=Constants(store).matrix("w", module))
+        y = mb.linear(x=x, weight=constant("w", store.matrix("w", module)))
         function.set_outputs([mb.cast(x=y, dtype="fp32", name="y")])
     program = Program()
     program.add_function(NAME, function)
-    save(converted(program), path)
+    save(program, path, {})
     return store.report[0]
 
 
@@ -121,20 +121,18 @@ def test_offsets_that_are_no_integers_are_not_rounded_to_one(bits, bound, tmp_pa
     assert worst < bound
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-def test_some_rows_are_written_as_in_the_whole(bits):
+def test_some_rows_are_written_as_in_the_whole():
     dense = purpose_made("usual", "positive", "usual", 0.3)
-    module = quantized(dense, 8)
-    if bits is None:
-        module = nn.Linear(*dense.shape[::-1], bias=False)
-    store, ids = Store(release=True), np.array([3, 0])
-    whole, rows = store.matrix("w", module), store.rows("some", "w", module, ids)
-    assert not np.array(module.weight).any()  # released
-    if bits is None:
-        assert (rows == whole[ids]).all()
-    else:
-        for name in ("held", "scale", "offset"):
-            assert (getattr(rows, name) == getattr(whole, name)[ids]).all()
+    ids = np.array([3, 0])
+    for module in (quantized(dense, 8), nn.Linear(*dense.shape[::-1], bias=False)):
+        store = Store(release=True)
+        whole, rows = store.matrix("w", module), store.rows("some", "w", module, ids)
+        assert not np.array(module.weight).any()  # released
+        if isinstance(whole, np.ndarray):
+            assert (rows == whole[ids]).all()
+        else:
+            for name in ("q", "scale", "offset"):
+                assert (getattr(rows, name) == getattr(whole, name)[ids]).all()
 
 
 def test_what_no_offset_can_hold_is_dense():

@@ -3,33 +3,44 @@
 import json
 from copy import deepcopy
 
+import numpy as np
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 from coreml_packages import SIZES, VOCAB_SIZE, plain_text
 from random_models import random_prompt
-from specstream_mlx.convert.to_coreml import vectors
-from specstream_mlx.convert.to_coreml.contents import Contents
-from specstream_mlx.convert.to_coreml.vectors import Asked
+from specstream_mlx.convert.to_coreml import recordings
 
-from specstream_mlx import UserError
-from specstream_mlx.request import Request
+from specstream_mlx import UserError, keyed_sampler
+from specstream_mlx.scheduler import Request
 
 PROMPT = random_prompt(SIZES.chunk + 3, vocab_size=VOCAB_SIZE)
+
+
+def silent(done, total, description=None):
+    pass
+
+
+def record(pair, *requests):
+    requests = [("one", request) for request in requests]
+    return recordings.record(pair.contents, pair.package, requests, silent)
+
+
+def complaint(recorded, pair, exact):
+    return recordings.replay(recorded, pair.package, exact, silent).complaint()
 
 
 @pytest.fixture(scope="module")
 def recorded(lossless):
     """A greedy text and a drawn one."""
-    asked = [Asked("one", PROMPT, 7), Asked("one", PROMPT[:3], 5, temperature=1.0, seed=3)]
-    return vectors.record(Contents.read(lossless.path), lossless.package, asked)
+    drawn = Request(PROMPT[:3], max_tokens=5, sampler=keyed_sampler(3))
+    return record(lossless, Request(PROMPT, max_tokens=7), drawn)
 
 
 def test_a_recording_is_what_was_decoded(lossless, recorded):
     greedy, drawn = recorded["runs"]
-    truth = plain_text(lossless.decoder(), Request(PROMPT, max_tokens=7))
-    assert greedy["tokens"] == truth
+    assert greedy["tokens"] == plain_text(lossless.decoder(), Request(PROMPT, max_tokens=7))
     assert greedy["prompt"] == PROMPT
     assert greedy["settings"] == {
         "tree_size": SIZES.nodes[0] - 1,
@@ -38,7 +49,7 @@ def test_a_recording_is_what_was_decoded(lossless, recorded):
         "max_tokens": 7,
         "stop_tokens": [],
     }
-    assert drawn["settings"]["seed"] == 3
+    assert (drawn["settings"]["seed"], drawn["settings"]["temperature"]) == (3, 1.0)
     names = [call["function"] for call in greedy["calls"]]
     assert names[:2] == ["one_prefill8", "one_prefill8"]
     assert set(names[2:]) <= {"one_step5", "one_step8"}
@@ -47,12 +58,25 @@ def test_a_recording_is_what_was_decoded(lossless, recorded):
     assert recorded["package"] == "lossless.mlpackage"
 
 
+def test_a_file_is_read_as_it_was_written(lossless, recorded, tmp_path):
+    path = tmp_path / "calls.json"
+    recordings.write(recorded, path)
+    found = recordings.read(path, lossless.contents)
+    for ours, theirs in zip(found["runs"], recorded["runs"], strict=True):
+        for one, other in zip(ours["calls"], theirs["calls"], strict=True):
+            for name, value in (other["inputs"] | other["outputs"]).items():
+                again = (one["inputs"] | one["outputs"])[name]
+                assert (again.dtype, again.tolist()) == (value.dtype, value.tolist())
+    differences = recordings.replay(found, lossless.package, True, silent).differences
+    assert {difference.largest for difference in differences} <= {None, 0.0}
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_differs_is_named(lossless, recorded, exact):
     changed = deepcopy(recorded)
     call = next(c for c in changed["runs"][1]["calls"] if c["function"] == "one_logits5")
     call["outputs"]["logits"][0][5] += 5.0
-    sentence = vectors.replay(changed, lossless.package, exact).complaint()
+    sentence = complaint(changed, lossless, exact)
     assert sentence.startswith("logits of one_logits5 differs by")
     changed = deepcopy(recorded)
     for run in changed["runs"]:
@@ -60,7 +84,7 @@ def test_what_differs_is_named(lossless, recorded, exact):
             if "candidates" in call["outputs"]:
                 call["outputs"]["candidates"][0][0] += 1
                 call["outputs"]["logProbs"][0][0] -= 5.0  # which is that of another guess
-    sentence = vectors.replay(changed, lossless.package, exact).complaint()
+    sentence = complaint(changed, lossless, exact)
     if exact:
         assert "integers are equal, expected at least 100%" in sentence
     else:
@@ -68,20 +92,17 @@ def test_what_differs_is_named(lossless, recorded, exact):
 
 
 def test_what_is_said_of_the_same_guess_must_be_the_same(conditioned):
-    asked = [vectors.Asked("one", [1, 2, 3], 4)]
-    contents = Contents.read(conditioned.path)
-    recorded = vectors.record(contents, conditioned.package, asked)
-    step = next(c["outputs"] for c in recorded["runs"][0]["calls"] if "step" in c["function"])
+    recorded = record(conditioned, Request([1, 2, 3], max_tokens=4))
     for place, wrong in (((1, 0, 0), True), ((1, 0, 1), False)):
         changed = deepcopy(recorded)
         step = next(c["outputs"] for c in changed["runs"][0]["calls"] if "step" in c["function"])
         depth, path, guess = place
-        step["logProbs"][depth][path][guess] -= 2.0
+        step["logProbs"][depth, path, guess] -= 2.0
         if not wrong:  # the guess of another path
-            first, second = divmod(step["candidateParents"][depth][path], SIZES.candidates)
-            step["candidates"][depth - 1][first][second] += 1
-        complaint = vectors.replay(changed, conditioned.package, exact=False).complaint()
-        assert (complaint is not None) == wrong, complaint
+            first, second = divmod(step["candidateParents"][depth, path], SIZES.candidates)
+            step["candidates"][depth - 1, first, second] += 1
+        sentence = complaint(changed, conditioned, exact=False)
+        assert (sentence is not None) == wrong, sentence
 
 
 CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}
@@ -92,24 +113,27 @@ CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}
     [
         ({"format": 2}, "has the format 2, expected 1"),
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
-        ({"runs": [{"calls": [{"function": 5}]}]}, "run 0 is damaged"),
+        ({"runs": 3}, "is damaged .TypeError"),
+        ({"runs": [{"adapter": "one", "calls": [{"function": 5}]}]}, "is damaged .KeyError"),
+        ({"runs": [{"adapter": "one", "calls": [CALL | {"inputs": {"x": "y"}}]}]}, "is damaged"),
         ({"runs": [{"calls": [CALL], "adapter": "two"}]}, "the adapter is 'two'"),
     ],
 )
-def test_damaged_recordings(lossless, recorded, tmp_path, change, sentence):
+def test_damaged_recordings(lossless, tmp_path, change, sentence):
     path = tmp_path / "calls.json"
-    path.write_text(json.dumps({**recorded, **change}))
+    path.write_text(json.dumps({"format": 1, "fingerprint": "of no file", "runs": []} | change))
     with pytest.raises(UserError, match=sentence):
-        vectors.read(path, Contents.read(lossless.path))
+        recordings.read(path, lossless.contents)
 
 
 def test_recordings_that_do_not_fit(lossless, recorded):
     for change, sentence in (
-        ({"function": "two_step5"}, "refuses a recorded call of two_step5"),
-        ({"outputs": {"last": [0]}}, r"returns \['end'\], expected \['last'\]"),
-        ({"outputs": {"end": [0, 1]}}, "end of one_prefill8 has the shape"),
+        ({"function": "two_step5"}, "cannot run two_step5: .*there is no function two_step5"),
+        ({"outputs": {"last": np.zeros(1)}}, "returns {'end': .*expected {'last'.* as recorded"),
+        ({"outputs": {"end": np.zeros(2)}}, "as recorded"),
+        ({"inputs": {"length": np.zeros(1)}}, "cannot run one_prefill8: it takes"),
     ):
         changed = deepcopy(recorded)
         changed["runs"][0]["calls"][0].update(change)
         with pytest.raises(UserError, match=sentence):
-            vectors.replay(changed, lossless.package, exact=True)
+            complaint(changed, lossless, exact=True)
