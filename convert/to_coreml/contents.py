@@ -22,15 +22,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class ExportedAdapter:
-    """An adapter of a package.
-
-    Attributes:
-        name: before its functions' names.
-        num_streams: that run next to every node; 0: there are none.
-        mode: mode of the streams; ``lossless`` without.
-        stream_head: ``conditioned`` streams know the token before them.
-        prompt_template: the instruction around the user's ``{text}``.
-    """
+    """An adapter of a package, whose functions' names begin with its own; see ``StreamConfig``."""
 
     name: str
     num_streams: int = 0
@@ -78,10 +70,10 @@ class Contents:
             if facts["version"] != FORMAT_VERSION:
                 raise UserError(f"its version is {facts['version']}, expected {FORMAT_VERSION}")
             base, sizes = facts["base"], facts["sizes"]
-            fixed = {name: sizes[name] for name in ("context", "chunk", "candidates")}
+            nodes = tuple(sizes["nodes"])
             return cls(
                 path=path,
-                sizes=Sizes(nodes=tuple(sizes["nodes"]), **fixed),
+                sizes=Sizes(sizes["context"], nodes, sizes["chunk"], sizes["candidates"]),
                 sampling=facts["sampling"],
                 adapters={name: _adapter(name, of) for name, of in facts["adapters"].items()},
                 vocab_size=base["vocab_size"],

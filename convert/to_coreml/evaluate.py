@@ -35,16 +35,7 @@ class _Function(NamedTuple):
 
 
 class Package:
-    """A saved package, ready to run.
-
-    Args:
-        path: an ``.mlpackage``.
-        mode: see above.
-
-    Attributes:
-        title: name of the executor and its mode.
-        metadata: the package's metadata.
-        functions: names of its functions.
+    """A saved package, ready to run; ``functions`` are their names.
 
     Raises:
         UserError: it is none, or its file of weights is missing.
@@ -77,16 +68,7 @@ class Package:
     def call(
         self, name: str, inputs: Mapping[str, Any], states: dict[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
-        """Run a function.
-
-        Args:
-            name: of the function.
-            inputs: arrays by name, in the shapes that it declares.
-            states: from ``states``; changed in place.
-
-        Returns:
-            Its outputs by name.
-        """
+        """Run a function on inputs by name, and on states, which change; returns its outputs."""
         function, states = self._function(name), {} if states is None else states
         values = dict(function.constants)
         assert inputs.keys() == function.inputs.keys(), f"it takes {sorted(function.inputs)}"

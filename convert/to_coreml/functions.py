@@ -38,7 +38,7 @@ from coremltools.converters.mil.mil import Function, Var, types
 from specstream_mlx.models.streams import Streams
 
 from .layers import HIDDEN, Network, Rows, mask, part, rope_tables
-from .streams import StreamGuesses, StreamRows
+from .streams import Guessing, StreamRows
 from .supported import Sizes
 from .weights import Store
 
@@ -174,7 +174,7 @@ class Functions:
         self, network: Network, streams: Streams, hidden: Var, token: Var | None
     ) -> dict[str, Var]:
         """The guesses of the streams (gamma, h) of one node."""
-        guesses = StreamGuesses(network, streams, self._sizes.candidates, self._shortlists)
+        guesses = Guessing(network, streams, self._sizes.candidates, self._shortlists)
         return guesses.outputs(hidden, token)
 
     def _angles(self, network: Network, positions: Var) -> tuple[tuple[Var, Var], tuple[Var, Var]]:

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.models.streams import LowRank
 
-from .weights import Groups, Store, constant
+from .weights import Store, Value, array_of, constant, rows_of
 
 if TYPE_CHECKING:
     from .streams import StreamRows
@@ -85,7 +85,7 @@ class Network:
 
     # Constants, each of which is one operation of the function -----------------------------------
 
-    def constant(self, name: str, value: np.ndarray | Groups) -> Var:
+    def constant(self, name: str, value: Value) -> Var:
         """A constant by name, as the store holds it."""
         if name not in self._constants:
             self._constants[name] = constant(name, value)
@@ -95,7 +95,7 @@ class Network:
         self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
     ) -> Var:
         """An array as it is."""
-        return self.constant(name, self.store.array(name, make, dtype))
+        return self.constant(name, self.store.value(name, lambda: array_of(make(), dtype)))
 
     def matrix(self, name: str, module: nn.Module) -> Var:
         """(out, in) weight of a linear layer or an embedding."""
@@ -109,8 +109,8 @@ class Network:
 
     def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> Var:
         """(rows, in) some rows of a weight, for the adapter."""
-        name = f"{self._adapter}.{name}"
-        return self.constant(name, self.store.rows(name, of, module, ids))
+        name, whole = f"{self._adapter}.{name}", self.store.matrix(of, module)
+        return self.constant(name, self.store.value(name, lambda: rows_of(whole, ids)))
 
     # Products -----------------------------------------------------------------------------------
 

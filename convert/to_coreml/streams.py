@@ -96,7 +96,7 @@ class StreamRows:
         return mb.concat(values=[text, own], axis=0)
 
 
-class StreamGuesses:
+class Guessing:
     """What the streams after one node guess, by name of output.
 
     Args:

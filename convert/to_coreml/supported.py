@@ -91,24 +91,24 @@ def check_adapter(
     name: str, streams: StreamConfig | None, fields: Mapping[str, Any], sizes: Sizes
 ) -> None:
     """Check that an adapter can be exported."""
-    if fields.get("fine_tune_type") == "dora":
-        raise UserError(f"{name}: fine_tune_type is 'dora', expected 'lora' to export to Core ML")
     keys = (fields.get("lora_parameters") or {}).get("keys") or ()
-    if any(key.endswith("embed_tokens") for key in keys):
-        raise UserError(f"{name}: LoRA on embed_tokens is not exported to Core ML")
-    if "lm_head" in keys and streams is not None and streams.draft_vocabulary:
-        raise UserError(
-            f"{name}: LoRA on lm_head beside a draft_vocabulary is not exported to Core ML"
-        )
-    if streams is not None and streams.stream_keys:
-        raise UserError(
-            f"{name}: stream_keys is {streams.stream_keys}, expected 0 to export to Core ML"
-        )
-    if streams is not None and 0 < streams.draft_vocabulary < sizes.candidates:
-        raise UserError(
-            f"{name}: draft_vocabulary is {streams.draft_vocabulary}, expected at least the "
-            f"{sizes.candidates} candidates of a stream"
-        )
+    vocabulary = streams.draft_vocabulary if streams else 0
+    stream_keys = streams.stream_keys if streams else 0
+    refusals = {
+        "fine_tune_type is 'dora', expected 'lora'": fields.get("fine_tune_type") == "dora",
+        "LoRA is on embed_tokens, expected on layers or lm_head": any(
+            key.endswith("embed_tokens") for key in keys
+        ),
+        "LoRA is on lm_head and there is a draft_vocabulary, expected one of them": (
+            vocabulary and "lm_head" in keys
+        ),
+        f"stream_keys is {stream_keys}, expected 0": stream_keys,
+        f"draft_vocabulary is {vocabulary}, expected at least the {sizes.candidates} candidates of "
+        "a stream": 0 < vocabulary < sizes.candidates,
+    }
+    for sentence, refused in refusals.items():
+        if refused:
+            raise UserError(f"{name}: {sentence}, to export to Core ML")
 
 
 def check_names(names: Sequence[str]) -> None:

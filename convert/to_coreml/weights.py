@@ -62,6 +62,9 @@ class Groups:
         )
 
 
+Value = np.ndarray | Groups
+
+
 @dataclass(frozen=True)
 class Encoding:
     """How a tensor was written.
@@ -138,39 +141,26 @@ class Store:
 
     def __init__(self, release: bool = False) -> None:
         self._release = release
-        self._held: dict[str, np.ndarray | Groups] = {}
+        self._held: dict[str, Value] = {}
 
-    def array(
-        self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type
-    ) -> np.ndarray | Groups:
-        """A constant of this name, made when it is first asked for."""
+    def value(self, name: str, make: Callable[[], Value]) -> Value:
+        """The constant of this name, made when it is first asked for."""
         if name not in self._held:
-            value = make()
-            if isinstance(value, mx.array):
-                value = np.array(value.astype(mx.float32))
-            self._held[name] = np.ascontiguousarray(value.astype(dtype))
+            self._held[name] = make()
         return self._held[name]
 
-    def matrix(self, name: str, module: nn.Module) -> np.ndarray | Groups:
+    def matrix(self, name: str, module: nn.Module) -> Value:
         """The weight of a linear layer or an embedding: its groups, or float16."""
-        if name not in self._held:
-            self._held[name] = _encoded(module)
+
+        def encoded() -> Value:
+            value = _encoded(module)
             if self._release:  # its shape stays, without memory behind it
                 nothing = mx.array(0, module.weight.dtype)
                 module.weight = mx.broadcast_to(nothing, module.weight.shape)
                 mx.clear_cache()
-        return self._held[name]
+            return value
 
-    def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> np.ndarray | Groups:
-        """Some rows of a matrix, as it is written, under a name of their own."""
-        if name not in self._held:
-            whole = self.matrix(of, module)
-            if isinstance(whole, Groups):
-                parts = {part: getattr(whole, part)[ids] for part in ("q", "scale", "offset")}
-                self._held[name] = replace(whole, **parts)
-            else:
-                self._held[name] = whole[ids]
-        return self._held[name]
+        return self.value(name, encoded)
 
     @property
     def report(self) -> list[Encoding]:
@@ -188,7 +178,7 @@ class Store:
         return lines
 
 
-def _encoded(module: nn.Module) -> np.ndarray | Groups:
+def _encoded(module: nn.Module) -> Value:
     weight = module.weight
     if "scales" in module:
         groups = encode(module)
@@ -200,7 +190,22 @@ def _encoded(module: nn.Module) -> np.ndarray | Groups:
     return np.array(weight.astype(mx.float32)).astype(np.float16)
 
 
-def constant(name: str, value: np.ndarray | Groups) -> Var:
+def array_of(value: mx.array | np.ndarray, dtype: type) -> np.ndarray:
+    """An array of any kind as numpy's."""
+    if isinstance(value, mx.array):
+        value = np.array(value.astype(mx.float32))
+    return np.ascontiguousarray(value.astype(dtype))
+
+
+def rows_of(whole: Value, ids: np.ndarray) -> Value:
+    """Some rows of a matrix, as it is written."""
+    if isinstance(whole, Groups):
+        parts = {part: getattr(whole, part)[ids] for part in ("q", "scale", "offset")}
+        return replace(whole, **parts)
+    return whole[ids]
+
+
+def constant(name: str, value: Value) -> Var:
     """The operation of a constant, which is written once for all functions that have it."""
     if isinstance(value, Groups):
         var = value.constant(operation_name(name))

@@ -121,7 +121,7 @@ def test_what_fails_leaves_nothing(base, tmp_path, monkeypatch):
         (path / "half").write_text("written")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exporting.PackageBuilder, "add", lambda *_: None)
+    monkeypatch.setattr(exporting.PackageBuilder, "add", lambda *_, **__: None)
     monkeypatch.setattr(exporting.PackageBuilder, "save", full)
     sentence = refusal(export(base, tmp_path / "x.mlpackage", "--no-check"))
     assert "No space left on device" in sentence

@@ -24,7 +24,7 @@ from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.streams import StreamRows
 from specstream_mlx.convert.to_coreml.weights import encode
 
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 BOUND = 1e-4
 

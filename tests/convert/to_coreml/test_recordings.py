@@ -13,7 +13,7 @@ from random_models import random_prompt
 from specstream_mlx.convert.to_coreml import recordings
 
 from specstream_mlx import UserError, keyed_sampler
-from specstream_mlx.scheduler import Request
+from specstream_mlx.request import Request
 
 PROMPT = random_prompt(SIZES.chunk + 3, vocab_size=VOCAB_SIZE)
 

@@ -13,10 +13,10 @@ from coremltools.converters.mil.mil import Function, Program, types
 from specstream_mlx.convert.to_coreml import weights
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.export import save
-from specstream_mlx.convert.to_coreml.weights import Store, constant, unpacked
+from specstream_mlx.convert.to_coreml.weights import Store, constant, encode, rows_of, unpacked
 
 GROUP = 32
-NAME = "main"
+BITS = [(2, 4), (4, 4), (5, 8), (8, 8)]  # and those of the type that holds them
 
 
 def purpose_made(*kinds, seed=0):
@@ -48,19 +48,17 @@ def with_float_offsets(module):
     return module
 
 
-def write_package(module, path):
-    """Save a package that multiplies ``x`` (3, in) by the layer's weight; how it was written."""
-    store = Store()
-    shape = 3, module.scales.shape[1] * GROUP
-    inputs = {"x": mb.placeholder(shape=shape, dtype=types.fp32)}
-    with Function(inputs, opset_version=ct.target.iOS18) as function:
-        x = mb.cast(x=function.inputs["x"], dtype="fp16")
-        y = mb.linear(x=x, weight=constant("w", store.matrix("w", module)))
-        function.set_outputs([mb.cast(x=y, dtype="fp32", name="y")])
-    program = Program()
-    program.add_function(NAME, function)
-    save(program, path, {})
-    return store.report[0]
+def own(module):
+    """(out, in) what MLX holds."""
+    kind = {"group_size": GROUP, "bits": module.bits}
+    weight = mx.dequantize(module.weight, module.scales, module.biases, **kind)
+    return np.array(weight, np.float64)
+
+
+def decoded(groups):
+    """(out, in) what Core ML makes of them."""
+    scale, offset = (np.repeat(a.astype(float), GROUP, 1) for a in (groups.scale, groups.offset))
+    return scale * (groups.q - offset)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -68,57 +66,76 @@ def test_unpacked_integers_are_mlxs(bits):
     module = quantized(purpose_made(*["usual"] * 6), bits)
     q = unpacked(module)
     scale, bias = (np.repeat(np.array(a), GROUP, 1) for a in (module.scales, module.biases))
-    kind = {"group_size": GROUP, "bits": bits}
-    own = np.array(mx.dequantize(module.weight, module.scales, module.biases, **kind))
-    assert np.abs(scale * q + bias - own).max() < 1e-6
+    assert np.abs(scale * q + bias - own(module)).max() < 1e-6
     assert q.max() < 2**bits
 
 
-def off_in_steps(package, module):
-    """The most by which what a package holds is off MLX's own, in steps of its group; groups
-    without spread, which have no steps, relative to their value.
+def off_in_steps(groups, module):
+    """The most by which what is held is off MLX's own, in steps of its group; groups without
+    spread, which have no steps, relative to their value.
     """
-    kind = {"group_size": GROUP, "bits": module.bits}
     scales = np.array(module.scales, np.float64)
-    own = np.array(mx.dequantize(module.weight, module.scales, module.biases, **kind), np.float64)
-    even = own.reshape(*scales.shape, GROUP)
+    even = own(module).reshape(*scales.shape, GROUP)
     flat = even.max(-1) == even.min(-1)
     steps = np.where(flat, np.maximum(np.abs(even[..., 0]), 1e-6), np.abs(scales))
-    off = np.abs(package.weights(NAME)["w"] - own) / np.repeat(steps, GROUP, 1)
+    off = np.abs(decoded(groups) - own(module)) / np.repeat(steps, GROUP, 1)
     return off.max(), off[np.repeat(flat, GROUP, 1)].max(initial=0)
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(2, "int4"), (4, "int4"), (5, "int8"), (8, "int8")])
+@pytest.mark.parametrize(("bits", "container"), BITS)
 @pytest.mark.parametrize(
-    ("kinds", "form"),
+    ("kinds", "offsets"),
     [
-        (("usual", "zero", 0.3, -0.7, 1e-3, "usual"), "{}"),
-        (("usual", "positive", "zero", -0.7, "negative"), "{}, float offsets"),
-        (("zero", "zero"), "{}"),
+        (("usual", "zero", 0.3, -0.7, 1e-3, "usual"), np.int8),
+        (("usual", "positive", "zero", -0.7, "negative"), np.float16),
+        (("zero", "zero"), np.int8),
     ],
 )
-def test_purpose_made_groups_are_written_and_read(bits, kind, kinds, form, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "_ROWS", 2)  # so that the encoded rows are put together
+def test_purpose_made_groups(bits, container, kinds, offsets, monkeypatch):
+    monkeypatch.setattr(weights, "_ROWS", 2)  # so that unpacked rows are put together
     module = quantized(purpose_made(*kinds), bits)
-    line = write_package(module, tmp_path / "x.mlpackage")
-    assert line.form == form.format(kind)
-    package = Package(tmp_path / "x.mlpackage")
-    worst, of_even = off_in_steps(package, module)
+    groups = encode(module)
+    assert (groups.bits, groups.offset.dtype) == (container, offsets)
+    assert np.abs(groups.q.astype(int) + 0.5).max() < 2 ** (container - 1)
+    worst, of_even = off_in_steps(groups, module)
     assert worst < weights._WORST
     assert of_even < 1e-3
-    x = np.random.default_rng(1).normal(size=(3, 2 * GROUP)).astype(np.float32)
-    y = package.call(NAME, {"x": x})["y"]
-    assert y == pytest.approx(x @ package.weights(NAME)["w"].T, abs=1e-5)
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(2, 0.01), (4, 0.01), (5, 0.02), (8, 0.1)])
-def test_offsets_that_are_no_integers_are_not_rounded_to_one(bits, bound, tmp_path):
+def test_offsets_that_are_no_integers_are_not_rounded_to_one(bits, bound):
     module = with_float_offsets(quantized(purpose_made(*["usual"] * 6), bits))
-    line = write_package(module, tmp_path / "x.mlpackage")
-    assert line.form == f"int{4 if bits <= 4 else 8}, float offsets"
-    assert line.uneven > 0.5 * line.groups
-    worst, _ = off_in_steps(Package(tmp_path / "x.mlpackage"), module)
-    assert worst < bound
+    groups = encode(module)
+    assert groups.offset.dtype == np.float16
+    assert groups.uneven > 0.5 * groups.offset.size
+    assert off_in_steps(groups, module)[0] < bound
+
+
+def test_a_package_holds_what_was_encoded(tmp_path):
+    modules = {
+        f"{kind}{bits}": change(quantized(purpose_made(*["usual"] * 6), bits))
+        for bits, _ in BITS
+        for kind, change in (("even", lambda module: module), ("float", with_float_offsets))
+    }
+    store, program = Store(), Program()
+    x = np.random.default_rng(1).normal(size=(3, 2 * GROUP)).astype(np.float32)
+    inputs = {"x": mb.placeholder(shape=x.shape, dtype=types.fp32)}
+    with Function(inputs, opset_version=ct.target.iOS18) as function:
+        half, found = mb.cast(x=function.inputs["x"], dtype="fp16"), []
+        for name, module in modules.items():
+            y = mb.linear(x=half, weight=constant(name, store.matrix(name, module)))
+            found.append(mb.cast(x=y, dtype="fp32", name=f"y_{name}"))
+        function.set_outputs(found)
+    program.add_function("main", function)
+    save(program, tmp_path / "x.mlpackage", {})
+    package = Package(tmp_path / "x.mlpackage")
+    outputs = package.call("main", {"x": x})
+    for line in store.report:
+        expected = decoded(encode(modules[line.name]))
+        assert package.weights("main")[line.name] == pytest.approx(expected, rel=1e-6)
+        assert outputs[f"y_{line.name}"] == pytest.approx(x @ expected.T, abs=1e-5)
+        bits = 4 if int(line.name[-1]) <= 4 else 8
+        assert line.form == f"int{bits}" + (", float offsets" if "float" in line.name else "")
 
 
 def test_some_rows_are_written_as_in_the_whole():
@@ -126,13 +143,12 @@ def test_some_rows_are_written_as_in_the_whole():
     ids = np.array([3, 0])
     for module in (quantized(dense, 8), nn.Linear(*dense.shape[::-1], bias=False)):
         store = Store(release=True)
-        whole, rows = store.matrix("w", module), store.rows("some", "w", module, ids)
+        whole, rows = store.matrix("w", module), rows_of(store.matrix("w", module), ids)
         assert not np.array(module.weight).any()  # released
         if isinstance(whole, np.ndarray):
             assert (rows == whole[ids]).all()
         else:
-            for name in ("q", "scale", "offset"):
-                assert (getattr(rows, name) == getattr(whole, name)[ids]).all()
+            assert (decoded(rows) == decoded(whole)[ids]).all()
 
 
 def test_what_no_offset_can_hold_is_dense():
