@@ -1,4 +1,4 @@
-"""Random models as Core ML packages, with MLX models of the same decoded weights beside them."""
+"""Random models as Core ML packages, and MLX models of the same decoded weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -113,15 +113,15 @@ class Functions:
             angles = self._angles(network, inputs["positions"])
             among = mb.expand_dims(x=mask(sees), axes=[0])
             rows = Rows(count, *angles, committed, among, count)
-            x, beside = network.embed(tokens), None
+            x, stream_rows = network.embed(tokens), None
             for number in range(len(network.layers)):
                 if streams is not None and number == streams.config.first_msa_layer:
-                    beside = StreamRows(network, streams, count)
-                    x = mb.concat(values=[x, beside.seeds(x)], axis=0)
-                    angles = self._angles(network, beside.positions(inputs["positions"]))
-                    among = mb.expand_dims(x=mask(beside.sees(sees)), axes=[0])
+                    stream_rows = StreamRows(network, streams, count)
+                    x = mb.concat(values=[x, stream_rows.seeds(x)], axis=0)
+                    angles = self._angles(network, stream_rows.positions(inputs["positions"]))
+                    among = mb.expand_dims(x=mask(stream_rows.sees(sees)), axes=[0])
                     rows = Rows(x.shape[0], *angles, committed, among, count)
-                x, keys, values = network.layer(number, x, rows, caches, beside)
+                x, keys, values = network.layer(number, x, rows, caches, stream_rows)
                 new.append((keys, values))
             _write(function, caches, new, length, count)
             logits = network.logits(part(x, 0, 0, count) if streams else x)

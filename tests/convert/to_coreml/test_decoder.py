@@ -60,12 +60,12 @@ def test_texts_and_trees(kind, adapter, lengths, request):
     pair = request.getfixturevalue(kind)
     for seed, length in enumerate(lengths):
         for how in (GREEDY, KEYED):
-            asked, recorder = (
+            one, recorder = (
                 Request(prompt_of(length, seed), max_tokens=14, **how),
                 Recorder(pair.package),
             )
             ours = pair.package_decoder(adapter, recorder)
-            found, expected = both(pair, asked, seed=seed, adapter=adapter, ours=ours)
+            found, expected = both(pair, one, seed=seed, adapter=adapter, ours=ours)
             assert_same_steps(found, expected)
             assert max(len(step.tokens) for step in found) > 2
             # The smallest functions that hold the trees are called.
@@ -140,8 +140,8 @@ def test_a_prompt_after_a_text(kind, how, request):
     ours, prompt, known = pair.package_decoder("one", recorder), prompt_of(11), 0
     for turn in range(3):
         recorder.calls.clear()
-        asked = Request(prompt, max_tokens=7 + turn, **how)
-        found, expected = both(pair, asked, seed=turn, ours=ours)
+        one = Request(prompt, max_tokens=7 + turn, **how)
+        found, expected = both(pair, one, seed=turn, ours=ours)
         assert_same_steps(found, expected)
         assert recorder.calls[0]["function"] == f"one_prefill{SIZES.chunk}"
         assert recorder.calls[0]["inputs"]["length"] == known

@@ -47,53 +47,26 @@ def test_package_holds_all_functions_and_says_what_they_are(exported):
     assert written == {"x.mlpackage", "x.tokenizer"}
 
 
-def test_a_base_alone_has_no_streams(base, tmp_path):
-    assert export(base, tmp_path / "x.mlpackage").exit_code == 0
-    package = Package(tmp_path / "x.mlpackage")
-    assert set(package.functions) == {"base_prefill8", "base_step4", "base_step6"}
-    inputs = {"inputIds": np.arange(8, dtype=np.int32), "length": np.zeros(1, np.int32)}
-    states = package.states()
-    assert package.call("base_prefill8", inputs, states)["end"] == [8]
-    assert np.abs(states["keyCache"][:, :8]).min() > 0
-    assert not states["keyCache"][:, 8:].any()
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--context", 4096), "context is 4096, expected at most the model's 512"),
-        (("--nodes", "4,many"), "found '4,many', expected numbers as in 8,16"),
-        (("--adapter", "nowhere"), "nowhere"),
-    ],
-)
-def test_refused_options(base, tmp_path, flags, sentence):
-    assert sentence in refusal(export(base, tmp_path / "x.mlpackage", *flags))
-    assert not list(tmp_path.iterdir())
-
-
-def test_refused_outputs(base, tmp_path):
-    for output in (".", "/", "package"):
-        sentence = refusal(export(base, output))
-        assert f"output is {output}, expected a name that ends in .mlpackage" in sentence
-    assert "expected a path" in refusal(export(base, ""))
-    for name in ("x.mlpackage", "x.tokenizer"):
-        (tmp_path / name).mkdir()
-        sentence = refusal(export(base, tmp_path / "x.mlpackage"))
-        assert f"{name} exists already" in sentence
-        (tmp_path / name).rmdir()
-
-
 def test_refused_before_a_weight_is_read(base, adapters, tmp_path, monkeypatch):
     monkeypatch.delattr(exporting, "read_model")
-    other = tiny_llama_directory(tmp_path / "other", hidden_size=32)
-    output = tmp_path / "x.mlpackage"
-    assert "adapter was made for another base" in refusal(
-        export(other, output, "--adapter", adapters[0])
-    )
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "rope_traditional": True}))
-    assert "rope_traditional is True, expected False" in refusal(export(other, output))
-    assert not output.exists()
+    other, traditional = (tiny_llama_directory(tmp_path / n, hidden_size=32) for n in ("a", "b"))
+    config = json.loads((traditional / "config.json").read_text()) | {"rope_traditional": True}
+    (traditional / "config.json").write_text(json.dumps(config))
+    (tmp_path / "there.mlpackage").mkdir()
+    (tmp_path / "x.tokenizer").mkdir()
+    for model, output, flags, sentence in (
+        (base, "y.mlpackage", ("--context", 4096), "context is 4096, expected at most the model's"),
+        (base, "y.mlpackage", ("--nodes", "4,many"), "found '4,many', expected numbers as in 8,16"),
+        (base, "y.mlpackage", ("--adapter", "nowhere"), "nowhere"),
+        (base, "package", (), "package, expected a name that ends in .mlpackage"),
+        (base, "there.mlpackage", (), "there.mlpackage exists already"),
+        (base, "x.mlpackage", (), "x.tokenizer exists already"),
+        (other, "y.mlpackage", ("--adapter", adapters[0]), "adapter was made for another base"),
+        (traditional, "y.mlpackage", (), "rope_traditional is True, expected False"),
+    ):
+        assert sentence in refusal(export(model, tmp_path / output, *flags))
+    assert "expected a path" in refusal(export(base, ""))
+    assert not list(tmp_path.glob("y.*"))
 
 
 def test_rounded_offsets_are_refused(base, tmp_path, monkeypatch):
@@ -106,6 +79,7 @@ def test_rounded_offsets_are_refused(base, tmp_path, monkeypatch):
         tensors[name] += steps * mx.array(rng.uniform(0.2, 0.5, steps.shape)).astype(steps.dtype)
     mx.save_safetensors(str(shifted / "model.safetensors"), tensors, {"format": "mlx"})
     assert export(shifted, output).exit_code == 0
+    assert set(Package(output).functions) == {"base_prefill8", "base_step4", "base_step6"}
     shutil.rmtree(output.parent)
     monkeypatch.setattr(weights, "_WHOLE", 0.5)
     monkeypatch.setattr(weights, "_WORST", 0.5)
