@@ -112,7 +112,6 @@ def export(
         "tokenizer": tokenizer_path.name,
         "chat_template": tokenizer.chat_template,
     }
-    del base  # of which the builder holds what it needs
     with (
         staged_directory(tokenizer_path, replace=False) as tokenizer_place,
         staged_directory(output, replace=False) as place,

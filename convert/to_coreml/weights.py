@@ -55,10 +55,9 @@ class Groups:
         """The operation of this matrix."""
         integers = types.np_int4_dtype if self.bits == 4 else np.int8
         whole = self.offset.dtype == np.int8
-        offset = self.offset.astype(integers) if whole else self.offset
-        data = self.q.astype(integers, copy=self.bits == 4)
+        offset = self.offset.view(integers) if whole else self.offset
         return mb.constexpr_blockwise_shift_scale(
-            data=data, scale=self.scale, offset=offset, name=name
+            data=self.q.view(integers), scale=self.scale, offset=offset, name=name
         )
 
 
