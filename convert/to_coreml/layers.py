@@ -6,7 +6,7 @@ both are scored, side by side in one softmax, so nothing is written before the e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,9 +17,6 @@ from coremltools.converters.mil.mil import Var
 from specstream_mlx.models.streams import LowRank
 
 from .weights import Store, Value, array_of, constant, rows_of
-
-if TYPE_CHECKING:
-    from .streams import StreamRows
 
 HIDDEN = -30000.0
 """What is added to the scores of rows that a row does not see; half precision ends at 65504."""
@@ -161,7 +158,7 @@ class Network:
         x: Var,
         rows: Rows,
         caches: tuple[Var, Var],
-        streams: "StreamRows | None" = None,
+        streams: Any = None,
     ) -> tuple[Var, Var, Var]:
         """One decoder layer: (rows, h), and the main rows' keys and values (kv_heads, main, d).
 
@@ -170,7 +167,7 @@ class Network:
             x: (rows, h).
             rows: the new rows.
             caches: (layers * kv_heads, cache rows, d) keys and values of all layers.
-            streams: of rows that follow the main ones.
+            streams: ``StreamRows``, whose rows follow the main ones, if there are any.
         """
         module, name = self.layers[number], f"model.layers.{number}"
         first, last = number * self.kv_heads, (number + 1) * self.kv_heads
