@@ -33,11 +33,11 @@ def silent(sentence: str) -> None:
     """Print nothing."""
 
 
-def base_path(tell: Callable[[str], None] = silent) -> Path:
+def base_path(say: Callable[[str], None] = silent) -> Path:
     """Return the base's directory in MLX format, in the user's cache; it is made once.
 
     Args:
-        tell: called with a sentence about each step that takes a while.
+        say: called with a sentence about each step that takes a while.
 
     Raises:
         UserError: neither place has the weights, or they cannot be converted.
@@ -52,7 +52,7 @@ def base_path(tell: Callable[[str], None] = silent) -> Path:
         from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
         from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
-        tell(f"Converting {MODEL} once, to {target}")
+        say(f"Converting {MODEL} once, to {target}")
         if file is not None:
             _check(file)
             convert_gguf(file, target)
@@ -67,9 +67,9 @@ def is_meant(model: str | None) -> bool:
     return model is None or (model == NAME and not Path(model).exists())
 
 
-def model_path(model: str | None, tell: Callable[[str], None] = silent) -> str | Path:
+def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | Path:
     """Return the path of a ``--model`` option: ``base_path`` if it means this base."""
-    return base_path(tell) if model is None or is_meant(model) else model
+    return base_path(say) if model is None or is_meant(model) else model
 
 
 def directory() -> Path:

@@ -146,13 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    r"""Number and value of each line that is not blank.
-
-    Lines end in ``\n`` alone: others of Unicode's line ends may stand within JSON's texts.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not JSON.
-    """
+    r"""Number and value of each line that is not blank; lines end in ``\n`` alone, as in JSON."""
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             yield number, parse_json(line, f"{path}, line {number}")
@@ -239,8 +233,7 @@ def _refuse(path: Path, name: str | None) -> None:
 def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
     """Find the first array that holds NaN or infinity; all arrays are evaluated.
 
-    A finite sum has only finite terms, and takes a fraction of the time of a look at each element,
-    which is needed only if the sum is not finite.
+    A finite sum has only finite terms, and takes a fraction of the time of a look at each element.
     """
     import mlx.core as mx
 
@@ -311,15 +304,12 @@ _PATIENCE = 60.0
 
 @contextmanager
 def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty directory beside ``target`` that takes its place when the block ends.
+    """Yield an empty directory next to ``target`` that takes its place when the block ends.
 
-    If ``target`` is a link, its destination is meant. If the block raises or is interrupted,
+    Parents are made, and of a link the destination is meant. If the block raises or is interrupted,
     nothing is left and ``target`` stays as it was. What a killed process leaves is hidden, and
-    removed by the next call for the same ``target``.
-
-    Args:
-        target: place of the directory; its parents are made.
-        replace: whether a directory that is at ``target`` when the block ends is replaced.
+    removed by the next call for the same ``target``. ``replace``: whether a directory that is there
+    when the block ends is replaced.
 
     Raises:
         UserError: the file system refused something, within the block too, another process writes
@@ -392,9 +382,12 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a hidden empty directory, gone when the block ends, and what ``target`` points to."""
     place = Path(os.path.realpath(target))
     scratch = _beside(place, "partial")
+    locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target, place):
+        locks.mkdir(mode=0o700, exist_ok=True)
+        name = sha256(os.fsencode(place)).hexdigest()[:24]
+        with FileLock(locks / name, timeout=_PATIENCE):
             try:
                 shutil.rmtree(scratch, ignore_errors=True)  # what a killed process has left
                 _settle(_beside(place, "replaced"), place)
@@ -408,24 +401,10 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
                 raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
-
-
-@contextmanager
-def _locked(target: Path, place: Path) -> Iterator[None]:
-    """Keep other processes of this user from writing the same place."""
-    locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
-    locks.mkdir(mode=0o700, exist_ok=True)
-    lock = FileLock(locks / sha256(os.fsencode(place)).hexdigest()[:24], timeout=_PATIENCE)
-    try:
-        lock.acquire()
     except Timeout:
         raise UserError(f"{target} is being written by another process") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
 def _beside(place: Path, what: str) -> Path:

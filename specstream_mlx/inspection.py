@@ -38,9 +38,8 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
         base: the base of an adapter; by default the one it names, if that is a directory.
 
     Returns:
-        ``base``, see ``describe_base`` (``None`` with an adapter whose base is not known here),
-        ``adapter``, see ``describe_adapter`` (``None`` for a base model), and ``notes``, sentences
-        about what is missing or does not fit.
+        ``base``, see ``describe_base``, and ``adapter``, see ``describe_adapter``, ``None`` where
+        it is not known; and ``notes``, sentences about what is missing or does not fit.
 
     Raises:
         UserError: the directory is none of these, or a file is missing or damaged.
@@ -88,17 +87,12 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
 def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
     """Describe an adapter.
 
-    Returns:
-        ``path``, ``format`` (``mlx``, or ``pytorch`` before conversion), ``base_model`` (the
-        base's name or path, as the adapter has it), ``streams`` (the fields of ``StreamConfig``;
-        ``None`` for a plain LoRA adapter), ``lora_rank`` and ``lora_scale`` (the factor on the
-        product of LoRA's two matrices; ``None`` without LoRA), ``lora_modules`` (linear layers
-        with LoRA, layer numbers left out), ``parameters`` (by part: ``streams``, ``head`` of the
-        streams where it is conditioned, ``pruner``, ``lora``, ``other``) and ``bytes`` on disk.
+    ``format`` is ``mlx``, or ``pytorch`` before conversion; ``streams`` the fields of
+    ``StreamConfig``; ``lora_modules`` the linear layers with LoRA, layer numbers left out;
+    ``parameters`` are counted by part, of which ``head`` is the conditioned one of streams.
 
     Raises:
-        UserError: a file is missing or damaged, or a tensor of the streams is not what their
-            configuration calls for.
+        UserError: a file is missing or damaged, or a tensor is not what its configuration says.
     """
     headers = {**adapter.stream_headers(), **adapter.lora_headers()}
     modules = _lora_modules(headers)
@@ -144,13 +138,9 @@ def _part(name: str) -> str:
 def describe_base(directory: Path) -> dict[str, Any]:
     """Describe a base model.
 
-    Returns:
-        ``path``, ``architecture`` (the ``model_type``), ``refusal`` (why streams cannot run on it;
-        ``None`` where they do), sizes by the names that ``config.json`` has (``None``: it does not
-        say), ``tied_head`` (whether the head is the embedding), ``parameters`` (neither a tied
-        head twice nor scales of the quantization), ``stored_as`` (how many of them by dtype, or by
-        bits and group size such as ``4 bits, group 64``), ``bytes`` on disk, ``files`` (of
-        weights) and ``fingerprint`` (what adapters are compared with).
+    ``refusal`` says why streams cannot run on it; ``parameters`` counts neither a tied head twice
+    nor scales of the quantization, ``stored_as`` the same by dtype, or by bits and group size such
+    as ``4 bits, group 64``; ``fingerprint`` is what adapters are compared with.
 
     Raises:
         UserError: a file is missing or damaged, a field is not what it must be, or the weights are
@@ -208,11 +198,7 @@ def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Counter[str]:
-    """Count parameters by dtype, or by bits and group size, as they were before packing.
-
-    A layer that the configuration does not list has the default group size; its bits follow from
-    the number of words per scale.
-    """
+    """Count parameters as they were before packing; bits follow from the words per scale."""
     settings = _object(path, config, "quantization")
     foreign = config.get("quantization_config")
     if settings:

@@ -73,7 +73,6 @@ def optional(kind: Kind) -> Kind:
 
 def integer(least: int, most: int = MOST) -> Kind:
     """Integers, of Python's or numpy's, from ``least`` to ``most``."""
-
     return Kind(lambda value: expected_integer(value, least, most), int, "N")
 
 
@@ -81,9 +80,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Kind:
     """Finite numbers from ``least`` to ``most``."""
     words = "a number"
     if least > -math.inf:
-        words = f"a number of at least {least}" if most == math.inf else f"a number from {least}"
-    if most < math.inf:
-        words += f" to {most}"
+        words += f" from {least} to {most}" if most < math.inf else f" of at least {least}"
     return what(words, lambda value: is_number(value) and least <= value <= most, float, "X")
 
 
@@ -129,6 +126,8 @@ PATH = what(  # pathlib takes an empty text for the working directory
     lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value.strip())),
     lambda text: Path(text) if text.strip() else text,
 )
+DIRECTORY, FILE = replace(PATH, metavar="DIR"), replace(PATH, metavar="FILE")
+MODEL, NAME = replace(TEXT, metavar="DIR|REPO"), replace(TEXT, metavar="NAME")
 FIELDS = instance("fields by name", dict)
 PART_OF_NAME = what(
     f"a part of a file's name, without a slash and of at most {LONGEST_PART} bytes",
@@ -160,39 +159,35 @@ class Spec:
         kind: the kind of its values; if the default is ``None``, the value may be ``None`` too.
         help: text of the help page, to which the default is added if it names none.
         flags: names on the command line; empty: made from the field's name.
+        metavar: name of its value on the help page; ``None``: the kind's.
         panel: its heading on a help page; ``None``: its class's ``PANEL``.
         hidden: whether only Python and configuration files can set it.
         positional: whether it is given without a name.
+        without: names of options that a command line cannot have too.
+        needs: names of options of which a command line must have one too.
     """
 
     kind: Kind
     help: str
     flags: tuple[str, ...]
-    metavar: str | None
-    panel: str | None
-    hidden: bool
-    positional: bool
+    metavar: str | None = None
+    panel: str | None = None
+    hidden: bool = False
+    positional: bool = False
+    without: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
-def option(
-    default: Any,
-    kind: Kind,
-    help: str = "",
-    *flags: str,
-    metavar: str | None = None,
-    panel: str | None = None,
-    hidden: bool = False,
-    positional: bool = False,
-) -> Any:
+def option(default: Any, kind: Kind, help: str = "", *flags: str, **more: Any) -> Any:
     """Make a field that is an option, see ``Spec``; with ``...`` as default it must be given.
 
     It may also stand as the default of a command's parameter, see ``terminal.commands``.
     """
     kind = optional(kind) if default is None else kind
-    spec = Spec(kind, help, flags, metavar or kind.metavar, panel, hidden, positional)
+    metadata = {"option": Spec(kind, help, flags, **more)}
     if callable(default):
-        return field(default_factory=default, metadata={"option": spec})
-    return field(default=MISSING if default is ... else default, metadata={"option": spec})
+        return field(default_factory=default, metadata=metadata)
+    return field(default=MISSING if default is ... else default, metadata=metadata)
 
 
 def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
@@ -238,7 +233,7 @@ _TOKEN_BIAS = what(
 
 @dataclass(frozen=True)
 class ProposerOptions:
-    """What proposes tokens beside the streams."""
+    """What proposes tokens besides the streams."""
 
     PANEL: ClassVar[str] = "Drafts"
 
@@ -273,6 +268,7 @@ class ProposerOptions:
         8,
         integer(1, MAX_TREE_SIZE),
         "With --draft-model: the most tokens that it drafts ahead.",
+        needs=("draft_model",),
     )
 
     proposers: Sequence[Callable[[Any], Any]] = option(
@@ -315,7 +311,7 @@ class DraftOptions(ProposerOptions):
         "Nodes to keep after early-exit pruning, the root included. Default: all.",
     )
     prune_threshold: float | None = option(
-        None, PROBABILITY, "Prune transitions less probable than this, and all behind them."
+        None, PROBABILITY, "Prune transitions less probable than this, and all after them."
     )
     stream_nodes: int | None = option(
         None,
@@ -324,13 +320,22 @@ class DraftOptions(ProposerOptions):
         "Default: all.",
         hidden=True,
     )
-    speculation: bool = option(True, FLAG, "One token a step.")
+    speculation: bool = option(
+        True,
+        FLAG,
+        "One token a step.",
+        without=(
+            *("lookup", "lookup_size", "lookup_ngram", "draft_model", "num_draft_tokens"),
+            *("num_streams", "tree_width", "tree_size", "draft_threshold", "max_nodes"),
+            "prune_threshold",
+        ),
+    )
 
 
 def most_tokens(
     default: int | None, help: str = "Tokens of a text at most.", least: int = 1
 ) -> Any:
-    """Make the option ``--max-tokens``; what comes behind the first token is timed from 2 on."""
+    """Make the option ``--max-tokens``; what comes after the first token is timed from 2 on."""
     return option(default, integer(least), help, "--max-tokens", "-m")
 
 
@@ -377,9 +382,7 @@ class SamplingOptions(SamplerOptions):
     PANEL: ClassVar[str] = "Sampling"
 
     repetition_penalty: float | None = option(
-        None,
-        POSITIVE,
-        "Divides the logits of the last 20 tokens by this; above 1 repeats less.",
+        None, POSITIVE, "Divides the logits of the last 20 tokens by this; above 1 repeats less."
     )
     logit_bias: dict | None = option(
         None, _TOKEN_BIAS, 'What to add to tokens\' logits, such as {"5": -2}.'
@@ -405,9 +408,7 @@ class KVCacheOptions:
         None, one_of(4, 8), "Quantize the KV cache to 4 or 8 bits. Default: not at all."
     )
     kv_group_size: int = option(
-        64,
-        one_of(32, 64, 128),
-        "With --kv-bits: elements that share a scale; 32, 64 or 128.",
+        64, one_of(32, 64, 128), "With --kv-bits: elements that share a scale; 32, 64 or 128."
     )
     quantized_kv_start: int = option(
         5000,

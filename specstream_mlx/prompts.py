@@ -44,12 +44,8 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
     """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer.
 
-    They are those of ``mlx_lm.generate --prompt-cache-file``, except that no second bos token is
-    added where there is no chat template.
-
-    Args:
-        tokenizer, template: see ``chat_prompt``.
-        text: the rest of the user's text.
+    As ``mlx_lm.generate --prompt-cache-file`` does, but without a second bos token where there is
+    no chat template.
 
     Raises:
         UserError: the chat template refuses the turn.
@@ -63,10 +59,6 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:
     """Return the chat template's text before and after the user's, in the only turn.
-
-    Args:
-        tokenizer: one with a chat template.
-        template: see ``chat_prompt``.
 
     Raises:
         UserError: the chat template refuses the turn, or leaves out the user's text.
@@ -119,8 +111,7 @@ def encode_prompt(
     chat template's own text.
 
     Args:
-        tokenizer: from ``load``.
-        prompt: text, token ids, or messages, each with a ``role`` and a ``content``.
+        tokenizer, prompt: from ``load``; text, token ids or messages.
         template: the adapter's ``prompt_template``.
         tools: descriptions of tools for the chat template, if the prompt is messages.
 
@@ -177,12 +168,7 @@ def _encode_messages(
 
 
 def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> None:
-    """Check that the model can read a prompt.
-
-    Args:
-        ids: the prompt's token ids.
-        config: the model's ``config.json``.
-        before: number of tokens in the cache before them.
+    """Check that the model of ``config`` can read a prompt after ``before`` cached tokens.
 
     Raises:
         UserError: the prompt is empty, longer than the context, or has an id beyond the vocabulary.

@@ -66,23 +66,16 @@ def refused(call: Callable[[], object], *names: str | Path) -> str:
     """The one sentence that ``call`` is refused with, which has one of ``names`` in it."""
     with pytest.raises(UserError) as error:
         call()
-    check_sentence(str(error.value), *names)
-    return str(error.value)
+    return check_sentence(str(error.value), *names)
 
 
-def refused_command(*names: str | Path, flags: list) -> None:
-    result = run(*flags)
-    assert result.exit_code == 2, result.output + repr(result.exception)
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    check_sentence(line, *names)
-
-
-def check_sentence(sentence: str, *names: str | Path) -> None:
+def check_sentence(sentence: str, *names: str | Path) -> str:
     assert len(sentence.splitlines()) == 1, sentence
     assert len(sentence) < 1000, sentence
     assert any(str(name) in sentence for name in names), f"{names} not in: {sentence}"
     advice = ("trust_remote_code", "weights_only", "pip install sentencepiece", "https://")
     assert not any(word in sentence for word in advice), sentence
+    return sentence
 
 
 def ids(fields):
@@ -107,7 +100,11 @@ def good(tmp_path_factory):
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     adapter = stream_adapter_directory(root / "adapter", base, mode="shared", lora_rank=4)
-    write_peft(root / "peft", root / "adapter")
+    peft_directory(base, root / "peft", target_modules=["q_proj"])  # and streams beside its LoRA
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    streams = json.dumps(config["speculative_streaming"])
+    (root / "peft" / "speculative_streaming.json").write_text(streams)
+    shutil.copy(adapter / STREAMS, root / "peft")
     tiny_completions(root / "data.jsonl")
     model, tokenizer = load(base)
     cache = PromptCache()
@@ -116,15 +113,6 @@ def good(tmp_path_factory):
     load(base, adapter_path=adapter)
     convert_adapter(root / "peft", base, root / "converted")
     return root
-
-
-def write_peft(directory: Path, adapter: Path) -> None:
-    """The PyTorch side of an adapter: PEFT's LoRA with streams beside it."""
-    peft_directory(adapter.parent / "base", directory, target_modules=["q_proj"])
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    streams = config["speculative_streaming"]
-    (directory / "speculative_streaming.json").write_text(json.dumps(streams))
-    shutil.copy(adapter / "speculative_streaming.safetensors", directory)
 
 
 @pytest.fixture
@@ -147,12 +135,18 @@ def loaded(good):
 @pytest.fixture
 def read(good, loaded, tmp_path):
     """Reads a directory or file as users would, by the name of the good example."""
+
+    def read_cache(path):
+        kv_store.read_metadata(path)
+        PromptCache.load(path, loaded[0])
+
     readers = {
         "base": load,
         "packed": load,
         "adapter": lambda path: loaded[0].swap_adapter(path),
         "peft": lambda path: convert_adapter(path, good / "base", tmp_path / "out"),
         "data.jsonl": read_pairs,
+        "cache.safetensors": read_cache,
     }
     yield lambda path: readers[path.name](path)
     assert not (tmp_path / "out").exists()
@@ -217,15 +211,10 @@ JSON_FILES = [
     *each("peft", "adapter_config.json", "speculative_streaming.json"),
     *each("adapter", "adapter_config.json"),
 ]
-JSON_CASES = [("base", "config.json", damage) for damage in JSON_DAMAGE]
-JSON_CASES += [(*f, d) for f in JSON_FILES for d in ("cut", "a list", "deep lists", "a directory")]
-
-
-@pytest.mark.parametrize(("kind", "name", "damage"), JSON_CASES)
-def test_json(kind, name, damage, copy, read):
-    path = copy(kind)
-    JSON_DAMAGE[damage](path / name)
-    refused(lambda: read(path), path / name)
+CASES = [("base", "config.json", damage, spoil) for damage, spoil in JSON_DAMAGE.items()]
+FOUR = ("cut", "a list", "deep lists", "a directory")
+CASES += [(*file, damage, JSON_DAMAGE[damage]) for file in JSON_FILES for damage in FOUR]
+"""What is spoilt: an example, its file, the damage in words, and what does it to the file."""
 
 
 def change(tensor: str, make: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
@@ -312,40 +301,30 @@ TENSOR_CASES += [("base", "model.safetensors", t, "NaN") for t in (NORM, EMBEDDI
 TENSOR_CASES += [("base", "model.safetensors", EMBEDDING, "shorter")]
 TENSOR_CASES += [("packed", "model.safetensors", Q, "int32")]
 TENSOR_CASES += [("packed", "model.safetensors", BIASES, d) for d in ("NaN", "int32", "left out")]
-WEIGHT_FILES = [("base", "model.safetensors", damage) for damage in FILE_DAMAGE]
-WEIGHT_FILES += [(*t[:2], d) for t in TENSORS[2:] for d in ("cut", "no tensor", "a directory")]
-
-
-@pytest.mark.parametrize(("kind", "name", "damage"), WEIGHT_FILES)
-def test_weight_files(kind, name, damage, copy, read):
-    path = copy(kind)
-    FILE_DAMAGE[damage](path / name)
-    refused(lambda: read(path), path / name, path / "config.json")
-    if kind == "base" and damage != "names twice":
-        refused(lambda: inspect_directory(path), path / name)
-
-
-@pytest.mark.parametrize(("kind", "name", "tensor", "damage"), TENSOR_CASES)
-def test_tensors(kind, name, tensor, damage, copy, read):
-    path = copy(kind)
-    change(tensor, TENSOR_DAMAGE[damage])(path / name)
-    sentence = refused(lambda: read(path), path / name, path / "config.json")
-    if kind == "packed":
-        refused(lambda: load(path, weights="expanded"), path)
-    if kind == "base" and damage in ("NaN", "infinity", "int32"):
-        assert tensor in sentence
-
-
-@pytest.mark.parametrize("bits", [None, 4])
-def test_weights_that_are_converted(bits, copy, tmp_path):
-    base = copy("base")
-    change(Q, one_element(np.nan))(base / "model.safetensors")
-    load(base, lazy=True)  # which reads no weights
-    refused(lambda: convert_base(base, tmp_path / "out", Quantization(bits)), Q)
-    assert not (tmp_path / "out").exists()
+CASES += [(k, f, f"{t} {d}", change(t, TENSOR_DAMAGE[d])) for k, f, t, d in TENSOR_CASES]
+CASES += [("base", "model.safetensors", d, spoil) for d, spoil in FILE_DAMAGE.items()]
+THREE = ("cut", "no tensor", "a directory")
+CASES += [(*t[:2], d, FILE_DAMAGE[d]) for t in TENSORS[2:] for d in THREE]
 
 
 # Fields -------------------------------------------------------------------------------------
+
+
+def field(name: str, value: object, part: str = "") -> Callable[[Path], None]:
+    """A JSON file in which a field, or one of the object ``part``, is ``value``."""
+
+    def spoil(path: Path) -> None:
+        values = json.loads(path.read_text())
+        (values[part] if part else values)[name] = value
+        path.write_text(json.dumps(values))
+
+    return spoil
+
+
+def with_fields(kind: str, file: str, fields: list, part: str = "") -> None:
+    for name, value in fields:
+        CASES.append((kind, file, f"{name}={value!r}"[:60], field(name, value, part)))
+
 
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 MODEL_FIELDS = [
@@ -376,34 +355,21 @@ def test_fields_of_a_model(name, value, copy):
     base = copy("base")
     (base / "generation_config.json").unlink()
     (base / "model.py").write_text(f"open({MARK!r}, 'w')")
-    edit(base / "config.json", **{name: value})
+    field(name, value)(base / "config.json")
     refused(lambda: load(base), base / "config.json")
     if name in SIZES and value in ("8", 0, True, HUGE):
         refused(lambda: inspect_directory(base), base / "config.json")
-
-
-@pytest.mark.parametrize("name", SIZES[:3])
-@pytest.mark.parametrize("value", [10**5, HUGE])
-def test_sizes_of_an_untested_architecture(name, value, copy):
-    base = copy("base")
-    edit(base / "config.json", model_type="olmo2", **{name: value})
-    refused(lambda: load(base), base / "config.json")
+    if name in SIZES[:3] and value in (10**5, HUGE):  # of an architecture that is not tested too
+        field("model_type", "olmo2")(base / "config.json")
+        refused(lambda: load(base), base / "config.json")
 
 
 INDICES = [
     *each("weight_map", "x", [1], {"a": 3}, {"a": None}, {"a": LONG}),
     *each("weight_map", {"a": "none.safetensors"}, {"a": "zero\0.safetensors"}),
-    *each("weight_map", {"a": "../base/model.safetensors"}),
-    ("none", 1),
+    *each("weight_map", {"a": "../base/model.safetensors"}, None),
 ]
-
-
-@pytest.mark.parametrize(("name", "value"), INDICES, ids=ids(INDICES))
-def test_index(name, value, copy):
-    base = copy("base")
-    (base / "model.safetensors.index.json").write_text(json.dumps({name: value}))
-    refused(lambda: load(base), base)
-
+with_fields("base", "model.safetensors.index.json", INDICES)
 
 LORA_FIELDS = [
     *each("rank", "4", 0, 1.5, True, None, 10**9, HUGE),
@@ -438,22 +404,9 @@ TOP_FIELDS = [
     *each("lora_parameters", "x", None, []),
     *each("speculative_streaming", "x", 3, None, []),
 ]
-ADAPTER_FIELDS = [
-    *(("lora_parameters", *field) for field in LORA_FIELDS),
-    *(("speculative_streaming", *field) for field in STREAM_FIELDS),
-    *(("", *field) for field in TOP_FIELDS),
-]
-
-
-@pytest.mark.parametrize(("part", "name", "value"), ADAPTER_FIELDS, ids=ids(ADAPTER_FIELDS))
-def test_fields_of_an_adapter(part, name, value, copy, read):
-    adapter = copy("adapter")
-    path = adapter / "adapter_config.json"
-    values = json.loads(path.read_text())
-    (values[part] if part else values)[name] = value
-    path.write_text(json.dumps(values))
-    refused(lambda: read(adapter), adapter)
-
+with_fields("adapter", "adapter_config.json", LORA_FIELDS, "lora_parameters")
+with_fields("adapter", "adapter_config.json", STREAM_FIELDS, "speculative_streaming")
+with_fields("adapter", "adapter_config.json", TOP_FIELDS)
 
 PEFT_FIELDS = [
     *each("r", "4", 0, -1, 1.5, True, None, [], 10**9, HUGE),
@@ -472,13 +425,7 @@ PEFT_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), PEFT_FIELDS, ids=ids(PEFT_FIELDS))
-def test_fields_of_peft(name, value, copy, good, read):
-    adapter = copy("peft")
-    edit(adapter / "adapter_config.json", **{name: value})
-    refused(lambda: read(adapter), adapter)
-    if (name, value) in (("peft_type", 3), ("r", "4")):
-        refused(lambda: mount_lora(load_base(good / "base"), adapter), adapter)
+with_fields("peft", "adapter_config.json", PEFT_FIELDS)
 
 
 # Code, tokenizer and template ---------------------------------------------------------------
@@ -542,7 +489,7 @@ TOKENIZER_FIELDS = [
 def test_fields_of_a_tokenizer(name, value, copy):
     base = copy("base")
     (base / "chat_template.jinja").unlink(missing_ok=True)
-    edit(base / "tokenizer_config.json", **{name: value})
+    field(name, value)(base / "tokenizer_config.json")
     refused(lambda: chat_prompt(load(base)[1], "hello"), base, "chat template")
 
 
@@ -627,16 +574,7 @@ CACHE_DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", CACHE_DAMAGE)
-def test_prompt_cache(damage, copy, loaded):
-    path = copy("cache.safetensors")
-    CACHE_DAMAGE[damage](path)
-
-    def read():
-        kv_store.read_metadata(path)
-        PromptCache.load(path, loaded[0])
-
-    refused(read, path)
+CASES += [("cache.safetensors", "", damage, spoil) for damage, spoil in CACHE_DAMAGE.items()]
 
 
 # Training -----------------------------------------------------------------------------------
@@ -665,11 +603,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("damage", DATA)
-def test_training_data(damage, copy, read):
-    path = copy("data.jsonl")
-    DATA[damage](path)
-    refused(lambda: read(path), path)
+CASES += [("data.jsonl", "", damage, spoil) for damage, spoil in DATA.items()]
 
 
 def test_separators_of_unicode_end_no_line(tmp_path):
@@ -682,60 +616,69 @@ def test_separators_of_unicode_end_no_line(tmp_path):
 
 # Flags and values ---------------------------------------------------------------------------
 
-FILES = ("--model", "--adapter-path", "--prompt-cache-file")
-FLAGS = [
-    *each("--max-tokens", "1" + "0" * 30, DIGITS, "1.5", ""),
-    *each("--temp", "nan", "inf", DIGITS, ""),
-    *each("--logit-bias", "[" * 100_000, '{"1": 1e999}', "[]", '{"1": [1]}', f'{{"{DIGITS}": 1}}'),
-    *((flag, value) for flag in FILES for value in (LONG, "")),
-    *each("--model", "..", "/", "a/b/c", "~x/y", "a//b", "é/ü"),
-    *each("--adapter", LONG, "", "../base", "/", "none"),
-    *((flag, value) for flag in ("--verify", "--weights") for value in ("", "x")),
-    *each("--weights", "packed"),
-    *each("--none-such", "1"),
-]
-
-
-@pytest.fixture(scope="module")
-def offline():
-    """The hub is not asked for what is not in the cache."""
-    from huggingface_hub import constants
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
-        yield
-
-
-@pytest.mark.parametrize(("flag", "value"), FLAGS, ids=ids(FLAGS))
-def test_flags_of_generate(flag, value, good, offline):
-    given = {"--model": good / "base", "--max-tokens": 4, "-p": "hello"}
-    if flag == "--adapter":
-        del given["--model"]
-    given[flag] = value
-    flags = [str(part) for pair in given.items() for part in pair]
-    name = flag.strip("-").replace("-", "_")
-    shown = {"--prompt-cache-file": "cache"}.get(flag, name)
-    named = (flag, name, shown, value[:100] or ".", "the model", "weights")
-    refused_command(*named, flags=["generate", *flags])
-
-
-CONVERT = ("convert", "--mlx-path", "out", "--model")
 COMMANDS = [
-    *(("adapters", "info", path) for path in (LONG, "", "none", "/dev/null", "/")),
+    *(("generate", "-m", value) for value in ("1" + "0" * 30, DIGITS, "1.5", "")),
+    *(("generate", "--temp", value) for value in (DIGITS, "")),
+    *(("generate", "--logit-bias", value) for value in ("[" * 100_000, '{"1": 1e999}')),
+    ("generate", "--logit-bias", f'{{"{DIGITS}": 1}}'),
+    *(
+        ("generate", "--model", value)
+        for value in (LONG, "..", "/", "~x/y", "a//b", "\u00e9/\u00fc")
+    ),
+    *(("generate", flag, LONG) for flag in ("--adapter-path", "--prompt-cache-file", "--adapter")),
+    *(("generate", "--adapter", value) for value in ("../base", "/")),
+    *(("adapters", "info", path) for path in (LONG, "/dev/null", "/")),
     *(("adapters", "info", path, "--model", LONG) for path in ("adapter", "peft")),
-    *((*CONVERT, value) for value in (LONG, "", "none", "base/config.json")),
-    *((*CONVERT, "base", "--adapter-path", value) for value in (LONG, "none")),
-    (*CONVERT, "base", "--quant-predicate", "x"),
+    *(("convert", "--mlx-path", "out", "--model", value) for value in (LONG, "base/config.json")),
+    ("convert", "--mlx-path", "out", "--model", "base", "--adapter-path", LONG),
     *(("benchmark", "speedup", "--prompts", value) for value in (LONG, "none", "base")),
     *(("benchmark", "speedup", "--max-tokens", value) for value in ("1", DIGITS)),
     ("doctor", "--model", LONG),
     ("doctor", "--model", "adapter"),
 ]
+"""What ``tests/golden/kept`` has not: values that are long, deep, or paths of another kind."""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=ids(COMMANDS))
-def test_flags_of_other_commands(command, good, tmp_path, offline):
+def test_command_lines(command, good, monkeypatch):
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # what is cached is enough
     parts = [good / part if part and os.path.exists(good / part) else part for part in command]
-    parts = [tmp_path / part if part == "out" else part for part in parts]
-    named = (command[1].strip("-"), str(parts[-1])[:60], "config.json")
-    refused_command(*named, flags=parts)
+    if command[0] == "generate":
+        parts += ["-p", "hello"]
+        parts += ["--model", good / "base"] * (command[1] not in ("--model", "--adapter"))
+    flag = command[-2].strip("-").replace("-", "_")
+    named = (flag, flag.removeprefix("prompt_").removesuffix("_file"), command[-1][:60] or ".")
+    result = run(*parts)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    check_sentence(line, *named, "--max-tokens", "the model", "config.json")
+
+
+# All that is read ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "name", "damage", "spoil"), CASES)
+def test_files(kind, name, damage, spoil, copy, good, read):
+    path = copy(kind)
+    spoil(path / name)
+    named = [path] if "=" in damage else [path / name, path / "config.json"]
+    sentence = refused(lambda: read(path), *named)
+    if kind == "packed":
+        refused(lambda: load(path, weights="expanded"), path)
+    if name == "model.safetensors" and damage in FILE_DAMAGE.keys() - {"names twice"}:
+        refused(lambda: inspect_directory(path), path / name)
+    if kind == "base" and damage.endswith((" NaN", " infinity", " int32")):
+        assert damage.split()[0] in sentence
+    if kind == "peft" and damage in ("peft_type=3", "r='4'"):
+        refused(lambda: mount_lora(load_base(good / "base"), path), path)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_weights_that_are_converted(bits, copy, tmp_path):
+    base = copy("base")
+    change(Q, one_element(np.nan))(base / "model.safetensors")
+    load(base, lazy=True)  # which reads no weights
+    refused(lambda: convert_base(base, tmp_path / "out", Quantization(bits)), Q)
+    assert not (tmp_path / "out").exists()

@@ -62,6 +62,7 @@ NOT_RUN = {
     "python -m specstream_mlx.convert.demo_model.prompt_sources": "reads clones of data sets; "
     "tests/convert/demo_model/test_prompt_sources.py runs it on a few lines",
     "specstream-mlx serve": "serves until it is told to end; tests/serve/test_command.py runs it",
+    "specstream-mlx writing-tools": "the same; tests/apps/test_page.py runs it",
     "curl": "asks a server; tests/serve do",
     "mlx.launch": "starts several processes; tests/distributed do",
     "pip install": "brings what is installed",
@@ -414,7 +415,7 @@ def comparable(output: str) -> str:
 # The examples ---------------------------------------------------------------------------------
 
 
-TAKE_A_MODEL = "generate write adapters writing-tools benchmark export-coreml".split()
+TAKE_A_MODEL = "generate write adapters benchmark export-coreml".split()
 
 
 def is_of_the_demonstration_model(line: str) -> bool:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from specstream_mlx import bundled, demonstration, load
+from specstream_mlx import UserError, bundled, demonstration, load
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.service import Service
 from specstream_mlx.serve.worker import Worker
 from specstream_mlx.terminal.notes import note
-
-from .tools import choose_tools
 
 PAGE = Path(__file__).parent / "page"
 
@@ -22,7 +20,9 @@ def page_app() -> Starlette:
     Raises:
         UserError: there are no adapters, or no base for them.
     """
-    adapters = {name: bundled.adapter_path(name) for name in choose_tools()}
+    adapters = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+    if not adapters:
+        raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
     base, tokenizer = load(demonstration.base_path(note))
     models = resident(base, adapters)
     worker = Worker(tokenizer, most_texts=len(models), base=base)

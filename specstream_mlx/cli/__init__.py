@@ -34,10 +34,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "train": "train.train",
     "serve": "serve.serve",
     "writing-tools": "writing_tools.writing_tools",
-    "benchmark": {
-        "speedup": "benchmark.speedup",
-        "spec-bench": "benchmark.spec_bench",
-    },
+    "benchmark": {"speedup": "benchmark.speedup", "spec-bench": "benchmark.spec_bench"},
     "doctor": "doctor.doctor",
 }
 """Module and function of each command, by name."""

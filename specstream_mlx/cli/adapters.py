@@ -10,24 +10,22 @@ from rich.filesize import decimal
 
 from .. import bundled
 from ..errors import UserError
-from ..options import FLAG, PATH, TEXT, option
+from ..options import DIRECTORY, FLAG, NAME, TEXT, option
 from ..terminal.notes import note
+from ..terminal.tables import print_table
 from .options import JSON, base_model
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 _MODEL = base_model("The base. Default: smollm2, the demonstration model.")
-_NAME = option(..., TEXT, "The adapter's name.", metavar="NAME", positional=True)
+_NAME = option(..., NAME, "The adapter's name.", positional=True)
 
 
-def list_adapters(
-    model: str | None = _MODEL,
-    as_json: bool = JSON,
-) -> None:
+def list_adapters(model: str | None = _MODEL, as_json: bool = JSON) -> None:
     """List the adapters and what they take, on disk and in memory, the base once.
 
-    A damaged one is left out and told on stderr; the exit code is then 1.
+    A damaged one is left out with a note on stderr; the exit code is then 1.
 
     Examples:
 
@@ -47,11 +45,14 @@ def list_adapters(
             note(f"{name} is left out: {error}")
             damaged = True
             continue
+        mode = facts["streams"]["mode"] if facts["streams"] else "LoRA"
+        if mode == "lossless" and facts["parameters"].get("lora"):
+            mode = "LoRA, lossless"
         rows.append(
             {
                 "name": name,
                 "from": "the package" if path.is_relative_to(bundled.ROOT) else "you",
-                "mode": _mode(facts),
+                "mode": mode,
                 "bytes": facts["bytes"],
                 "resident_bytes": dtype and sum(facts["parameters"].values()) * dtype.size,
             }
@@ -59,43 +60,53 @@ def list_adapters(
     if as_json:
         print(json.dumps({"base": base, "adapters": rows}, indent=2))
     else:
-        _print(base, rows)
+        last = [base | {"name": "the base, once", "from": "", "mode": base["name"]}] if base else []
+        print_table(
+            [
+                (r["name"], r["from"], r["mode"], _size(r["bytes"]), _size(r["resident_bytes"]))
+                for r in rows + last
+            ],
+            ("adapter", "from", "mode", "on disk", "in memory"),
+            figures=2,
+        )
     if damaged:
         raise SystemExit(1)
 
 
-def _mode(facts: dict[str, Any]) -> str:
-    """What an adapter is: LoRA, streams of a mode, or lossless ones for a LoRA."""
-    if not facts["streams"]:
-        return "LoRA"
-    mode: str = facts["streams"]["mode"]
-    return f"LoRA, {mode}" if mode == "lossless" and facts["parameters"].get("lora") else mode
+def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
+    """The facts of a base, and the dtype that its adapters get; no weight is read.
+
+    Both are ``None`` where the demonstration model is meant and is not there.
+    """
+    from .. import demonstration
+    from ..adapters.lora import activations_dtype
+    from ..hardware.weights import hold_weights
+    from ..loading import model_directory, read_model, weight_files
+
+    try:
+        path = model_directory(demonstration.model_path(model, note))
+    except UserError as error:
+        if model is not None:
+            raise
+        note(f"note: {error}")
+        return None, None
+    base, held = hold_weights(read_model(path, to_run=False)[0])
+    facts = {
+        "name": demonstration.NAME if demonstration.is_meant(model) else str(path),
+        "bytes": sum(file.stat().st_size for file in weight_files(path)),
+        "resident_bytes": held.held_bytes,
+    }
+    return facts, activations_dtype(base)
 
 
-def _print(base: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("adapter", "from", "mode"):
-        table.add_column(title, overflow="fold")
-    for title in ("on disk", "in memory"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        sizes = (_size(row["bytes"]), _size(row["resident_bytes"]))
-        table.add_row(row["name"], row["from"], row["mode"], *sizes)
-    if base is not None:
-        sizes = (_size(base["bytes"]), _size(base["resident_bytes"]))
-        table.add_row("the base, once", "", base["name"], *sizes)
-    Console(highlight=False).print(table)
+def _size(count: int | None) -> str:
+    return "?" if count is None else decimal(count, precision=2)
 
 
 def add(
     *,
     name: str = _NAME,
-    directory: Path = option(
-        ..., PATH, "Its directory, in MLX format.", metavar="DIR", positional=True
-    ),
+    directory: Path = option(..., DIRECTORY, "Its directory, in MLX format.", positional=True),
     model: str | None = _MODEL,
     replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
 ) -> None:
@@ -121,8 +132,7 @@ def add(
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)
     adapter = read_adapter(directory, base, read_config(path), full=True)
-    place = keep_adapter(name, adapter, replace)
-    note(f"{name} is kept in {place}")
+    note(f"{name} is kept in {keep_adapter(name, adapter, replace)}")
 
 
 def remove(name: str = _NAME) -> None:
@@ -145,7 +155,7 @@ def info(
         positional=True,
     ),
     model: Path | None = option(
-        None, PATH, "An adapter's base. Default: the one that it names.", metavar="DIR"
+        None, DIRECTORY, "An adapter's base. Default: the one that it names."
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -169,20 +179,12 @@ def info(
     if adapter is not None:
         _show(f"Adapter {adapter['path']}", _adapter_facts(adapter, base))
     if base is not None:
-        _show(f"Base model {base['path']}", _base_facts(base))
+        stored = (f"{count:,} at {kind}" for kind, count in base["stored_as"].items())
+        words = {"refusal": None, "tied_head": "yes" if base["tied_head"] else "no"}
+        words |= {"parameters": f"{base['parameters']:,}", "stored_as": "; ".join(stored)}
+        _show(f"Base model {base['path']}", base | words)
     for sentence in description["notes"]:
         note(f"note: {sentence}")
-
-
-def _base_facts(base: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **base,
-        "refusal": None,  # a note
-        "tied_head": "yes" if base["tied_head"] else "no",
-        "parameters": f"{base['parameters']:,}",
-        "stored_as": "; ".join(f"{n:,} at {kind}" for kind, n in base["stored_as"].items()),
-        "bytes": decimal(base["bytes"], precision=2),
-    }
 
 
 def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -199,55 +201,11 @@ def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -
         "streams": None,  # shown field by field
         "lora_modules": ", ".join(adapter["lora_modules"]),
         "parameters": "\n".join(parameters),
-        "bytes": decimal(adapter["bytes"], precision=2),
     }
 
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
     """Print a table of names and values without empty ones."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        box=None, show_header=False, title=title, title_justify="left", title_style="bold"
-    )
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        if value and name != "path":
-            table.add_row(name, str(value))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print()
-
-
-def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
-    """The facts of a base, and the dtype that its adapters get; no weight is read.
-
-    Both are ``None`` where the demonstration model is meant and is not there.
-    """
-
-    from .. import demonstration
-    from ..adapters.lora import activations_dtype
-    from ..hardware.weights import hold_weights
-    from ..loading import model_directory, read_model, weight_files
-
-    try:
-        path = model_directory(demonstration.model_path(model, note))
-    except UserError as error:
-        if model is not None:
-            raise
-        note(f"note: {error}")
-        return None, None
-    base, _ = read_model(path, to_run=False)
-    base, held = hold_weights(base)
-    facts = {
-        "name": demonstration.NAME if demonstration.is_meant(model) else str(path),
-        "bytes": sum(file.stat().st_size for file in weight_files(path)),
-        "resident_bytes": held.held_bytes,
-    }
-    return facts, activations_dtype(base)
-
-
-def _size(count: int | None) -> str:
-    return "?" if count is None else decimal(count, precision=2)
+    facts = {**facts, "bytes": decimal(facts["bytes"], precision=2), "path": None}
+    print_table([(name, str(value)) for name, value in facts.items() if value], title=title)
+    print()

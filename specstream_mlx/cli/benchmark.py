@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import UserError
 from ..files import prompt_lines
-from ..options import FLAG, PART_OF_NAME, PATH, TEXT, choice, integer, most_tokens, option
+from ..options import (
+    DIRECTORY,
+    FILE,
+    FLAG,
+    NAME,
+    PART_OF_NAME,
+    TEXT,
+    choice,
+    integer,
+    most_tokens,
+    option,
+)
 from .options import ModelOptions
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
-    from specstream_mlx.benchmarks.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,7 @@ class TextOptions:
     PANEL: ClassVar[str] = "Texts"
 
     prompts: Path | None = option(
-        None, PATH, "Texts of yours: one prompt a line, as raw text.", metavar="FILE"
+        None, FILE, "Texts of yours: one prompt a line, as raw text.", without=("texts", "tasks")
     )
     texts: str | None = option(
         None,
@@ -32,37 +42,15 @@ class TextOptions:
     tasks: str = option("", TEXT, "Only these tasks: proofread, sql, ..", metavar="NAME,NAME")
     items: int | None = option(None, integer(1), "Texts of each task, or of FILE.")
 
-    def __post_init__(self) -> None:
-        if self.prompts is not None and (self.texts is not None or self.tasks):
-            other = "--texts" if self.tasks == "" else "--tasks"
-            raise UserError(f"--prompts and {other} were both given, expected at most one")
 
-    def chosen(self, items: int, adapter: str | None) -> "tuple[Texts, list[str]]":
-        """The texts, and the tasks that they are of."""
-        from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
-
-        if self.prompts is not None:
-            own = tuple(prompt_lines(self.prompts))
-            return Texts(self.prompts.name, self.items or len(own), own), [self.prompts.stem]
-        names = chosen_tasks(self.tasks or adapter or "")
-        return Texts(self.texts or "test", self.items or items), names
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """The directory of the results."""
-
-    PANEL: ClassVar[str] = "Results"
-
-    output: Path = option(Path(), PATH, "Directory of the result files.", metavar="DIR")
-
-    def __post_init__(self) -> None:
-        _check_directory("--output", self.output)
-
-
-def _check_directory(flag: str, path: Path | None) -> None:
-    if path is not None and os.path.lexists(path) and not os.path.isdir(path):
+def _output(flag: str, path: Path) -> Path:
+    """Return the directory of an option, which may be new."""
+    if os.path.lexists(path) and not os.path.isdir(path):
         raise UserError(f"{flag} {path} is no directory, expected one or a new name")
+    return path
+
+
+_OUTPUT = option(Path(), DIRECTORY, "Directory of the result files.", "--output", panel="Results")
 
 
 @dataclass(frozen=True)
@@ -79,10 +67,9 @@ class SpeedupOptions:
     )
     writers: str = option(
         "",
-        TEXT,
+        NAME,
         "Who of the demonstration model answers: base, with its lossless streams, or adapters. "
         "Default: both.",
-        metavar="NAME",
     )
     rounds: int | None = option(None, integer(1), "Runs of each text.")
     max_tokens: int | None = most_tokens(None, least=2)
@@ -90,11 +77,7 @@ class SpeedupOptions:
 
 
 def speedup(
-    *,
-    model: ModelOptions,
-    texts: TextOptions,
-    asked: SpeedupOptions,
-    report: ReportOptions,
+    *, model: ModelOptions, texts: TextOptions, asked: SpeedupOptions, output: Path = _OUTPUT
 ) -> None:
     r"""Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
 
@@ -114,19 +97,27 @@ def speedup(
         specstream-mlx benchmark speedup --model my-model --adapter-path streams \
             --prompts prompts.txt --max-tokens 64
     """
+    output = _output("--output", output)
     from specstream_mlx.benchmarks import speedup as benchmark
-    from specstream_mlx.benchmarks.texts import WRITERS, names_in
+    from specstream_mlx.benchmarks.texts import WRITERS, Texts, chosen_tasks, names_in
 
     suite = benchmark.SUITES[asked.suite]
+    if texts.prompts is not None:
+        own = tuple(prompt_lines(texts.prompts))
+        chosen = Texts(texts.prompts.name, texts.items or len(own), own)
+        tasks = [texts.prompts.stem]
+    else:
+        chosen = Texts(texts.texts or "test", texts.items or suite.items)
+        tasks = chosen_tasks(texts.tasks or model.adapter or "")
     wanted = benchmark.Asked(
         asked.suite,
-        *texts.chosen(suite.items, model.adapter),
+        chosen,
+        tasks,
         names_in(asked.writers, WRITERS, "writer") if asked.writers else (),
         asked.rounds or suite.rounds,
         asked.max_tokens or suite.max_tokens,
     )
-    subject = _subject(model, texts)
-    text, rows = benchmark.compare(wanted, subject, report.output, asked.name)
+    text, rows = benchmark.compare(wanted, _subject(model, texts.prompts), output, asked.name)
     print(text)
     benchmark.check_texts(rows)
 
@@ -137,7 +128,7 @@ class SpecBenchOptions:
 
     PANEL: ClassVar[str] = "Options"
 
-    questions: Path = option(..., PATH, "Spec-Bench's question.jsonl.", metavar="FILE")
+    questions: Path = option(..., FILE, "Spec-Bench's question.jsonl.")
     per_category: int | None = option(
         None, integer(1), "Questions of each of the six tasks. Default: all."
     )
@@ -145,31 +136,20 @@ class SpecBenchOptions:
         256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
     )
     acceptance: bool = option(
-        False,
-        FLAG,
-        "Time nothing: tokens a call of fixed shapes alone, also on a busy machine.",
+        False, FLAG, "Time nothing: tokens a call of fixed shapes alone, also on a busy machine."
     )
     answers: Path | None = option(
-        None, PATH, "Keep the answers here in Spec-Bench's format, by method.", metavar="DIR"
+        None, DIRECTORY, "Keep the answers here in Spec-Bench's format, by method."
     )
     runs: Path | None = option(
         None,
-        PATH,
+        FILE,
         "Keep every answer in this file as it comes; those that are there, from a run that was "
         "broken off, are not made again.",
-        metavar="FILE",
     )
 
-    def __post_init__(self) -> None:
-        _check_directory("--answers", self.answers)
 
-
-def spec_bench(
-    *,
-    model: ModelOptions,
-    bench: SpecBenchOptions,
-    report: ReportOptions,
-) -> None:
+def spec_bench(*, model: ModelOptions, bench: SpecBenchOptions, output: Path = _OUTPUT) -> None:
     r"""Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
 
     Batch 1, greedy, through the chat template; all ways take turns on every text, and every text is
@@ -182,20 +162,19 @@ def spec_bench(
         specstream-mlx benchmark spec-bench --questions question.jsonl --model my-model \
             --adapter-path streams --answers answers
     """
+    output = _output("--output", output)
+    answers = None if bench.answers is None else _output("--answers", bench.answers)
     from specstream_mlx.benchmarks import spec_bench as benchmark
     from specstream_mlx.benchmarks.speedup import check_texts
 
     questions = benchmark.spread(benchmark.read_questions(bench.questions), bench.per_category)
     asked = benchmark.Asked(questions, bench.max_tokens, bench.acceptance)
-    text, rows = benchmark.compare(asked, _subject(model), report.output, bench.answers, bench.runs)
+    text, rows = benchmark.compare(asked, _subject(model), output, answers, bench.runs)
     print(text)
     check_texts(rows)
 
 
-def _subject(
-    model: ModelOptions,
-    texts: TextOptions = TextOptions(),
-) -> "Subject":
+def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
     """The model to measure; the bundled adapters of all tasks where nothing else was named."""
     if model.draft_head is not None:
         raise UserError("--draft-head was given, which benchmarks do not measure, expected streams")
@@ -205,7 +184,7 @@ def _subject(
     from ..loading import model_directory
 
     source = model.source()
-    named = (model.model, model.adapter, model.adapter_path, texts.prompts)
+    named = (model.model, model.adapter, model.adapter_path, prompts)
     return Subject(
         model_directory(source.model),
         source.model_name,

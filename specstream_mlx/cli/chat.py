@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched
 from .draft_marks import DraftMarks
-from .options import ModelOptions, OutputOptions, SamplingOptions, Source
+from .options import ModelOptions, OutputOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -71,63 +71,50 @@ def chat(
         "stop": tuple(length.stop or ()),
         "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
     }
-    session = _Session(
+    conversation = _Conversation(
         loaded,
         Chat(loaded, tokenizer, system_prompt),
-        source,
-        options,
-        lambda: sampling.sampler(tokenizer),
-        show_drafts,
+        lambda: options | {"sampler": sampling.sampler(tokenizer)},  # a new seed for each reply
+        source.adapter if source.by_default else None,
     )
     if show_drafts:
-        note(DraftMarks().legend())
+        conversation.command("marks", "on")
     for line in launched.lines_of_first(_lines()):
-        session.take(line)
-        if session.over:
+        conversation.take(line)
+        if conversation.is_over:
             break
 
 
-class _Session:
+class _Conversation:
     """A conversation at the terminal, which carries out the lines typed.
 
+    Args:
+        model, chat: what answers.
+        options: makes the options of a reply.
+        streams: mounted where no adapter is; ``None``: none.
+
     Attributes:
-        over: whether the user has left.
+        is_over: whether the user has left.
     """
 
     def __init__(
         self,
         model: "SpeculativeModel",
         chat: "Chat",
-        source: Source,
-        options: dict[str, Any],
-        sampler: Callable[[], Any],
-        show_drafts: bool,
+        options: Callable[[], dict[str, Any]],
+        streams: Path | None,
     ) -> None:
-        self.over = False
-        self._model, self._chat, self._source = model, chat, source
-        self._options, self._sampler = options, sampler
-        self._marks, self._drafts = show_drafts, True
+        self.is_over = False
+        self._model, self._chat, self._options, self._streams = model, chat, options, streams
+        self._marks, self._drafts = False, True
         self._last: GenerationResponse | None = None
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: note(HELP),
-            "adapter": self._use_adapter,
-            "draft": self._set_drafts,
-            "marks": self._set_marks,
-            "stats": self._show_figures,
-            "save": self._save,
-            "clear": lambda _: chat.clear(),
-            "quit": self._quit,
-        }
 
     def take(self, line: str) -> None:
         """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
         try:
             if line.startswith("/"):
                 name, _, rest = line[1:].partition(" ")
-                command = self._commands.get(name)
-                if command is None:
-                    raise UserError(f"/{name} is no command; /help lists them")
-                command(rest.strip())
+                self.command(name, rest.strip())
             elif line.strip():
                 self._answer(decoded(line.encode(errors="surrogateescape"), "the line"))
         except UserError as error:
@@ -136,12 +123,12 @@ class _Session:
     def _answer(self, text: str) -> None:
         from ..drafting.settings import DraftSettings
 
-        marks = DraftMarks() if self._marks else None
+        marks, options = DraftMarks() if self._marks else None, self._options()
         settings = None if self._drafts else DraftSettings(speculation=False)
-        responses = self._chat.reply(
-            text, settings=settings, sampler=self._sampler(), **self._options
-        )
-        with _stopped_by_interrupt() as stopped:
+        responses = self._chat.reply(text, settings=settings, **options)
+        # Rank 0 says when a reply is over.
+        noted = noted_interrupt() if launched.is_first() else nullcontext(lambda: False)
+        with noted as stopped:
             try:
                 for response in responses:
                     self._last, piece = response, response.text
@@ -155,29 +142,41 @@ class _Session:
         if stopped():
             note("(stopped)")
         elif self._last is not None and self._last.finish_reason == "length":
-            note(f"(cut off at --max-tokens {self._options['max_tokens']})")
+            note(f"(cut off at --max-tokens {options['max_tokens']})")
 
-    def _use_adapter(self, name: str) -> None:
-        if not name:
-            from ..loading import named_adapters
+    def command(self, name: str, value: str) -> None:
+        """Carry out a command."""
+        match name:
+            case "help":
+                note(HELP)
+            case "adapter":
+                self._adapter(value)
+            case "draft":
+                self._drafts = _is_on(name, value)
+            case "marks":
+                self._marks = _is_on(name, value)
+                if self._marks:
+                    note(DraftMarks().legend())
+            case "stats":
+                self._stats()
+            case "save":
+                self._save(value)
+            case "clear":
+                self._chat.clear()
+            case "quit":
+                self.is_over = True
+            case _:
+                raise UserError(f"/{name} is no command; /help lists them")
 
-            note("Adapters: " + ", ".join(["none", *named_adapters()]))
-        elif name == "none":
-            # What was mounted in the beginning, if that was streams alone.
-            plain = self._source.unasked
-            self._model.swap_adapter(self._source.adapter if plain else None)
-        else:
-            self._model.swap_adapter(name)
+    def _adapter(self, name: str) -> None:
+        if name:
+            self._model.swap_adapter(self._streams if name == "none" else name)
+            return
+        from ..loading import named_adapters
 
-    def _set_drafts(self, value: str) -> None:
-        self._drafts = _is_on("/draft", value)
+        note("Adapters: " + ", ".join(["none", *named_adapters()]))
 
-    def _set_marks(self, value: str) -> None:
-        self._marks = _is_on("/marks", value)
-        if self._marks:
-            note(DraftMarks().legend())
-
-    def _show_figures(self, _: str) -> None:
+    def _stats(self) -> None:
         if self._last is None:
             raise UserError("/stats was given before the first reply")
         last, reused = self._last, self._chat.cache.reused
@@ -196,13 +195,10 @@ class _Session:
                 partial.write_text(text, encoding="utf-8")
         note(f"Saved to {name}")
 
-    def _quit(self, _: str) -> None:
-        self.over = True
-
 
 def _is_on(command: str, value: str) -> bool:
     if value not in ("on", "off"):
-        raise UserError(f"{command} is {value!r}, expected on or off")
+        raise UserError(f"/{command} is {value!r}, expected on or off")
     return value == "on"
 
 
@@ -232,8 +228,3 @@ def _lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print()
-
-
-def _stopped_by_interrupt() -> AbstractContextManager[Callable[[], bool]]:
-    """Note Ctrl-C on rank 0, which says when a reply is over."""
-    return noted_interrupt() if launched.is_first() else nullcontext(lambda: False)

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import UserError
-from ..options import FLAG, PATH, TEXT, choice, each, one_of, option
+from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 
 _RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "embeddings_4_8")
-_GROUP_SIZE = 64
 _NOT_OF_GGUF = "adapter_path", "draft_head", "bits", "quant_predicate", "to_pytorch"
-_NOT_OF_A_HEAD = "adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"
-_NOT_TO_PYTORCH = "bits", "quant_predicate", "dtype", "overwrite"
 
 
 @dataclass(frozen=True)
@@ -29,25 +26,30 @@ class ConvertOptions:
         "unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
         metavar="DIR|REPO|GGUF",
     )
-    mlx_path: Path | None = option(None, PATH, "Where the result goes.", metavar="DIR")
+    mlx_path: Path | None = option(
+        None, DIRECTORY, "Where the result goes.", without=("to_pytorch",)
+    )
     adapter_path: list[Path] | None = option(
         None,
         each("a list of directories", lambda value: isinstance(value, Path)),
-        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and "
-        "streams. "
+        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
         "With it, the adapter is converted instead of the base. Given several times, each becomes "
         "a directory of its name in --mlx-path.",
         metavar="DIR",
+        without=("bits", "quant_predicate"),
     )
     draft_head: Path | None = option(
         None,
-        PATH,
+        DIRECTORY,
         "A published EAGLE-3 head for the base, in torch's files. With it, the head is converted "
         "instead of the base.",
-        metavar="DIR",
+        without=("adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"),
     )
     bits: int | None = option(
-        None, one_of(4, 8), "Quantize the base to so many bits per weight, 4 or 8."
+        None,
+        one_of(4, 8),
+        "Quantize the base to so many bits per weight, 4 or 8.",
+        without=("quant_predicate",),
     )
     quant_predicate: str | None = option(
         None,
@@ -57,7 +59,10 @@ class ConvertOptions:
         metavar="RECIPE",
     )
     group_size: int = option(
-        _GROUP_SIZE, one_of(32, 64, 128), "Weights that share a scale: 32, 64 or 128."
+        64,
+        one_of(32, 64, 128),
+        "Weights that share a scale: 32, 64 or 128.",
+        needs=("bits", "quant_predicate"),
     )
     dtype: str | None = option(
         None,
@@ -67,18 +72,13 @@ class ConvertOptions:
     )
     to_pytorch: Path | None = option(
         None,
-        PATH,
+        DIRECTORY,
         "Instead of --mlx-path: write the adapter of --adapter-path, which MLX has trained, as the "
         "PyTorch trainer and PEFT read it.",
-        metavar="DIR",
+        without=("bits", "quant_predicate", "dtype", "overwrite"),
+        needs=("adapter_path",),
     )
     overwrite: bool = option(False, FLAG, "Replace the converted model or adapter at --mlx-path.")
-
-    @property
-    def is_gguf(self) -> bool:
-        """True if the model is a GGUF file, or is called like one."""
-        is_called_so = self.model.endswith(".gguf") and not os.path.isdir(self.model)
-        return is_called_so or os.path.isfile(self.model)
 
     def __post_init__(self) -> None:
         for name in _NOT_OF_GGUF if self.is_gguf else ():
@@ -87,30 +87,16 @@ class ConvertOptions:
                     f"--{name.replace('_', '-')} was given with the file {self.model}, expected it "
                     "with a directory: convert the GGUF first, without it"
                 )
-        if self.to_pytorch is not None:
-            if self.mlx_path is not None:
-                raise UserError("--mlx-path and --to-pytorch were both given, expected one of them")
-            if not self.adapter_path or len(self.adapter_path) > 1:
-                raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
-            for name in _NOT_TO_PYTORCH:
-                if getattr(self, name):
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UserError(f"{flag} and --to-pytorch were both given, expected one")
-        elif self.mlx_path is None:
+        if self.to_pytorch is not None and len(self.adapter_path or ()) != 1:
+            raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
+        if self.to_pytorch is None and self.mlx_path is None:
             raise UserError("--mlx-path is missing, expected where the result goes")
-        for name in _NOT_OF_A_HEAD if self.draft_head is not None else ():
-            if getattr(self, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"{flag} and --draft-head were both given, expected one of them")
-        if self.adapter_path and (self.bits or self.quant_predicate):
-            given = "--bits" if self.bits else "--quant-predicate"
-            raise UserError(
-                f"{given} quantizes a base, --adapter-path converts an adapter: give one"
-            )
-        if self.bits and self.quant_predicate:
-            raise UserError("--bits and --quant-predicate were both given, expected at most one")
-        if self.group_size != _GROUP_SIZE and not (self.bits or self.quant_predicate):
-            raise UserError("--group-size was given, expected with --bits or --quant-predicate")
+
+    @property
+    def is_gguf(self) -> bool:
+        """True if the model is a GGUF file, or is called like one."""
+        is_called_so = self.model.endswith(".gguf") and not os.path.isdir(self.model)
+        return is_called_so or os.path.isfile(self.model)
 
 
 def convert(*, options: ConvertOptions) -> None:
@@ -152,76 +138,47 @@ def convert(*, options: ConvertOptions) -> None:
         specstream-mlx convert --model hf-llama --adapter-path llama-streams \
             --to-pytorch torch-streams
     """
-    target, adapters = options.mlx_path, options.adapter_path or []
-    if options.to_pytorch is not None:
-        _to_pytorch(options.model, adapters[0], options.to_pytorch)
-    elif target is not None and options.is_gguf:
-        _from_gguf(options, target)
-    elif target is not None and options.draft_head is not None:
-        _draft_head(options, options.draft_head, target)
-    elif target is not None:
-        _to_mlx(options, target, adapters)
-
-
-def _to_pytorch(model: str, adapter: Path, target: Path) -> None:
-    """Convert one adapter back."""
-    from specstream_mlx.convert.to_pytorch import convert_to_pytorch
-
-    from ..loading import model_directory
-
-    convert_to_pytorch(adapter, model_directory(model), target)
-    note(f"wrote {target}")
-
-
-def _from_gguf(options: ConvertOptions, target: Path) -> None:
-    """Convert a GGUF file and say what became of its types."""
-    from specstream_mlx.convert.to_mlx.gguf import convert_gguf
-
-    from ..terminal.progress import progress
-
-    file, overwrite = Path(options.model), options.overwrite
-    with progress("Converting") as show:
-        changes = convert_gguf(file, target, options.dtype, show, overwrite=overwrite)
-    for change in changes:
-        note(change)
-    note(f"wrote {target}")
-
-
-def _draft_head(options: ConvertOptions, source: Path, target: Path) -> None:
-    """Convert a draft head and say what it is."""
-    from specstream_mlx.convert.to_mlx.draft_head import convert_head
-
-    from ..loading import model_directory
-
-    base = model_directory(options.model)
-    mounted = convert_head(source, base, target, overwrite=options.overwrite)
-    head, reads = mounted.config, map(str, mounted.boundaries)
-    note(f"{head.kind}: {head.parameters:,} parameters, to depth {head.num_streams}")
-    note(f"it reads the hidden states that go into layers {', '.join(reads)}")
-    note(f"wrote {target}")
-
-
-def _to_mlx(options: ConvertOptions, target: Path, adapters: list[Path]) -> None:
-    """Convert a base, or adapters for it."""
-    from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
-    from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-    from specstream_mlx.convert.to_mlx.overwrite import check_new
-
     from ..loading import model_directory
     from ..terminal.progress import progress
 
-    dtype, overwrite = options.dtype, options.overwrite
-    if not overwrite:
-        check_new(target)
-    base = model_directory(options.model)
+    target = options.mlx_path or options.to_pytorch
+    assert target is not None  # which ``ConvertOptions`` checks
+    adapters, dtype, overwrite = options.adapter_path or [], options.dtype, options.overwrite
     written = [target]
-    if not adapters:
-        quantization = Quantization(options.bits, options.group_size, options.quant_predicate)
+    if options.to_pytorch is not None:
+        from specstream_mlx.convert.to_pytorch import convert_to_pytorch
+
+        convert_to_pytorch(adapters[0], model_directory(options.model), target)
+    elif options.is_gguf:
+        from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+
         with progress("Converting") as show:
-            convert_base(base, target, quantization, dtype, show, overwrite=overwrite)
-    elif len(adapters) == 1:
-        convert_adapter(adapters[0], base, target, dtype, overwrite=overwrite)
+            changes = convert_gguf(Path(options.model), target, dtype, show, overwrite=overwrite)
+        for change in changes:
+            note(change)
+    elif options.draft_head is not None:
+        from specstream_mlx.convert.to_mlx.draft_head import convert_head
+
+        base = model_directory(options.model)
+        mounted = convert_head(options.draft_head, base, target, overwrite=overwrite)
+        head, reads = mounted.config, map(str, mounted.boundaries)
+        note(f"{head.kind}: {head.parameters:,} parameters, to depth {head.num_streams}")
+        note(f"it reads the hidden states that go into layers {', '.join(reads)}")
     else:
-        written = convert_adapters(adapters, base, target, dtype, overwrite=overwrite)
+        from specstream_mlx.convert.to_mlx.adapter import convert_adapter, convert_adapters
+        from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
+        from specstream_mlx.convert.to_mlx.overwrite import check_new
+
+        if not overwrite:
+            check_new(target)
+        base = model_directory(options.model)
+        if len(adapters) > 1:
+            written = convert_adapters(adapters, base, target, dtype, overwrite=overwrite)
+        elif adapters:
+            convert_adapter(adapters[0], base, target, dtype, overwrite=overwrite)
+        else:
+            quantization = Quantization(options.bits, options.group_size, options.quant_predicate)
+            with progress("Converting") as show:
+                convert_base(base, target, quantization, dtype, show, overwrite=overwrite)
     for path in written:
         note(f"wrote {path}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .. import bundled, demonstration
-from ..options import FLAG, PATH, TEXT, TEXTS, integer, option, what
+from ..options import DIRECTORY, FILE, FLAG, MODEL, TEXTS, integer, option, what
 from ..terminal.notes import note
 
 _SIZES = what(
@@ -22,17 +22,15 @@ class ExportOptions:
 
     PANEL: ClassVar[str] = "Options"
 
-    output: Path = option(..., PATH, "The package: a name that ends in .mlpackage.", metavar="FILE")
-    model: str | None = option(
-        None, TEXT, "A model in MLX format. Default: smollm2.", metavar="DIR|REPO"
-    )
+    output: Path = option(..., FILE, "The package: a name that ends in .mlpackage.")
+    model: str | None = option(None, MODEL, "A model in MLX format. Default: smollm2.")
     adapter: list[str] | None = option(
         None,
         TEXTS,
         "An adapter directory, or a bundled adapter's name; may be given several times.",
         metavar="NAME|DIR",
     )
-    streams: Path | None = option(None, PATH, "Lossless streams of the base.", metavar="DIR")
+    streams: Path | None = option(None, DIRECTORY, "Lossless streams of the base.")
     context: int = option(2048, integer(1), "Tokens of prompt and text.")
     nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each.")
     chunk: int = option(64, integer(1), "Prompt tokens of a call.")

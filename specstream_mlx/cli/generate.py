@@ -2,9 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,30 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..demonstration import MODEL
 from ..errors import UserError
 from ..hardware import blas
-from ..options import PATH, DraftOptions, KVCacheOptions, LengthOptions, option
+from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
-from . import launched, reporting
-from .continued_prompt import ContinuedPrompt
+from . import launched
 from .draft_marks import DraftMarks
-from .generate_coreml import compare_package, package_run, refuse_beside_coreml
-from .options import (
-    ModelOptions,
-    OutputOptions,
-    PromptOptions,
-    RuleOptions,
-    SamplingOptions,
-    Source,
-)
+from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, SamplingOptions
+from .run import Decoding, Run
 
 if TYPE_CHECKING:
+    from ..drafting.settings import DraftSettings, Proposers
+    from ..kv_store import PromptCache
+    from ..loading import SpeculativeModel
     from ..responses import GenerationResponse
     from .comparison import Comparison
-    from .generate_coreml import PackageRun
-    from .run import Run
-
-
-Names = tuple[str, str | None]
-"""What the user calls the model and the adapter."""
 
 
 def generate(
@@ -50,11 +38,11 @@ def generate(
     kv_cache: KVCacheOptions,
     prompt_cache_file: Path | None = option(
         None,
-        PATH,
+        FILE,
         "A prompt cache, of PromptCache.save or mlx_lm: its text comes before --prompt. Default of "
         "--model: the model that made it.",
-        metavar="FILE",
         panel=KVCacheOptions.PANEL,
+        without=("compare",),
     ),
     output: OutputOptions,
     coreml: Path | None = option(
@@ -64,6 +52,11 @@ def generate(
         "Mac, elsewhere by numpy, which is slow.",
         metavar="PACKAGE",
         panel=ModelOptions.PANEL,
+        without=(
+            *("no_streams", "draft_head", "weights", "prefill_step_size", "max_nodes"),
+            *("prune_threshold", "draft_model", "prompt_cache_file"),
+            *("kv_bits", "kv_group_size", "quantized_kv_start"),
+        ),
     ),
 ) -> None:
     r"""Generate text.
@@ -95,182 +88,181 @@ def generate(
         specstream-mlx generate --coreml tools.mlpackage --adapter sql \
             -p "table t(name, city): for t with city Paris, what are the name?"
     """
-    launched.refuse(
-        coreml=coreml is not None,
-        prompt_cache_file=prompt_cache_file is not None,
-        compare=output.compare,
-    )
-    if coreml is not None:
-        refuse_beside_coreml(drafts, model, prompt, kv_cache, output)
-        if prompt_cache_file is not None:
-            raise UserError("--coreml and --prompt-cache-file were both given, expected one")
-        package = package_run(coreml, model, prompt, length, sampling, drafts, rule)
-        if not (package.on_device or output.quiet):
-            note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
-        compared = partial(compare_package, package, model)
-        _answer(package, (str(coreml), package.adapter), output, compared)
-        return
-    if prompt_cache_file is not None and output.compare:
-        raise UserError("--prompt-cache-file and --compare were both given, expected at most one")
-    cached = ContinuedPrompt(prompt_cache_file)
-    model = replace(model, model=cached.model_name(model.model))
+    launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
+    if coreml is None:
+        run = _run(
+            model, prompt, length, sampling, drafts, rule, kv_cache, prompt_cache_file, output
+        )
+    else:
+        from .generate_coreml import package_run
+
+        run = package_run(coreml, model, prompt, length, sampling, drafts, rule, output)
+    _generate(run, output)
+
+
+def _run(
+    model: ModelOptions,
+    prompt: PromptOptions,
+    length: LengthOptions,
+    sampling: SamplingOptions,
+    drafts: dict[str, Any],
+    rule: RuleOptions,
+    kv_cache: KVCacheOptions,
+    cache_file: Path | None,
+    output: OutputOptions,
+) -> Run:
+    """Load what a generation by MLX needs."""
+    from .. import demonstration
+
+    made_by: str | None = None
+    tokenizer_config: dict[str, Any] = {}
+    if cache_file is not None:
+        from ..kv_store import read_metadata
+
+        made_by, tokenizer_config = read_metadata(cache_file)
+    if model.model is None and made_by != str(demonstration.directory()):
+        model = replace(model, model=made_by)
     source = model.source(output.quiet)
-    if not output.quiet:
-        _note_what_is_used(model, source)
+    if model.model is None and not output.quiet:
+        note(f"Using {MODEL}" + (f" with {source.adapter_name}" if source.adapter else ""))
+    elif source.by_default and not output.quiet:
+        note("The bundled streams fit this model; --no-streams leaves them out")
     text = prompt.text()
 
-    from ..engine.profile import NO_PROFILE, Profile
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
+    from ..kv_store import PromptCache
     from ..loading import load_draft_model, model_directory
-    from .run import CommonArguments, Run
+    from .comparison import compare
 
     if device.slow_blas() and not output.quiet:
         note(blas.OPENBLAS_HINT)
     settings = rule.settings(drafts)
     if settings is not None and settings.draft_model is not None and launched.is_first():
         model_directory(settings.draft_model)  # or fail before the model is loaded
-    loaded, tokenizer = source.load(cached.tokenizer_config)
+    loaded, tokenizer = source.load(tokenizer_config)
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
-    kv_cache = cached.open(loaded, str(source.model), kv_cache)
+    cache = None
+    if cache_file is not None:
+        cache = PromptCache.load(cache_file, loaded, str(source.model))
+        kv_cache = _as_cached(kv_cache, cache, cache_file)
     sampler = sampling.sampler(tokenizer)
-    run = Run(
-        model=loaded,
-        tokenizer=tokenizer,
-        prompt=cached.prompt(tokenizer, text, loaded, prompt.ignore_chat_template),
-        common=CommonArguments(
-            max_tokens=length.max_tokens,
-            prefill_step_size=prompt.prefill_step_size,
-            sampler=sampler,
-            logits_processors=sampling.logits_processors(loaded.config["vocab_size"]),
-            kv_bits=kv_cache.kv_bits,
-            kv_group_size=kv_cache.kv_group_size,
-            quantized_kv_start=kv_cache.quantized_kv_start,
-        ),
-        settings=settings,
-        rule=find_rule(rule.verify, sampler),
-        stop=tuple(length.stop or ()),
-        prompt_cache=cached.cache,
-        profile=Profile() if output.profile else NO_PROFILE,
+    verify = find_rule(rule.verify, sampler)
+    decoding = Decoding(
+        loaded,
+        tokenizer,
+        prompt.encoded(text, tokenizer, loaded.prompt_template, cache),
+        common={
+            "max_tokens": length.max_tokens,
+            "prefill_step_size": prompt.prefill_step_size,
+            "sampler": sampler,
+            "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
+            **asdict(kv_cache),
+        },
+        own={
+            "settings": settings,
+            "stop": tuple(length.stop or ()),
+            "verify": verify,
+            "prompt_cache": cache,
+        },
     )
-    run.check()
-    if not (output.quiet or model.no_streams):
-        _note_missing_streams(run, source)
-    _answer(run, (source.model_name, source.adapter_name), output, partial(_compare, run))
+    return Run(
+        source.model_name,
+        source.adapter_name,
+        loaded.mode,
+        _drafts(loaded, settings),
+        verify.name,
+        None if sampler is None else sampler.seed,
+        length.max_tokens,
+        decoding.responses,
+        partial(compare, decoding),
+        None if model.no_streams else _missing_streams(loaded, settings, source.adapter_name),
+    )
 
 
-def _compare(run: "Run", tokens: list[int]) -> "Comparison":
-    from .comparison import compare
-
-    return compare(run, tokens)
-
-
-def _answer(
-    run: "Run | PackageRun",
-    names: Names,
-    output: OutputOptions,
-    compare: "Callable[[list[int]], Comparison]",
-) -> None:
-    """Generate, and print what ``output`` asks for."""
-    written, comparison = _Written(), None
-    try:
-        _write(run, output, written)
-        if output.compare:
-            comparison = compare(written.tokens)
-    except KeyboardInterrupt:
-        _report(run, names, output, written, None)
-        raise
-    _report(run, names, output, written, comparison)
-
-
-def _report(
-    run: "Run | PackageRun",
-    names: Names,
-    output: OutputOptions,
-    written: "_Written",
-    comparison: "Comparison | None",
-) -> None:
-    """Print the result of a run, which may have been interrupted."""
-    last = written.last
-    if last is None:
-        return
-    if output.as_json:
-        _print(json.dumps(_values(names, run, written.text, last, comparison)) + "\n")
-        return
-    if last.finish_reason == "length":
-        reporting.cut(last.generation_tokens, run.max_tokens)
-    if not output.quiet:
-        reporting.statistics(
-            last,
-            run.drafts,
-            run.verify,
-            run.seed,
-            everything=output.verbose,
-            rate=comparison is None or comparison.pairs is None,
+def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVCacheOptions:
+    """The options of a KV cache that begins with a file's rows."""
+    if cache.quantized is None:
+        return options
+    bits, group_size = cache.quantized
+    given = options.kv_bits, options.kv_group_size
+    if options.kv_bits is not None and given != cache.quantized:
+        raise UserError(
+            f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected {bits} and "
+            f"{group_size}, as {file} has them"
         )
-    if output.profile:
-        reporting.profile(run.profile.report())
-    if comparison is not None:
-        reporting.comparison(comparison)
+    start = min(options.quantized_kv_start, cache.rows)  # what is quantized stays so
+    return KVCacheOptions(bits, group_size, start)
 
 
-def _note_what_is_used(model: ModelOptions, source: Source) -> None:
-    """Name the model or streams that the user did not name."""
-    if model.model is None:
-        adapter = f" with {source.adapter_name}" if source.adapter else ""
-        note(f"Using {MODEL}{adapter}")
-    elif source.unasked:
-        note("The bundled streams fit this model; --no-streams leaves them out")
+def _drafts(model: "SpeculativeModel", settings: "DraftSettings | Proposers | None") -> str:
+    """Describe the drafting in a few words."""
+    from ..drafting.fixed import describe, names_of
+    from ..drafting.settings import USUAL, DraftSettings
+
+    guessing, head = model.guessing is not None, model.head
+    by = "streams" if head is None else f"the {head.config.kind} head"
+    if isinstance(settings, DraftSettings):
+        described = describe(settings, guessing)
+        return described if head is None else f"{described}, by {by}"
+    *names, last = [*[by] * guessing, *names_of(settings or USUAL)] or ["nothing"]
+    listed = f"{', '.join(names)} and {last}" if names else last
+    return f"what is worth most, step by step, of {listed}"
 
 
-def _note_missing_streams(run: "Run", source: Source) -> None:
+def _missing_streams(
+    model: "SpeculativeModel", settings: "DraftSettings | Proposers | None", adapter: str | None
+) -> str | None:
     """Say that there are no streams, where that makes a difference."""
-    if run.model.guessing is not None:
-        return
-    if run.settings is not None and run.settings.makers:
-        return
-    drafts = "only lookup may draft" if run.settings is None else "nothing is drafted"
-    if run.model.adapter:
-        note(f"The adapter {source.adapter_name} has no streams, so {drafts}")
-    else:
-        note(f"No streams are mounted, so {drafts}: see --adapter-path")
+    if model.guessing is not None or (settings is not None and settings.makers):
+        return None
+    drafts = "only lookup may draft" if settings is None else "nothing is drafted"
+    if model.adapter:
+        return f"The adapter {adapter} has no streams, so {drafts}"
+    return f"No streams are mounted, so {drafts}: see --adapter-path"
 
 
-@dataclass
-class _Written:
-    """The result of a run: tokens, text and the last response, which has the figures."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    last: "GenerationResponse | None" = None
-
-
-def _write(run: "Run | PackageRun", output: OutputOptions, written: _Written) -> None:
-    """Run a generation to its end and print its text as it comes, unless JSON is printed later."""
+def _generate(run: Run, output: OutputOptions) -> None:
+    """Generate, and print what ``output`` asks for, of an interrupted text too."""
     from ..terminal.progress import progress
 
     marks = DraftMarks() if output.show_drafts else None
-    if marks:
-        note(marks.legend())
-    with progress("Reading the prompt") as show:
-        responses = run.responses(show)
-        first = next(responses)
-    silent: Any = progress("Generating") if output.as_json else nullcontext()
-    with silent as show:
-        try:
-            for response in chain([first], responses):
-                written.tokens.append(response.token)
-                written.text += response.text
-                written.last = response
-                if output.as_json:
-                    show(response.generation_tokens, run.max_tokens)
-                else:
-                    text = response.text
-                    _print(marks.mark(text, response.from_draft) if marks else text)
-        finally:
-            if not output.as_json:
-                _print((marks.close() if marks else "") + "\n")
+    tokens, text = list[int](), ""
+    last: GenerationResponse | None = None
+    comparison: Comparison | None = None
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        with progress("Reading the prompt") as show:
+            responses = run.responses(show)
+            first = next(responses)
+        if run.hint is not None and not output.quiet:
+            note(run.hint)
+        if marks:
+            note(marks.legend())
+        silent: Any = progress("Generating") if output.as_json else nullcontext()
+        with silent as show:
+            try:
+                for last in chain([first], responses):
+                    tokens.append(last.token)
+                    text += last.text
+                    if output.as_json:
+                        show(last.generation_tokens, run.max_tokens)
+                    else:
+                        _print(marks.mark(last.text, last.from_draft) if marks else last.text)
+            finally:
+                if not output.as_json:
+                    _print((marks.close() if marks else "") + "\n")
+        if output.compare:
+            comparison = run.compare(tokens)
+    except KeyboardInterrupt as error:
+        interrupt = error
+    if last is not None and output.as_json:
+        _print(json.dumps(_values(run, text, last, comparison)) + "\n")
+    elif last is not None:
+        _report(run, last, output, comparison)
+    if interrupt is not None:
+        raise interrupt
 
 
 def _print(text: str) -> None:
@@ -279,43 +271,49 @@ def _print(text: str) -> None:
 
 
 def _values(
-    names: Names,
-    run: "Run | PackageRun",
-    text: str,
-    last: "GenerationResponse",
-    comparison: "Comparison | None",
+    run: Run, text: str, last: "GenerationResponse", comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
-    values: dict[str, Any] = {
-        "text": text,
-        "finish_reason": last.finish_reason,
-        "prompt_tokens": last.prompt_tokens,
-        "generation_tokens": last.generation_tokens,
-        "target_calls": last.target_calls,
-        "accepted_length": last.accepted_length,
-        "generation_tps": last.generation_tps,
-        "peak_memory": last.peak_memory,
-        "model": names[0],
-        "adapter": names[1],
-        "mode": run.mode,
-        "tree": run.drafts,
-        "verify": run.verify,
-        "seed": run.seed,
-    }
-    parts = run.profile.report()
-    if parts:
-        values["profile"] = parts
+    figures = (
+        *("finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
+        *("accepted_length", "generation_tps", "peak_memory"),
+    )
+    values: dict[str, Any] = {"text": text, **{name: getattr(last, name) for name in figures}}
+    values |= {"model": run.model, "adapter": run.adapter, "mode": run.mode}
+    values |= {"tree": run.drafts, "verify": run.verify, "seed": run.seed}
+    return values if comparison is None else values | comparison.values()
+
+
+def _report(
+    run: Run, last: "GenerationResponse", output: OutputOptions, comparison: "Comparison | None"
+) -> None:
+    """The figures of a generation on stderr, mlx_lm's in mlx_lm's words."""
+    count = last.generation_tokens
+    if last.finish_reason == "length":
+        at = f"at --max-tokens {count}"
+        if count != run.max_tokens:
+            at = f"after {count} tokens, where the context ends"
+        note(f"The text was cut off {at}")
+    if not output.quiet:
+        note("=" * 10)
+        note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
+        timed = comparison is not None and comparison.rates is not None
+        rate = "" if timed else f", {last.generation_tps:.3f} tokens-per-sec"
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        note(f"Generation: {count} tokens{rate}{seed}")
+        if output.verbose:
+            note(f"Peak memory: {last.peak_memory:.3f} GB")
+            accepted = f"{last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
+            note(f"Tree: {run.drafts}" + (f"; {accepted}" if last.drafted_tokens else ""))
+        if run.verify == "typical":
+            note("Verify: typical, LOSSY: the text is not distributed as the model's")
+        elif output.verbose:
+            note(f"Verify: {run.verify}")
+        if output.verbose:
+            note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
+        note(
+            f"Target calls: {last.target_calls} instead of {count}, "
+            f"call reduction {count / last.target_calls:.2f}"
+        )
     if comparison is not None:
-        pairs, pair, difference = comparison.pairs, comparison.shown, comparison.first_difference
-        values |= {
-            "generation_tps": last.generation_tps if pairs is None else pair and pair.ours,
-            "plain": {"text": comparison.plain_text, "generation_tps": pair and pair.plain},
-            "speedup": pair and pair.speedup,
-            "speedup_range": [pairs[0].speedup, pairs[-1].speedup] if pairs else None,
-            "pairs": len(pairs or ()),
-            "dtype": comparison.dtype,
-            "mlx_lm_dtype": comparison.own_dtype,
-            "identical": comparison.identical,
-            "first_difference": difference and asdict(difference),
-        }
-    return values
+        comparison.show()

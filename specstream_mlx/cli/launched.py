@@ -4,10 +4,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("generate", "chat", "serve", "doctor")
 _NEWS = 2.0  # seconds in which the watching threads learn why a collective has failed
-
-Made = TypeVar("Made")
 
 
 def is_first() -> bool:
@@ -58,10 +56,7 @@ def silence_others() -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Run a command in the block on all ranks.
-
-    A mistake that only another rank meets with is told by rank 0.
-    """
+    """Run a command in the block on all ranks; rank 0 reports a mistake that only another meets."""
     present = ranks()
     if present is None:
         yield
@@ -87,17 +82,14 @@ def check_command(name: str) -> None:
         )
 
 
-def in_turn(make: Callable[[], Made]) -> Made:
-    """Make something on rank 0, then on the others, which may find its files there."""
-    present = ranks()
-    if present is None:
-        return make()
-    if present.is_first:
-        made = make()
-        present.tell("made")
-        return made
-    present.told("made")
-    return make()
+def refuse(**options: object) -> None:
+    """Check that no option is set that needs the whole model in one process."""
+    for name, value in options.items():
+        if value and group() is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} was given to several processes, expected without it, "
+                "or one process"
+            )
 
 
 def lines_of_first(lines: Iterator[str]) -> Iterator[str]:
@@ -113,21 +105,3 @@ def lines_of_first(lines: Iterator[str]) -> Iterator[str]:
     else:
         while (line := present.told("line")) is not None:
             yield line
-
-
-def refuse(**options: bool) -> None:
-    """Check that no option was given that needs the whole model in one process."""
-    if group() is None:
-        return
-    for name, given in options.items():
-        if given:
-            raise UserError(
-                f"--{name.replace('_', '-')} was given to several processes, expected without it, "
-                "or one process"
-            )
-
-
-def refuse_standard_input() -> None:
-    """Check that no text has to be read to the end of standard input."""
-    if group() is not None:
-        raise UserError("the prompt comes from standard input, expected --prompt under mlx.launch")

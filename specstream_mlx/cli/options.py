@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from .. import bundled, options
 from ..errors import UserError
 from ..files import decoded
-from ..options import FLAG, PATH, TEXT, PrefillOptions, choice, option
+from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, PrefillOptions, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings, Proposers
     from ..engine.sampling import KeyedSampler
+    from ..kv_store import PromptCache
     from ..loading import SpeculativeModel
 
 
@@ -33,7 +34,7 @@ JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 
 def base_model(help: str) -> Any:
     """Make the option ``--model`` of commands that take no adapter with it."""
-    return option(None, TEXT, help, metavar="DIR|REPO")
+    return option(None, MODEL, help)
 
 
 # Model and adapter ------------------------------------------------------------------------------
@@ -46,18 +47,16 @@ class Source:
     Attributes:
         model, model_name: the model.
         adapter, adapter_name: the adapter; ``None``: none is mounted.
-        weights: form of the weights in memory.
-        unasked: whether the adapter is the bundled streams, mounted because they fit.
-        draft_head: directory of a draft head; ``None``: none is mounted.
+        options: the options that they were located by.
+        by_default: whether the adapter is the bundled streams, mounted because they fit.
     """
 
     model: str | Path
     model_name: str
     adapter: Path | None
     adapter_name: str | None
-    weights: str
-    unasked: bool = False
-    draft_head: Path | None = None
+    options: "ModelOptions"
+    by_default: bool = False
 
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
@@ -69,9 +68,9 @@ class Source:
             self.model,
             tokenizer_config,
             adapter_path=self.adapter,
-            weights=self.weights,
+            weights=self.options.weights,
             group=launched.group(),
-            draft_head=self.draft_head,
+            draft_head=self.options.draft_head,
         )
 
 
@@ -80,32 +79,31 @@ class ModelOptions:
     """A model, an adapter, and the form of the weights in memory."""
 
     PANEL: ClassVar[str] = "Model"
-    HAVE_NO_STREAMS: ClassVar[tuple[str, ...]] = ("adapter", "adapter_path", "draft_head")
-    """What is mounted without the bundled streams, so that ``--no-streams`` says nothing."""
 
     model: str | None = option(
         None,
-        TEXT,
+        MODEL,
         "A model in MLX format: a directory or a Hugging Face repository. Default: smollm2, which "
         "is SmolLM2-135M-Instruct.",
-        metavar="DIR|REPO",
     )
     adapter: str | None = option(
         None,
-        TEXT,
+        NAME,
         "An adapter's name: proofread, summarize, sql, describe, ..; `adapters list` lists them.",
-        metavar="NAME",
+        without=("adapter_path",),
     )
-    adapter_path: Path | None = option(None, PATH, "An adapter directory.", metavar="DIR")
+    adapter_path: Path | None = option(None, DIRECTORY, "An adapter directory.")
     no_streams: bool = option(
-        False, FLAG, "Leave out the bundled streams, which a model that they fit has otherwise."
+        False,
+        FLAG,
+        "Leave out the bundled streams, which a model that they fit has otherwise.",
+        without=("adapter", "adapter_path", "draft_head"),
     )
     draft_head: Path | None = option(
         None,
-        PATH,
+        DIRECTORY,
         "A published EAGLE-3 head for the model: a directory with its safetensors, which convert "
         "makes of torch's files. It guesses in the place of streams.",
-        metavar="DIR",
     )
     weights: str = option(
         "auto",
@@ -113,38 +111,24 @@ class ModelOptions:
         "How quantized weights are held; auto: what runs faster here, see doctor.",
     )
 
-    def __post_init__(self) -> None:
-        if self.adapter is not None and self.adapter_path is not None:
-            raise UserError("--adapter and --adapter-path were both given, expected at most one")
-        for name in self.HAVE_NO_STREAMS if self.no_streams else ():
-            if getattr(self, name) is not None:
-                raise UserError(
-                    f"--no-streams and {_flag(name)} were both given, expected at most one: the "
-                    "bundled streams are mounted without"
-                )
-
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that the bundled streams fit gets them if no adapter is named."""
-        return launched.in_turn(lambda: self._located(quiet))
-
-    def _located(self, quiet: bool) -> Source:
         from .. import demonstration
         from ..loading import adapter_named, model_directory, read_config
 
-        adapter, adapter_name, unasked = None, None, False
-        if self.adapter is not None:
-            adapter, adapter_name = adapter_named(self.adapter), self.adapter
-        elif self.adapter_path is not None:
-            adapter, adapter_name = self.adapter_path, str(self.adapter_path)
-        tell = demonstration.silent if quiet else note
-        path = demonstration.model_path(self.model, tell)
+        path = demonstration.model_path(self.model, demonstration.silent if quiet else note)
         name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
-        if adapter is None and self.draft_head is None and not self.no_streams:
-            path = model_directory(path)
-            adapter = bundled.streams_for(read_config(path))
-            unasked = adapter is not None
-            adapter_name = "the bundled streams" if unasked else None
-        return Source(path, name, adapter, adapter_name, self.weights, unasked, self.draft_head)
+        if self.adapter is not None:
+            return Source(path, name, adapter_named(self.adapter), self.adapter, self)
+        if self.adapter_path is not None:
+            return Source(path, name, self.adapter_path, str(self.adapter_path), self)
+        if self.draft_head is not None or self.no_streams:
+            return Source(path, name, None, None, self)
+        path = model_directory(path)
+        streams = bundled.streams_for(read_config(path))
+        if streams is None:
+            return Source(path, name, None, None, self)
+        return Source(path, name, streams, "the bundled streams", self, by_default=True)
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -164,9 +148,29 @@ class PromptOptions(PrefillOptions):
     def text(self) -> str:
         """The user's text, read from standard input for ``-``, without newlines at its end."""
         if self.prompt == "-":
-            launched.refuse_standard_input()
+            if launched.group() is not None:
+                raise UserError(
+                    "the prompt comes from standard input, expected --prompt under mlx.launch"
+                )
             return standard_input()
         return decoded(self.prompt.encode(errors="surrogateescape"), "--prompt")
+
+    def encoded(
+        self,
+        text: str,
+        tokenizer: "TokenizerWrapper",
+        template: str | None,
+        cache: "PromptCache | None" = None,
+    ) -> list[int]:
+        """Token ids of the prompt, those of a prompt cache first as far as they are known."""
+        from ..prompts import chat_prompt, chat_suffix, encode_prompt
+
+        raw = self.ignore_chat_template
+        if cache is None:
+            return encode_prompt(tokenizer, text) if raw else chat_prompt(tokenizer, text, template)
+        if raw:
+            return [*cache.tokens, *tokenizer.encode(text, add_special_tokens=False)]
+        return [*cache.tokens, *chat_suffix(tokenizer, text, template)]
 
 
 def standard_input() -> str:
@@ -211,13 +215,6 @@ class SamplingOptions(options.SamplingOptions):
 # Drafts -----------------------------------------------------------------------------------------
 
 
-_READ_BY = {
-    "lookup_size": "lookup",
-    "lookup_ngram": "lookup",
-    "num_draft_tokens": "draft-model",
-}
-"""What reads an option that is of one proposer alone."""
-
 Verify = Literal["greedy", "keyed", "rejection", "typical"]
 
 
@@ -242,22 +239,13 @@ class RuleOptions:
         from ..drafting.fixed import names_of
         from ..drafting.settings import chosen_drafts
 
-        if drafts.get("speculation") is False:
-            for field in drafts.keys() - {"speculation"}:
-                raise UserError(
-                    f"--no-speculation and {_flag(field)} were both given, expected at most one"
-                )
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts
         settings = chosen_drafts(self.verify, **drafts)
-        for field, name in _READ_BY.items():
-            if field in drafts and settings is not None and name not in names_of(settings):
-                raise UserError(f"{_flag(field)} was given, expected with --{name}")
+        if settings is not None and "lookup" not in names_of(settings):
+            for name in drafts.keys() & {"lookup_size", "lookup_ngram"}:
+                raise UserError(f"--{name.replace('_', '-')} was given, expected with --lookup")
         return settings
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 # Output -----------------------------------------------------------------------------------------
@@ -269,7 +257,13 @@ class OutputOptions:
 
     PANEL: ClassVar[str] = "Output"
 
-    as_json: bool = option(False, FLAG, "Print one JSON object instead of the text.", "--json")
+    as_json: bool = option(
+        False,
+        FLAG,
+        "Print one JSON object instead of the text.",
+        "--json",
+        without=("show_drafts",),
+    )
     show_drafts: bool = option(False, FLAG, "Mark each step's accepted drafts.")
     compare: bool = option(
         False,
@@ -279,22 +273,14 @@ class OutputOptions:
         "MLX in float32, token for token; --model and --adapter-path say what the package was made "
         "of.",
     )
-    profile: bool = option(
-        False, FLAG, "Then say what each part of the generation took. It runs slower for that."
-    )
     verbose: bool = option(
-        False, FLAG, "All statistics, not three lines of them.", "--verbose", "-v"
+        False,
+        FLAG,
+        "All statistics, not three lines of them.",
+        "--verbose",
+        "-v",
+        without=("quiet",),
     )
     quiet: bool = option(
         False, FLAG, "No statistics and no notes before the text.", "--quiet", "-q"
     )
-
-    def __post_init__(self) -> None:
-        if self.as_json and self.show_drafts:
-            raise UserError("--json and --show-drafts were both given, expected at most one")
-        if self.verbose and self.quiet:
-            raise UserError("--verbose and --quiet were both given, expected at most one")
-        if self.profile and self.compare:
-            raise UserError(
-                "--profile, which slows a run down, was given with --compare, expected one"
-            )

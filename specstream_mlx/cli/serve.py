@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..demonstration import MODEL
 from ..errors import UserError
-from ..options import PATH, TEXT, TEXTS, integer, option
+from ..options import DIRECTORY, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched
 from .options import ModelOptions, base_model
@@ -34,7 +34,7 @@ def serve(
         metavar="NAME=DIR",
     ),
     adapters: Path | None = option(
-        None, PATH, "A folder of adapters, each in a directory of its name.", metavar="DIR"
+        None, DIRECTORY, "A folder of adapters, each in a directory of its name."
     ),
     host: str = option("127.0.0.1", TEXT, "The address to listen on."),
     port: int = option(8080, integer(0, 65535), "The port; 0: a free one."),

@@ -1,13 +1,25 @@
 """``specstream-mlx train``."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ..errors import UserError, shown
 from ..files import read_text, reason
-from ..options import FLAG, PATH, TEXT, check_options, choice, integer, kinds_of, number, option
+from ..options import (
+    FILE,
+    FLAG,
+    PATH,
+    TEXT,
+    check_options,
+    choice,
+    integer,
+    kinds_of,
+    number,
+    option,
+)
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
@@ -26,20 +38,18 @@ _IGNORED = {
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
 """Settings of mlx_lm.lora that may have any value, as nothing here depends on them."""
 
+_SELF = "self"
 _HELD_OUT_TEXTS = 6
 _SECONDS_BETWEEN_LINES = 60.0
 _LEARNED = 1.05
 """Tokens a step that streams come to which have begun to learn; without any it is 1."""
 
 
-_ANSWERS = "The base's own answers, without --data"
-
-
 @dataclass(frozen=True)
 class AnswerOptions:
     """The base's own answers, trained on where there is no --data."""
 
-    PANEL: ClassVar[str] = _ANSWERS
+    PANEL: ClassVar[str] = "The base's own answers, without --data"
 
     prompts: str | None = option(
         None,
@@ -57,13 +67,8 @@ class AnswerOptions:
     max_tokens: int = option(256, integer(1), "The most tokens of an answer.")
     temp: float = option(0.0, number(0), "Temperature; 0 (default): the likeliest answer.")
     answers_only: bool = option(
-        False,
-        FLAG,
-        "Write the answers to DIR.training/data and end there, for another trainer.",
+        False, FLAG, "Write the answers to DIR.training/data and end there, for another trainer."
     )
-
-
-_SELF = "self"
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,10 @@ class CommandOptions:
 
     config: Path | None = option(
         None,
-        PATH,
+        FILE,
         "YAML with these settings, as mlx_lm's.",
         "--config",
         "-c",
-        metavar="FILE",
         panel="Model and data",
     )
     estimate: bool = option(False, FLAG, "Only say what the run would take.")
@@ -113,26 +117,31 @@ def train(
 
         specstream-mlx train --model my-4bit-model --mode shared --data tickets
     """
-    _train(*_settings(settings, answers, command.config), command)
-
-
-def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOptions) -> None:
+    from ..demonstration import model_path
+    from ..loading import load
     from ..train.estimate import estimate
-    from ..train.run import run_directory
+    from ..train.run import Run, run_directory
+    from ..train.start import start_of
 
-    directory = run_directory(settings.adapter_path)
-    _check_place(settings, directory)
-    if answers.answers_only:
-        from ..demonstration import model_path
-        from ..loading import load
-        from ..train.start import start_of
-
-        written = _written_prompts(answers)
-        start = start_of(settings, *load(model_path(settings.model, note)))
-        print(_answer(start, settings, directory, answers, written))
+    checked, answering = _settings(settings, answers, command.config)
+    directory = run_directory(checked.adapter_path)
+    _check_place(checked, directory)
+    prompts = _prompts(checked, answering)  # before the base is loaded, as all that is read
+    start = start_of(checked, *load(model_path(checked.model, note)))
+    if checked.data is None:
+        data = _answers(start, checked, directory, answering, prompts)
+    else:
+        data = Path(checked.data)
+    if answering.answers_only:
+        print(data)
         return
-    start, run, valid = _prepared(settings, directory, answers)
-    if settings.resume:
+    training, valid = _split(data / "train.jsonl", start, checked), None
+    if (data / "valid.jsonl").exists():
+        valid = _split(data / "valid.jsonl", start, checked)
+    else:
+        note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
+    run = Run(checked, start, training, valid)
+    if checked.resume:
         run.restore(run.last)
     if run.is_finished:
         note(f"The run is at its end, after {run.progress.iterations} iterations")
@@ -143,8 +152,7 @@ def _train(settings: TrainSettings, answers: AnswerOptions, command: CommandOpti
     _iterate(run)
     adapter = run.write_adapter()
     if valid is not None:
-        if run.progress.best_length is not None:
-            _tell_best(run.progress.best_iteration, run.progress.best_length)
+        _tell_best(run)
         if not command.no_outcome:
             _tell_outcome(start, adapter, valid)
     print(adapter)
@@ -176,8 +184,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     import yaml
     from mlx_lm.lora import yaml_loader
 
+    text = read_text(path)
     try:
-        values = yaml.load(read_text(path), yaml_loader)
+        values = yaml.load(text, yaml_loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply, expected settings by name") from None
     except (yaml.YAMLError, ValueError) as error:  # this of a date that does not exist
@@ -209,12 +218,10 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
     """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
     from ..train.run import is_adapter, last_checkpoint
 
-    target = settings.adapter_path
+    target, begun = settings.adapter_path, last_checkpoint(directory).exists()
     if target.exists() and not (settings.resume and is_adapter(target)):
-        resumable = last_checkpoint(directory).exists() and is_adapter(target)
-        more = ", or --resume to go on with its run" if resumable else ""
+        more = ", or --resume to go on with its run" if begun and is_adapter(target) else ""
         raise UserError(f"{target} exists already, expected a new --adapter-path{more}")
-    begun = last_checkpoint(directory).exists()
     if begun and not settings.resume:
         raise UserError(
             f"{directory} holds an earlier run, expected --resume to go on with it or another "
@@ -227,36 +234,24 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
         )
 
 
-def _prepared(
-    settings: TrainSettings, directory: Path, answers: AnswerOptions
-) -> "tuple[Start, Run, Split | None]":
-    """Load the base, make its answers where they are the data, and read the data."""
-    from ..demonstration import model_path
-    from ..loading import load
-    from ..train.data import read_rows
-    from ..train.run import Run
-    from ..train.start import start_of
-
-    written = _written_prompts(answers) if settings.data is None else None
-    if settings.data is not None and not Path(settings.data).is_dir():
-        found = "is a file" if Path(settings.data).exists() else "does not exist"
-        raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
-    if settings.data is not None:  # before the base is loaded
-        read_rows(Path(settings.data) / "train.jsonl", settings.prompt_template)
-        if (valid_file := Path(settings.data) / "valid.jsonl").exists():
-            read_rows(valid_file, settings.prompt_template)
-    base, tokenizer = load(model_path(settings.model, note))
-    start = start_of(settings, base, tokenizer)
+def _prompts(settings: TrainSettings, answers: AnswerOptions) -> list[str] | None:
+    """Read the prompts of a file, or check the data; ``None``: there is data, or none is read."""
     if settings.data is None:
-        data = _answer(start, settings, directory, answers, written)
-    else:
-        data = Path(settings.data)
-    train, valid = _split(data / "train.jsonl", start, settings), None
+        from ..train.distil import SHIPPED, read_prompts
+
+        if answers.prompts == _SELF:
+            return None
+        return read_prompts(SHIPPED if answers.prompts is None else Path(answers.prompts))
+    from ..train.data import read_rows
+
+    data = Path(settings.data)
+    if not data.is_dir():
+        found = "is a file" if data.exists() else "does not exist"
+        raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
+    read_rows(data / "train.jsonl", settings.prompt_template)
     if (data / "valid.jsonl").exists():
-        valid = _split(data / "valid.jsonl", start, settings)
-    else:
-        note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
-    return start, Run(settings, start, train, valid), valid
+        read_rows(data / "valid.jsonl", settings.prompt_template)
+    return None
 
 
 def _split(path: Path, start: "Start", settings: TrainSettings) -> "Split":
@@ -270,38 +265,42 @@ def _split(path: Path, start: "Start", settings: TrainSettings) -> "Split":
     return split
 
 
-def _written_prompts(answers: AnswerOptions) -> list[str] | None:
-    """The prompts of a file; ``None``: the base is to ask itself."""
-    from ..train.distil import SHIPPED, read_prompts
-
-    if answers.prompts == _SELF:
-        return None
-    return read_prompts(SHIPPED if answers.prompts is None else Path(answers.prompts))
-
-
-def _answer(
+def _answers(
     start: "Start",
     settings: TrainSettings,
     directory: Path,
     answers: AnswerOptions,
     prompts: list[str] | None,
 ) -> Path:
-    """Let the base, with its LoRA, answer prompts, or ask itself and answer."""
+    """Let the base, with its LoRA, answer prompts, or draw prompts itself and answer."""
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
+    from ..train.self_prompts import Asking, ask_itself
 
-    base, tokenizer = start.base, start.tokenizer
-    answering = Answering(
-        answers.max_tokens,
-        answers.temp,
-        seed=settings.seed,
-        template=start.prompt_template,
-        lora=start.frozen_lora,
-    )
+    base, tokenizer, template = start.base, start.tokenizer, start.prompt_template
     data = directory / "data"
     try:
         if prompts is None:
-            prompts = _asked(start, settings, directory, answers)
+            asking = Asking(
+                answers.num_prompts,
+                settings.seed,
+                template,
+                answers.prompt_script,
+                start.frozen_lora,
+            )
+            with progress("The base draws prompts") as show:
+                shown = _by_the_minute(show, "The base draws", "drawn")
+                asked = ask_itself(base, tokenizer, directory, asking, shown)
+            if asked.drawn:
+                note(asked.sentence())
+            prompts = asked.prompts
+        answering = Answering(
+            answers.max_tokens,
+            answers.temp,
+            seed=settings.seed,
+            template=template,
+            lora=start.frozen_lora,
+        )
         fit = fitting(base, tokenizer, prompts, answering, settings.max_seq_length)
         if len(fit) < len(prompts):
             note(
@@ -309,59 +308,34 @@ def _answer(
                 "and are left out"
             )
         with progress("The base answers prompts") as show:
-            told = _Told(show, "The base answers", "answered")
-            distil(base, tokenizer, fit, data, answering, told)
+            shown = _by_the_minute(show, "The base answers", "answered")
+            distil(base, tokenizer, fit, data, answering, shown)
     except KeyboardInterrupt:
         note("Stopped; the same command goes on with what is there")
         raise
     return data
 
 
-def _asked(
-    start: "Start",
-    settings: TrainSettings,
-    directory: Path,
-    answers: AnswerOptions,
-) -> list[str]:
-    """The prompts that the base asks itself."""
-    from ..terminal.progress import progress
-    from ..train.self_prompts import Asking, ask_itself
-
-    asking = Asking(
-        answers.num_prompts,
-        settings.seed,
-        start.prompt_template,
-        answers.prompt_script,
-        start.frozen_lora,
-    )
-    with progress("The base draws prompts") as show:
-        told = _Told(show, "The base draws", "drawn")
-        asked = ask_itself(start.base, start.tokenizer, directory, asking, told)
-    if asked.drawn:
-        note(asked.sentence())
-    return asked.prompts
-
-
-class _Told:
-    """Progress of drawn or answered prompts: on a bar, and every minute in a line.
+def _by_the_minute(show: "Show", doing: str, done_words: str) -> Callable[[float, float], None]:
+    """Show progress on a bar, and every minute in a line.
 
     Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
     """
+    last = 0.0
 
-    def __init__(self, show: "Show", doing: str, done: str):
-        self._show, self._doing, self._done, self._said = show, doing, done, 0.0
-
-    def __call__(self, done: float, total: float) -> None:
-        self._show(done, total)
+    def shown(done: float, total: float) -> None:
+        nonlocal last
+        show(done, total)
         now = time.monotonic()
-        if not self._said:
-            already = f"; {done:.0f} are {self._done}" if done else ""
-            note(f"{self._doing} {total:.0f} prompts{already}")
-        elif now - self._said < _SECONDS_BETWEEN_LINES or done == total:
-            return
-        else:
-            note(f"{done:.0f} of {total:.0f} prompts {self._done}")
-        self._said = now
+        if not last:
+            already = f"; {done:.0f} are {done_words}" if done else ""
+            note(f"{doing} {total:.0f} prompts{already}")
+            last = now
+        elif now - last >= _SECONDS_BETWEEN_LINES and done < total:
+            note(f"{done:.0f} of {total:.0f} prompts {done_words}")
+            last = now
+
+    return shown
 
 
 def _iterate(run: "Run") -> None:
@@ -400,13 +374,16 @@ def _iterate(run: "Run") -> None:
         raise KeyboardInterrupt
 
 
-def _tell_best(iterations: int, accepted_length: float) -> None:
+def _tell_best(run: "Run") -> None:
     """Name the adapter's state, and say whether its streams have learned anything."""
+    iterations, length = run.progress.best_iteration, run.progress.best_length
+    if length is None:
+        return
     note(
         f"The adapter is the state after {iterations} iterations, whose accepted length was the "
-        f"longest, {accepted_length:.2f}"
+        f"longest, {length:.2f}"
     )
-    if accepted_length < _LEARNED:
+    if length < _LEARNED:
         note(
             "Its streams have learned next to nothing: more iterations, more data, or a smaller "
             "--learning-rate may help"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from ..files import decoded
-from ..options import FLAG, PATH, TEXT, most_tokens, option
+from ..options import FILE, FLAG, NAME, most_tokens, option
 from ..terminal.notes import note
 from .options import ModelOptions, base_model, standard_input
 
@@ -14,15 +14,12 @@ def write(
     *,
     adapter: str = option(
         ...,
-        TEXT,
+        NAME,
         "An adapter: proofread, friendly, professional, concise, summarize, key_points, ..; "
         "`adapters list` lists them.",
-        metavar="NAME",
         positional=True,
     ),
-    file: Path | None = option(
-        None, PATH, "The text. Default: standard input.", "--file", "-f", metavar="FILE"
-    ),
+    file: Path | None = option(None, FILE, "The text. Default: standard input.", "--file", "-f"),
     as_json: bool = option(
         False, FLAG, "Print one JSON object, with figures, when all is written.", "--json"
     ),

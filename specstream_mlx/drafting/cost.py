@@ -137,7 +137,6 @@ class StepCosts:
         path: file in the user's cache.
         facts: all that the costs depend on, as JSON values; a file with other facts is ignored.
         places: the places that the rule chooses from.
-        names: names of the model and its adapter, saved with the curve for people.
     """
 
     def __init__(
@@ -145,9 +144,8 @@ class StepCosts:
         path: Path,
         facts: dict[str, Any],
         places: Sequence[Place],
-        names: Mapping[str, str | None] | None = None,
     ):
-        self._path, self._facts, self._names = path, facts, dict(names or {})
+        self._path, self._facts = path, facts
         self.batches = BatchCosts()
         # A single node without streams is a plain step, where there are these.
         sizes = {place: _SIZES for place in places}
@@ -201,8 +199,7 @@ class StepCosts:
         if len(self._timings) == self._saved:
             return
         self._saved = len(self._timings)
-        values: dict[str, Any] = {"facts": self._facts, "names": self._names}
-        values["timings"] = self._timings
+        values: dict[str, Any] = {"facts": self._facts, "timings": self._timings}
         if self.curve.spread is not None:
             values["curve"] = vars(self.curve)
         user_cache.write(self._path, values)
@@ -458,29 +455,7 @@ def _seconds(line: Line, rows: float) -> float:
     return shared + row * rows
 
 
-# All models' costs ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KeptCosts:
-    """The cost curve of one model with adapters of one shape.
-
-    Attributes:
-        model, adapter: their directories; ``None``: there was no adapter.
-        mode: mode of the streams; ``None``: there were none.
-        kv_bits: bits of a quantized KV cache; ``None``: it was not quantized.
-        processes: among which the model was divided.
-        curve: the cost curve.
-        here: whether it is of this machine with its present MLX and BLAS, and so still in use.
-    """
-
-    model: str
-    adapter: str | None
-    mode: str | None
-    kv_bits: int | None
-    processes: int
-    curve: CostCurve
-    here: bool
+# Files ---------------------------------------------------------------------------------------
 
 
 def directory() -> Path:
@@ -492,24 +467,3 @@ def device_facts() -> dict[str, Any]:
     """Return the facts of the machine that the cost of a step depends on."""
     described = device.describe()
     return {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")}
-
-
-def kept_costs() -> list[KeptCosts]:
-    """List all complete curves, the newest first; files that cannot be read are left out."""
-    present, kept_curves = device_facts(), []
-    for path in directory().glob("*.json"):
-        values = user_cache.read(path)
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            facts, names = values["facts"], values["names"]
-            kept_curves.append(
-                KeptCosts(
-                    names["model"],
-                    names["adapter"],
-                    facts["streams"] and facts["streams"]["mode"],
-                    facts["kv_cache"] and facts["kv_cache"][0],
-                    facts["processes"],
-                    read_curve(values["curve"]),
-                    facts["device"] == present,
-                )
-            )
-    return sorted(kept_curves, key=lambda kept: kept.curve.measured, reverse=True)

@@ -364,8 +364,7 @@ def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUA
     key = path, model.path, adapter
     if key not in _HISTORIES:
         known = (history.costs for (other, *_), history in _HISTORIES.items() if other == path)
-        names = {"model": str(model.path), "adapter": str(adapter) if adapter else None}
-        costs = next(known, None) or StepCosts(path, facts, places_of(model.guessing), names)
+        costs = next(known, None) or StepCosts(path, facts, places_of(model.guessing))
         _HISTORIES[key] = new_history(costs, model.guessing)
     return _HISTORIES[key]
 

@@ -7,7 +7,7 @@ fraction of the time that libraries take which read signatures.
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, is_dataclass
 from pathlib import Path
@@ -47,17 +47,40 @@ def run(
         formatter_class=lambda prog: _Help(prog, max_help_position=30),
         allow_abbrev=False,
     )
-    parameters = list(_parameters(command, hidden))
-    headings: dict[str, Any] = {}
-    for option in (one for parameter in parameters for one in parameter.options):
+    groups = {
+        name: _group(name, parameter, hidden)
+        for name, parameter in inspect.signature(command).parameters.items()
+    }
+    options = [option for _, members in groups.values() for option in members]
+    headings: dict[str, Any] = {"options": parser}
+    for option in options:
         heading = "arguments" if option.spec.positional else option.panel or "options"
-        if heading not in headings and heading != "options":
+        if heading not in headings:
             headings[heading] = parser.add_argument_group(heading)
-        option.add(headings.get(heading, parser))
-    after = (f" {_metavar(o.spec)}" for p in parameters for o in p.options if o.spec.positional)
+        option.add(headings[heading])
+    after = (f" {option.metavar}" for option in options if option.spec.positional)
     parser.usage = f"%(prog)s [OPTIONS]{''.join(after)}"
     given = vars(parser.parse_args(list(words)))
-    command(**{parameter.name: parameter.value(given) for parameter in parameters})
+    _check_together({option.name: option for option in options if option.name in given})
+    values: dict[str, Any] = {}
+    for name, (make, members) in groups.items():
+        own = {option.name: given[option.name] for option in members if option.name in given}
+        values[name] = own.get(name, members[0].default) if make is None else make(**own)
+    command(**values)
+
+
+def _check_together(given: Mapping[str, "_Option"]) -> None:
+    """Check that no option was given that excludes another one, or needs one that was not."""
+    for option in given.values():
+        for other in option.spec.without:
+            if other in given:
+                raise UserError(
+                    f"{option.flag} and {given[other].flag} were both given, expected at most one"
+                )
+        needs = option.spec.needs
+        if needs and not given.keys() & needs:
+            flags = " or ".join(f"--{name.replace('_', '-')}" for name in needs)
+            raise UserError(f"{option.flag} was given, expected with {flags}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +89,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Texts as they stand in the command; an option's metavar once, behind its last name."""
+    """Texts as they stand in the command; an option's metavar once, after its last name."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -84,20 +107,33 @@ class _Option:
     spec: Spec
     panel: str | None
 
+    @property
+    def metavar(self) -> str:
+        """The name of its value."""
+        kind = self.spec.kind
+        return self.spec.metavar or kind.metavar or "|".join(kind.choices) or "TEXT"
+
+    @property
+    def flag(self) -> str:
+        """Its first name on the command line."""
+        if self.spec.positional:
+            return self.metavar
+        if self.spec.flags:
+            return self.spec.flags[0].partition("/")[0]
+        no = "no-" if self.spec.kind is FLAG and self.default else ""
+        return f"--{no}{self.name.replace('_', '-')}"
+
     def add(self, parser: Any) -> None:
         """Add it to a parser or a group of one."""
-        spec, kind, default = self.spec, self.spec.kind, self.default
-        flags = spec.flags or (f"--{self.name.replace('_', '-')}",)
+        spec, kind, default, help = self.spec, self.spec.kind, self.default, self.spec.help
+        flags = (self.flag, *spec.flags[1:])
         how: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": self.name}
-        help = spec.help
-        if "/" in flags[0]:  # both a name and its opposite
-            flags, how["action"] = (flags[0].partition("/")[0],), argparse.BooleanOptionalAction
+        if spec.flags and "/" in spec.flags[0]:  # both a name and its opposite
+            how["action"] = argparse.BooleanOptionalAction
         elif kind is FLAG:
             how["action"] = "store_false" if default else "store_true"
-            if default:
-                flags = (f"--no-{self.name.replace('_', '-')}",)
         else:
-            how |= {"type": reader(kind, self.type), "metavar": _metavar(spec)}
+            how |= {"type": reader(kind, self.type), "metavar": self.metavar}
             if is_list := _is_list(self.type):
                 how["action"] = "append"
             how["required"] = default is MISSING
@@ -107,68 +143,41 @@ class _Option:
         how["help"] = help.replace("%", "%%")
         if spec.positional:
             del how["dest"], how["required"]
-            how["nargs"] = None if default is MISSING else "?"
-            if how.pop("action", None):
-                how["nargs"] = "+" if default is MISSING else "*"
-            parser.add_argument(self.name, **how)
-        else:
-            parser.add_argument(*flags, **how)
+            is_list, needed = how.pop("action", None) is not None, default is MISSING
+            how["nargs"] = ("+" if needed else "*") if is_list else (None if needed else "?")
+            flags = (self.name,)
+        parser.add_argument(*flags, **how)
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """A parameter of a command: one option, or the options of a group.
-
-    Attributes:
-        group: makes the parameter's value of the options given; ``None``: one option.
-    """
-
-    name: str
-    group: Callable[..., Any] | None
-    options: list[_Option]
-
-    def value(self, given: Mapping[str, Any]) -> Any:
-        """The parameter's value."""
-        if self.group is None:
-            (one,) = self.options
-            return given.get(self.name, one.default)
-        return self.group(**{o.name: given[o.name] for o in self.options if o.name in given})
+Group = tuple[Callable[..., Any] | None, list[_Option]]
+"""What makes a parameter's value of the options given, and its options; ``None``: its only one."""
 
 
-def _parameters(command: Command, hidden: bool) -> Iterator[_Parameter]:
-    for name, parameter in inspect.signature(command).parameters.items():
-        type_, default = parameter.annotation, parameter.default
-        group = next((one for one in (type_, *get_args(type_)) if is_dataclass(one)), None)
-        if group is not None:
-            make: Callable[..., Any] = group if type_ is group else dict
-            options = []
-            for field, spec in options_of(group):
-                default = _default(field)
-                if make is dict and default is MISSING:  # what is missing may come from elsewhere
-                    default = None
-                if hidden or not spec.hidden:
-                    panel = _panel_of(group, field)
-                    options.append(_Option(field.name, field.type, default, spec, panel))
-            yield _Parameter(name, make, options)
-        else:
-            spec = default.metadata["option"]
-            option = _Option(name, type_, _default(default), spec, spec.panel)
-            yield _Parameter(name, None, [option])
+def _group(name: str, parameter: inspect.Parameter, hidden: bool) -> Group:
+    annotation, default = parameter.annotation, parameter.default
+    group = next((one for one in (annotation, *get_args(annotation)) if is_dataclass(one)), None)
+    if group is None:
+        spec = default.metadata["option"]
+        return None, [_Option(name, annotation, _default(default), spec, spec.panel)]
+    options = []
+    for field, spec in options_of(group):
+        if spec.hidden and not hidden:
+            continue
+        default = _default(field)
+        if annotation is not group and default is MISSING:  # it may come from elsewhere
+            default = None
+        options.append(_Option(field.name, field.type, default, spec, _panel(group, field)))
+    return (group if annotation is group else dict), options
 
 
 def _default(field: Field[Any]) -> Any:
     return None if field.default_factory is not MISSING else field.default
 
 
-def _panel_of(group: Any, field: Field[Any]) -> str | None:
+def _panel(group: Any, field: Field[Any]) -> str | None:
     """Return the option's own panel, or that of the class that declares it, if it has one."""
-    own = field.metadata["option"].panel
     classes = (each for each in group.__mro__ if field.name in each.__annotations__)
-    return own or getattr(next(classes), "PANEL", None)
-
-
-def _metavar(spec: Spec) -> str:
-    return spec.metavar or "|".join(spec.kind.choices) or "TEXT"
+    return field.metadata["option"].panel or getattr(next(classes), "PANEL", None)
 
 
 def _is_list(type_: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Notes of a command beside its result, on stderr."""
+"""Notes of a command, on stderr."""
 
 import sys
 

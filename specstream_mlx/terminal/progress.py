@@ -4,24 +4,14 @@ Blocks may stand within blocks: their bars are then shown together, the outermos
 """
 
 import sys
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
 from threading import Timer
 from typing import Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
 
@@ -43,24 +33,18 @@ _running: ContextVar[Progress | None] = ContextVar("_running", default=None)
 def progress(description: str) -> Iterator[Show]:
     """Show a bar while the block runs, on stderr; nothing where that is no terminal."""
     with _bars() as bars:
-        task = bars.add_task(description, total=None, ends=None)
-        begun: tuple[float, float] | None = None
-        said = description
+        task = bars.add_task(description, total=None)
+        said, counts = description, False
 
         def show(done: float, total: float | None, description: str | None = None) -> None:
-            nonlocal begun, said, task
+            nonlocal said, counts, task
             said = description or said
-            if total is None:  # which a bar that had one does not take
-                begun = None
-                bars.remove_task(task)
-                task = bars.add_task(said, total=None, ends=None)
+            if counts and total is not None:
+                bars.update(task, completed=done, total=total, description=said)
                 return
-            now = time.monotonic()
-            begun = begun or (now, done)
-            (start, first), ends = begun, None
-            if done > first:
-                ends = now + (now - start) * (total - done) / (done - first)
-            bars.update(task, completed=done, total=total, description=description, ends=ends)
+            bars.remove_task(task)  # rich does not take a total back, nor a start above 0
+            task = bars.add_task(said, total=total, completed=int(done))
+            counts = total is not None
 
         try:
             yield show
@@ -77,16 +61,6 @@ def track(items: Collection[Item], description: str) -> Iterator[Item]:
             show(number, len(items))
 
 
-class _Remaining(ProgressColumn):
-    """The remaining time, if the work goes on at its mean pace."""
-
-    def render(self, task: Task) -> Text:
-        if (ends := task.fields["ends"]) is None:
-            return Text("-:--:--", style="progress.remaining")
-        seconds = max(0, round(ends - time.monotonic()))
-        return Text(f"{timedelta(seconds=seconds)} left", style="progress.remaining")
-
-
 @contextmanager
 def _bars() -> Iterator[Progress]:
     """The bars of the outermost block, which are shown once it has taken ``SECONDS``."""
@@ -98,7 +72,8 @@ def _bars() -> Iterator[Progress]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         TaskProgressColumn(),
-        _Remaining(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
         transient=True,
         redirect_stdout=False,  # what is printed there does not belong on stderr

@@ -1,8 +1,5 @@
 """The page of the writing tools in headless Chromium; all its adapters are the toy's."""
 
-import io
-import os
-import pty
 import re
 import shutil
 import signal
@@ -12,10 +9,10 @@ import urllib.request
 
 import pytest
 from browser import CHROMIUM, DRIVER, browser
+from command_line import refusal, run
 from specstream_mlx.apps.writing_tools.local_page import PAGE
 
-from specstream_mlx import UserError, bundled, generate, load
-from specstream_mlx.cli.writing_tools import writing_tools
+from specstream_mlx import bundled, generate, load
 from specstream_mlx.prompts import chat_prompt
 
 TEXT = "table singers(name, age, city): for singers with city Lima, what is the age?"
@@ -52,21 +49,18 @@ window.fetch = (path, request) => {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory, toy_directory):
-    """Where ``specstream-mlx writing-tools`` has its page, started in a terminal."""
+    """Where ``specstream-mlx writing-tools`` has its page."""
     root = tmp_path_factory.mktemp("toy")
     for name in bundled.adapter_names():
         shutil.copytree(toy_directory / "adapters/sql", root / "adapters" / name)
     program = PROGRAM.format(root=str(root), base=str(toy_directory / "base"))
-    ours, terminal = pty.openpty()
     command = [sys.executable, "-c", program, "writing-tools", "--no-browser"]
-    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             yield re.search(r"at (http://127\.0\.0\.1:\d+)/", server.stderr.readline())[1]
         finally:
             server.send_signal(signal.SIGINT)
             assert server.wait(30) == 0
-            os.close(ours)
-            os.close(terminal)
 
 
 @pytest.fixture(scope="module")
@@ -335,22 +329,15 @@ def test_the_page_takes_nothing_from_elsewhere(address):
         assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|style=", text), path
 
 
-@pytest.mark.parametrize(
-    ("no_browser", "stdin"), [(True, None), (False, None), (True, io.TextIOWrapper(io.BytesIO()))]
-)
-def test_without_a_text_the_page_is_opened(no_browser, stdin, monkeypatch, capsys):
-    """At a terminal, or where an option of the page was given, as to one in the background."""
+@pytest.mark.parametrize("no_browser", [True, False])
+def test_the_page_is_opened(no_browser, monkeypatch):
     opened = []
-    monkeypatch.setattr("sys.stdin", stdin)
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("specstream_mlx.serve.run.serve", lambda app, listening: None)
     monkeypatch.setattr("specstream_mlx.apps.writing_tools.local_page.page_app", lambda: None)
-    given = {"text": None, "tool": None, "max_tokens": None, "port": None, "as_json": False}
-    writing_tools(**given, no_browser=no_browser)
-    address = re.search(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)[0]
+    flags = ["--no-browser"] if no_browser else []
+    address = re.search(r"http://127\.0\.0\.1:\d+/", run("writing-tools", *flags).stderr)[0]
     assert opened == ([] if no_browser else [address])
-    with pytest.raises(UserError, match=r"there is no text|the text is empty"):
-        writing_tools(**given | {"as_json": True}, no_browser=False)
     monkeypatch.setattr("specstream_mlx.cli.serve.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'specstream-mlx\[serve\]'$"):
-        writing_tools(**given, no_browser=no_browser)
+    sentence = refusal(run("writing-tools", *flags))
+    assert sentence.endswith("pip install 'specstream-mlx[serve]'")

@@ -1,11 +1,15 @@
 """Adapters by name, and ``write``: on a tiny random model that stands in for the bundled one."""
 
 import json
+import re
+import shutil
 
-import command_line
+import mlx.core as mx
 import pytest
+from command_line import refusal, run
 from mlx.utils import tree_flatten
 from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_peft import edit
 
 from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.adapters.kept import kept_adapters
@@ -36,12 +40,8 @@ def installed(installation, monkeypatch, tmp_path):
     return installation
 
 
-def run(*args, stdin=None):
-    return command_line.run(*args, stdin=stdin)
-
-
 def refused(*args):
-    return command_line.refusal(run(*args))
+    return refusal(run(*args))
 
 
 def expected(root, adapter, max_tokens=8):
@@ -130,3 +130,31 @@ def test_write_is_a_filter(installed, tmp_path):
     assert "nowhere.txt" in refused("write", "fix", "--file", tmp_path / "nowhere.txt")
     file.write_bytes(b"\xff")
     assert "is not UTF-8" in refused("write", "fix", "--file", file)
+
+
+def test_info_is_shown_in_80_columns(base, shared, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for args in ((base,), (shared, "--model", base), (shared,)):
+        result = run("adapters", "info", *args)
+        assert result.exit_code == 0
+        assert max(len(line) for line in result.stdout.splitlines()) <= 80
+        assert "\u2026" not in result.stdout
+    assert "is not a directory here" in result.stderr
+    assert f"{base} is a base model" in refusal(run("adapters", "info", base, "--model", base))
+    assert "there is no adapter '', expected one of" in refusal(run("adapters", "info", ""))
+    text = run("adapters", "info", shared, "--model", base).stdout
+    assert re.search(r"^ *stream_head +plain *$", text, re.MULTILINE)
+    assert re.search(r"pruner 1,024 \(\d\.\d+% of the base\)", text)
+
+
+def test_info_reads_no_weights(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(mx, "load", None)
+    assert run("adapters", "info", base).exit_code == 0
+
+
+def test_what_does_not_fit_is_described_and_noted(base, shared, tmp_path):
+    other = tiny_llama_directory(tmp_path / "other", intermediate_size=128)
+    assert "made for another base" in run("adapters", "info", shared, "--model", other).stderr
+    copy = shutil.copytree(base, tmp_path / "base")
+    edit(copy / "config.json", model_type="mamba")
+    assert "model_type is 'mamba', which is refused" in run("adapters", "info", copy).stderr

@@ -9,12 +9,12 @@ import sys
 from itertools import islice
 
 import pytest
-from command_line import generate, run
+from command_line import generate, refusal, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit
 
-from specstream_mlx import bundled, demonstration, load, stream_generate
-from specstream_mlx.cli.run import Run
+from specstream_mlx import bundled, demonstration, load, loading, stream_generate
+from specstream_mlx.cli.run import Decoding
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -63,6 +63,7 @@ def test_comparison_for_people(base, streams):
     """One pair of rates, their own ratio, how far the others are from it, and no third rate."""
     result = generate(base, "--adapter-path", streams, "--compare")
     assert "Identical output: yes, compared with plain mlx_lm in float32\n" in result.stderr
+    assert "By itself mlx_lm computes" not in result.stderr
     assert "\nGeneration: 12 tokens\n" in result.stderr
     plain, ours = (
         float(re.search(rf"\n{name}: ([\d.]+) tokens-per-sec", result.stderr).group(1))
@@ -74,16 +75,17 @@ def test_comparison_for_people(base, streams):
     assert low <= speedup <= high
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_comparison_names_the_dtype(dtype, base, tmp_path):
+def test_comparison_names_the_dtype(base, tmp_path):
     """Both sides compute in one dtype, and the files' own is told where it is another."""
     model = tmp_path / "model"
-    assert run("convert", "--model", base, "--mlx-path", model, "--dtype", dtype).exit_code == 0
+    assert (
+        run("convert", "--model", base, "--mlx-path", model, "--dtype", "bfloat16").exit_code == 0
+    )
     values = json.loads(generate(model, "--compare", "--json").stdout)
-    assert values["mlx_lm_dtype"] == dtype
+    assert values["mlx_lm_dtype"] == "bfloat16"
     assert values["identical"] is True
     told = "By itself mlx_lm computes in bfloat16: near-ties may fall otherwise\n"
-    assert (told in generate(model, "--compare").stderr) == (values["dtype"] != dtype)
+    assert (told in generate(model, "--compare").stderr) == (values["dtype"] != "bfloat16")
 
 
 def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
@@ -93,7 +95,7 @@ def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
     ours = list(stream_generate(model, tokenizer, prompt, 12))
     place, right = 3, ours[3].token
     wrong = (right + 1) % model.config["vocab_size"]
-    plain = Run.plain_responses
+    plain = Decoding.plain_responses
 
     def responses(request):
         for number, response in enumerate(plain(request)):
@@ -101,7 +103,7 @@ def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
                 response.token = wrong
             yield response
 
-    monkeypatch.setattr(Run, "plain_responses", responses)
+    monkeypatch.setattr(Decoding, "plain_responses", responses)
     flags = ("--compare", "--ignore-chat-template")
     found = json.loads(generate(base, *flags, "--json").stdout)["first_difference"]
     scores = ours[place].logprobs
@@ -169,28 +171,29 @@ def test_bundled_streams_are_mounted_where_they_fit(installed, tmp_path):
         assert (values["model"], values["adapter"]) == (str(model), adapter)
 
 
-def start(base, *args):
-    command = [sys.executable, "-m", "specstream_mlx", "generate", "--model", base, "-p", "hi"]
-    command += args
+def test_an_interrupt_and_a_closed_pipe(base):
+    """The first ends with what was measured, the second quietly; both run at the same time."""
+    command = [sys.executable, "-m", "specstream_mlx", "generate", "--model", str(base)]
+    command += ["-p", "hi", "-m", str(10**6)]
     pipe = subprocess.PIPE
-    return subprocess.Popen([str(a) for a in command], stdout=pipe, stderr=pipe)
-
-
-def test_interrupt_ends_with_what_was_measured(base):
-    process = start(base, "-m", 10**6)
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    interrupted, closed = (subprocess.Popen(command, stdout=pipe, stderr=pipe) for _ in range(2))
+    interrupted.stdout.read(1)
+    interrupted.send_signal(signal.SIGINT)
+    closed.stdout.read(1)
+    closed.stdout.close()
+    stdout, stderr = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130
     assert b"Traceback" not in stderr
     assert stdout.endswith(b"\n")
     assert re.search(rb"\nGeneration: \d+ tokens, [\d.]+ tokens-per-sec\n", stderr)
     assert b"cut off" not in stderr
+    assert closed.wait(timeout=60) == 1
+    assert b"Traceback" not in closed.stderr.read()
 
 
 def test_interrupts_under_other_options(base, monkeypatch):
     """Of JSON there is one whole object; while comparing, the text and its rate are there."""
-    responses = Run.responses
+    responses = Decoding.responses
 
     def interrupted(request, progress=None):
         yield from islice(responses(request, progress), 5)
@@ -199,24 +202,16 @@ def test_interrupts_under_other_options(base, monkeypatch):
     def never(request):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "plain_responses", never)
+    monkeypatch.setattr(Decoding, "plain_responses", never)
     result = generate(base, "--compare")
     assert result.exit_code == 130
     assert result.stdout == generate(base).stdout
     assert re.search(r"\nGeneration: 12 tokens, [\d.]+ tokens-per-sec\n", result.stderr)
-    monkeypatch.setattr(Run, "responses", interrupted)
+    monkeypatch.setattr(Decoding, "responses", interrupted)
     result = generate(base, "--json")
     assert result.exit_code == 130
     values = json.loads(result.stdout)
     assert (values["finish_reason"], values["generation_tokens"]) == (None, 5)
-
-
-def test_closed_pipe_is_quiet(base):
-    process = start(base, "-m", 10**6)
-    process.stdout.read(1)
-    process.stdout.close()
-    assert process.wait(timeout=60) == 1
-    assert b"Traceback" not in process.stderr.read()
 
 
 def test_help_does_not_import_mlx():
@@ -270,13 +265,49 @@ def test_a_draft_model_of_the_same_vocabulary(base, tmp_path):
     values = json.loads(result.stdout)
     assert values["identical"] is True
     assert values["tree"].endswith("lookup and draft-model")
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    other = shutil.copytree(base, tmp_path / "other") / "tokenizer.json"
+    tokenizer = json.loads(other.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    refused = generate(base, "--draft-model", other, prompt="the report")
-    assert refused.exit_code == 2
-    assert "has another vocabulary: token" in refused.stderr
+    other.write_text(json.dumps(tokenizer))
+    refused = refusal(generate(base, "--draft-model", other.parent))
+    assert "has another vocabulary: token" in refused
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("generate -p x --draft-model none", "the model directory none does not exist"),
+        ("train --adapter-path new --data .", "train.jsonl, line 1 is 3, expected a prompt and"),
+    ],
+)
+def test_files_are_checked_before_anything_is_loaded(
+    command, sentence, base, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "load_model", None)
+    monkeypatch.setattr(loading, "load_tokenizer", None)
+    (tmp_path / "train.jsonl").write_text("3")
+    assert sentence in refusal(run(*command.split(), "--model", base))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
+        (("--lookup-size", 4, "--tree-size", 4), "--lookup-size was given, expected with --lookup"),
+        (("--num-draft-tokens", 4), "--num-draft-tokens was given, expected with --draft-model"),
+        (("--no-speculation", "--tree-size", 4), "--no-speculation and --tree-size were both"),
+        (("--no-streams", "--adapter", "sql"), "--no-streams and --adapter were both given"),
+        (("--logit-bias", '{"999999": 1}'), "token 999999, expected one of 0 to 319"),
+    ],
+)
+def test_options_that_do_not_go_together(flags, sentence, base):
+    assert sentence in refusal(generate(base, *flags))
+
+
+def test_a_prompt_is_text(base):
+    assert "from --prompt is empty" in refusal(generate(base, prompt="  "))
+    result = run("generate", "--model", base, stdin=b"caf\xe9")
+    assert "standard input is not UTF-8 text: byte 0xe9 at 3" in refusal(result)

@@ -187,32 +187,24 @@ def last_line(result):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "--model is missing"),
-        (("--model", "BASE", "--mode", "shared"), "mode is 'shared' without --data, expected"),
-        (("--model", "BASE", "--data", "none"), "none does not exist, expected a directory with"),
-        (("--model", "BASE", "--data", "DATA", "--prompts", "p"), "--data and --prompts were both"),
-        (("--model", "BASE", "--data", "DATA", "--max-tokens", 9), "--data and --max-tokens were"),
-        (("--model", "BASE", "--data", ""), "data is empty, expected a directory"),
-        (("--model", "BASE", "--data", "DATA", "--num-layers", 2), "num_layers is 2 in lossless"),
-        (("--model", "BASE", "--data", "DATA", "--train", "head"), "without init_adapter"),
-        (("--model", "BASE", "-c", "c.yaml"), "c.yaml is missing"),
+        (("--mode", "shared"), "mode is 'shared' without --data, expected"),
+        (("--data", "DATA", "--max-tokens", 9), "--data and --max-tokens were both given"),
+        (("--data", ""), "data is empty, expected a directory"),
+        (("--num-prompts", 5), "--num-prompts was given without --prompts self"),
+        (("-c", "c.yaml"), "c.yaml is missing"),
     ],
 )
 def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.txt").touch()
-    places = {"BASE": base, "DATA": data}
-    result = run("train", *(places.get(flag, flag) for flag in flags), "--adapter-path", "out")
-    assert sentence in last_line(result)
+    flags = [data if flag == "DATA" else flag for flag in flags]
+    assert sentence in refusal(run("train", "--model", base, *flags, "--adapter-path", "out"))
     assert not (tmp_path / "out.training").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("- 1\n", "c.yaml holds [1], expected settings by name"),
         ("a: [\n", "c.yaml, line 2, is not valid YAML"),
-        ("iterations: 3\n", "c.yaml has 'iterations', which is no setting of train"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
         ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank, scale"),
         (

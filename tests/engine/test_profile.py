@@ -1,10 +1,8 @@
 """A profiled generation writes the same tokens, and its parts make up the time that it took."""
 
-import json
 import time
 
 import pytest
-from command_line import generate
 from random_models import random_prompt, request, speculative_model, tokens_of
 
 from specstream_mlx.drafting.settings import DraftSettings
@@ -40,18 +38,3 @@ def test_parts_make_up_the_time(name):
     assert sum(part["share"] for part in report.values()) == pytest.approx(1)
     assert all(part["seconds"] > 0 and part["calls"] > 0 for part in report.values())
     assert 0.98 * done <= profile.seconds <= wall
-
-
-def test_the_command_prints_it(base, streams):
-    flags = ("--adapter-path", streams, "--tree-size", 6)
-    plain = generate(base, *flags)
-    result = generate(base, *flags, "--profile")
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout == plain.stdout
-    assert "Profile" not in plain.stderr
-    (heading,) = (line for line in result.stderr.splitlines() if line.startswith("Profile:"))
-    assert "other runs do not" in heading
-    rows = result.stderr.split(heading)[1].splitlines()[2:]
-    assert [row[:12].strip() for row in rows] == [part for part in PARTS if part != "pruning"]
-    values = json.loads(generate(base, *flags, "--profile", "--json").stdout)
-    assert set(values["profile"]["head"]) == {"seconds", "share", "calls"}

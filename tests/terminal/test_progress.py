@@ -48,7 +48,7 @@ def shown(seconds, pause):
 def test_bars_have_a_remaining_time_and_leave():
     written, result = shown(seconds=0.1, pause=0.2)
     assert "cases" in written and "steps" in written
-    assert re.search(r"\d:\d\d:\d\d left", written)
+    assert re.search(r"\d:\d\d:\d\d left", re.sub(r"\x1b\[\d*m", "", written))
     assert re.search(r"\x1b\[2K\x1b\[\?25h\s*$", written)  # erased again, the cursor is back
     assert result == "result\n"
 

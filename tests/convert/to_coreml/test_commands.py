@@ -59,7 +59,6 @@ def test_a_drawn_text_does_not_depend_on_drafts(exported):
         (("--adapter-path", "x"), "--coreml and --adapter-path were"),
         (("--prompt-cache-file", "x"), "--coreml and --prompt-cache-file"),
         (("--max-nodes", 3), "--coreml and --max-nodes"),
-        (("--profile",), "--coreml and --profile"),
         (("--compare", "--adapter-path", "x"), "the adapter is 'x', expected one of"),
         ((), "no adapter was named, expected one of several"),
         (("--adapter", "sql"), "the adapter is 'sql', expected one of the package's"),
