@@ -27,8 +27,8 @@ class Broadcast:
     def plan(self, plan: Plan | None) -> Plan:
         """Return rank 0's plan of a sequence's next step; the others have ``None``."""
         if plan is None:
-            return _plan(self._ranks.told("plan"))
-        self._ranks.tell("plan", _values(plan))
+            return _plan(self._ranks.receive("plan"))
+        self._ranks.send("plan", _values(plan))
         return plan
 
     def goes_on(self, tokens: Sequence[int]) -> bool:
@@ -42,9 +42,9 @@ class Broadcast:
         """
         self._checksum = zlib.crc32(np.array(tokens, np.int64).tobytes(), self._checksum)
         if self._ranks.is_first:
-            self._ranks.tell("step", self._checksum)
+            self._ranks.send("step", self._checksum)
             return True
-        found = self._ranks.told("step")
+        found = self._ranks.receive("step")
         if found not in (None, self._checksum):
             raise UserError("the ranks have written different tokens, expected those of rank 0")
         return found is not None
@@ -52,7 +52,7 @@ class Broadcast:
     def over(self) -> None:
         """Tell the others that no step follows; they may have ended by themselves."""
         if self._ranks.is_first:
-            self._ranks.tell("step", None)
+            self._ranks.send("step", None)
 
 
 def _values(plan: Plan) -> dict[str, Any]:

@@ -337,9 +337,9 @@ def load(
             f"the digest of {path}", sampled_digest([path / "config.json", *weight_files(path)])
         )
         # Rank 0 measures which form is faster; the others follow it.
-        model, held = hold_weights(model, weights if ranks.is_first else ranks.told("weights"))
+        model, held = hold_weights(model, weights if ranks.is_first else ranks.receive("weights"))
         if ranks.is_first:
-            ranks.tell("weights", held.form)
+            ranks.send("weights", held.form)
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)

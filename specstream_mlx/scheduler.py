@@ -6,7 +6,7 @@ Whoever decodes calls it: for one sequence or several, here and on other ranks.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +20,7 @@ from .drafting.settings import USUAL, DraftSettings
 from .engine.guess import NO_GUESSES
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
-from .engine.profile import NO_PROFILE, Profile
-from .engine.sampling import normalized
+from .engine.profile import NO_PROFILE
 from .engine.step import Decoder, StepResult
 from .engine.verify.rule import VerifyRule, check_drawn
 from .errors import UserError
@@ -69,28 +68,8 @@ class Step:
         logits = self.result.logits
         if logits is None:
             return None
-        return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
-
-
-class TreeDecoder(Protocol):
-    """A decoder of trees: ``Decoder``, or one of a model elsewhere, which takes no plain steps.
-
-    Attributes:
-        caches: KV caches that may be quantized, one per layer; empty if rows are stored elsewhere.
-        profile: measures the parts of a step.
-    """
-
-    caches: list[Any]
-    profile: Profile
-
-    def prefill(self, tokens: mx.array) -> None:
-        """Commit prompt tokens (n,) without streams."""
-
-    def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Verify trees and let the accepted nodes' streams guess; see ``Decoder.step``."""
-
-    def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
-        """Keep the accepted rows of the last step; see ``Decoder.commit``."""
+        rows = logits if logits.shape[0] == 1 else logits[mx.array(self.rows)]
+        return rows - mx.logsumexp(rows, axis=-1, keepdims=True)
 
 
 class TokenSequence:
@@ -101,7 +80,8 @@ class TokenSequence:
     Args:
         model: base and adapter; ``None``: ``decoder`` has a model of its own.
         request: a request that has been checked; without a model its ``drafting`` is a planner.
-        decoder: reads the prompt; ``None``: a new one.
+        decoder: reads the prompt; ``None``: a new ``Decoder``. One of a model elsewhere has its
+            ``prefill``, ``step``, ``commit``, ``caches`` and ``profile``, and takes no plain steps.
         reused: number of the prompt's tokens that ``decoder`` has read already.
 
     Attributes:
@@ -120,7 +100,7 @@ class TokenSequence:
         self,
         model: SpeculativeModel | None,
         request: Request,
-        decoder: TreeDecoder | None = None,
+        decoder: Any = None,
         reused: int = 0,
     ):
         request.profile.start()
@@ -155,8 +135,7 @@ class TokenSequence:
         return self._chunks
 
     def _read(self, reused: int) -> Iterator[int]:
-        request, decoder = self.request, self.decoder
-        caches: list[Any] = decoder.caches
+        request, decoder, caches = self.request, self.decoder, self.decoder.caches
         unread, total = request.prompt[reused:-1], len(request.prompt)
         self._progress(reused, total)
         for start in range(0, len(unread), request.prefill_step_size):
@@ -292,17 +271,8 @@ Steps = list[tuple[TokenSequence, Step]]
 """The steps of one target call, one for each sequence that was part of it."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A target call under way: one of plain steps, if all its plans are."""
-
-    plans: list[Plan]
-    results: list[StepResult]
-    start: float
-
-    @property
-    def plain(self) -> bool:
-        return all(plan.pipelined for plan in self.plans)
+_Call = tuple[list[Plan], list[StepResult], float]
+"""A target call under way: its plans and results, and when it was enqueued."""
 
 
 class Scheduler:
@@ -316,7 +286,7 @@ class Scheduler:
 
     def __init__(self, alone: Callable[[], bool] | None = None):
         self._alone = alone
-        self._decoder: Any = None  # a ``Decoder``, or a ``TreeDecoder`` of one sequence
+        self._decoder: Any = None
         self._present: list[TokenSequence] = []  # in the decoder's order
         self._joining: list[TokenSequence] = []
         self._going: list[TokenSequence] = []  # of both, those that have not left
@@ -416,15 +386,15 @@ class Scheduler:
             return []
         call, self._call = self._call, None
         if call is not None and all(sequence.ended for sequence in self._present):
-            if call.plain:
+            if _is_plain(call):
                 self._decoder.uncommit(1)
             call = None
         if call is None:
-            self._seat()
+            self._regroup()
             if not self._present:
                 return []
             call = self._enqueue()
-        steps = self._read_plain(call) if call.plain else self._read_trees(call)
+        steps = self._read_plain(*call) if _is_plain(call) else self._read_trees(*call)
         self._newest = [token for _, step in steps for token in step.tokens]
         for sequence, _ in steps:
             sequence.record(self._decoder.caches)
@@ -433,7 +403,7 @@ class Scheduler:
         self._returned = time.perf_counter()
         return steps
 
-    def _seat(self) -> None:
+    def _regroup(self) -> None:
         """Drop sequences that have ended and take in those that join."""
         going = [number for number, one in enumerate(self._present) if not one.ended]
         joining = [one for one in self._joining if not one.ended]
@@ -466,7 +436,7 @@ class Scheduler:
         with mx.stream(device.generation_stream):
             results = self._decoder.step(plans, [one.rule for one in self._present])
         mx.async_eval(*_arrays(results))
-        return _Call(plans, results, start)
+        return plans, results, start
 
     def _enqueue_plain(self, plans: list[Plan], roots: list[mx.array], start: float) -> _Call:
         """Enqueue a call of one token a sequence, each after a root of its own, (1,)."""
@@ -475,21 +445,21 @@ class Scheduler:
             rules = [sequence.rule for sequence in self._present]
             results = self._decoder.next_token(mx.stack(roots), rules)
         mx.async_eval(*[result.predictions for result in results])
-        return _Call(plans, results, start)
+        return plans, results, start
 
-    def _read_plain(self, call: _Call) -> Steps:
+    def _read_plain(self, plans: list[Plan], results: list[StepResult], start: float) -> Steps:
         """Read plain steps; the next call is enqueued before."""
         with mx.stream(device.generation_stream):
-            for sequence, result in zip(self._present, call.results, strict=True):
+            for sequence, result in zip(self._present, results, strict=True):
                 sequence.rule.commit(result.predictions)
             self._quantize()
         if all(sequence.goes_on for sequence in self._present) and not self._joining:
-            roots = [result.predictions for result in call.results]
-            self._call = self._enqueue_plain(call.plans, roots, call.start)
+            roots = [result.predictions for result in results]
+            self._call = self._enqueue_plain(plans, roots, start)
         seconds, steps = None, []
-        for sequence, plan, result in zip(self._present, call.plans, call.results, strict=True):
+        for sequence, plan, result in zip(self._present, plans, results, strict=True):
             token = int(np.array(result.predictions).item())
-            seconds = self._seconds(call.start) if seconds is None else seconds
+            seconds = self._seconds(start) if seconds is None else seconds
             if sequence.ended:  # while the call was under way
                 continue
             check_drawn([token])
@@ -498,9 +468,9 @@ class Scheduler:
         self._plan(steps)
         return steps
 
-    def _read_trees(self, call: _Call) -> Steps:
+    def _read_trees(self, plans: list[Plan], results: list[StepResult], start: float) -> Steps:
         """Read steps of trees and commit the accepted rows; then enqueue the next call."""
-        present, plans, results = self._present, call.plans, call.results
+        present = self._present
         mx.eval(*_arrays(results))
         accepted = [result.accepted(plan.tree) for plan, result in zip(plans, results, strict=True)]
         profile = self._decoder.profile
@@ -516,7 +486,7 @@ class Scheduler:
                 sequence.rule.commit(tokens)
             self._quantize()
             profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
-        seconds = self._seconds(call.start)
+        seconds = self._seconds(start)
         each = zip(present, written, plans, results, accepted, strict=True)
         steps = [
             (sequence, Step(tokens, plan, tested, seconds, result, kept_path))
@@ -562,6 +532,11 @@ class Scheduler:
         self._count += 1
         if self._count % 64 == 0:
             mx.clear_cache()
+
+
+def _is_plain(call: _Call) -> bool:
+    """Whether a call is one of plain steps."""
+    return all(plan.pipelined for plan in call[0])
 
 
 def _arrays(results: Sequence[StepResult]) -> list[mx.array]:

@@ -144,10 +144,10 @@ class Wire:
     def __init__(self, lines, is_first):
         self._lines, self.is_first = lines, is_first
 
-    def tell(self, kind, value):
+    def send(self, kind, value):
         self._lines.append(json.dumps([kind, value]))
 
-    def told(self, kind):
+    def receive(self, kind):
         found, value = json.loads(self._lines.pop(0))
         assert found == kind
         return value

@@ -37,7 +37,7 @@ _GUESSES = ("candidates", "logProbs", "candidateParents")
 
 
 class PackageDecoder:
-    """One adapter of a package, by its name, with its states: a ``scheduler.TreeDecoder``.
+    """One adapter of a package, by its name, with its states: a decoder for ``TokenSequence``.
 
     Raises:
         UserError: there is no such adapter, or none was named and there are several.

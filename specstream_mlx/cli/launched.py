@@ -99,9 +99,9 @@ def lines_of_first(lines: Iterator[str]) -> Iterator[str]:
         yield from lines
     elif present.is_first:
         for line in lines:
-            present.tell("line", line)
+            present.send("line", line)
             yield line
-        present.tell("line")
+        present.send("line")
     else:
-        while (line := present.told("line")) is not None:
+        while (line := present.receive("line")) is not None:
             yield line

@@ -1,7 +1,7 @@
 """The ranks: processes that run one model together, each with a part of every layer.
 
 Every rank runs the same program. Tensors pass between them by MLX's collectives alone. What rank 0
-decides, since it depends on a clock or a user, it tells the others in a line of JSON over a
+decides, since it depends on a clock or a user, it sends the others in a line of JSON over a
 connection of its own (``link``): a collective would wait for the pass that is under way.
 """
 
@@ -60,22 +60,22 @@ class Ranks:
         own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
         return mx.distributed.all_sum(own, group=self.group)
 
-    def tell(self, kind: str, value: Any = None) -> None:
-        """Tell all others a value of JSON; only rank 0 does. It does not wait for them.
+    def send(self, kind: str, value: Any = None) -> None:
+        """Send a value of JSON to all others, without waiting for them; only rank 0 does.
 
         Raises:
-            UserError: one of them has ended, and will not listen.
+            UserError: one of them has ended.
         """
         last = kind == _STEP and value is None
         if self._link.ended and not last:
             raise UserError(f"rank {self._link.ended[0]} has ended, expected after rank 0")
         self._link.send([kind, value])
 
-    def told(self, kind: str) -> Any:
-        """Wait for what rank 0 tells.
+    def receive(self, kind: str) -> Any:
+        """Wait for what rank 0 sends.
 
         Raises:
-            UserError: rank 0 tells something else, so the ranks do not run the same program.
+            UserError: rank 0 sends something else, so the ranks do not run the same program.
         """
         found, value = self._link.receive()
         while found == _STEP and value is None and kind != _STEP:
@@ -87,9 +87,9 @@ class Ranks:
     def same(self, value: Any) -> Any:
         """Return rank 0's value of JSON on all ranks."""
         if self.is_first:
-            self.tell("same", value)
+            self.send("same", value)
             return value
-        return self.told("same")
+        return self.receive("same")
 
     def agree(self, what: str, value: Any) -> None:
         """Check that a value of JSON, named ``what`` in the error, is the same on all ranks."""
@@ -98,7 +98,7 @@ class Ranks:
             raise UserError(f"{what} is {value} on rank {self.rank}, expected {first} as on rank 0")
 
     def failed(self, sentence: str) -> None:
-        """Tell rank 0, which tells the user, that this rank cannot go on."""
+        """Let rank 0 say to the user that this rank cannot go on."""
         self._link.send(["failed", sentence])
 
     def _connected(self) -> Link:
@@ -146,7 +146,7 @@ def _address_of_first() -> str:
 
 
 def _backend() -> tuple[str, str]:
-    """Return the name of the backend and rank 0's address, from what mlx.launch tells."""
+    """Return the name of the backend and rank 0's address, from what mlx.launch sets."""
     if hostfile := os.environ.get("MLX_HOSTFILE"):
         with open(hostfile, encoding="utf-8") as file:
             return "ring", json.load(file)[0][0].rpartition(":")[0]

@@ -9,33 +9,16 @@ from ..engine.guess import NO_GUESSES, Guesses, Path, StreamGuesses
 
 Kind = TypeVar("Kind")
 
-START = 0.8
-"""Hits over expected hits at the beginning of a text: unfamiliar text wants less, text like the
-training's more (the study)."""
-
-WEIGHT = 8.0
-"""Expected hits that ``START`` counts as: flat in the study."""
-
-MEMORY = 16.0
-"""Expected hits that are remembered: flat in the study."""
-
-MOST = 0.99
-"""Probability of a guess at most."""
-
-MOST_TOGETHER = 0.995
-"""Probability of all guesses of a depth at most."""
-
-PRIOR_WEIGHT = 4
-"""Guesses that a prior counts as (the study)."""
-
-LOOKUP_MEMORY = 64
-"""Guesses that are remembered: flat in the study."""
-
-GAIN_MEMORY = 4
-"""Rounds of a proposer that its average gain is of (not studied)."""
-
-LONGEST_REST = 64
-"""Steps that a proposer pauses at most, see ``Backoff``."""
+# Studied, where it says so, by benchmarks/drafting_rule.py.
+START = 0.8  # hits over expected hits when a text begins: unfamiliar text wants less (studied)
+WEIGHT = 8.0  # expected hits that ``START`` counts as: flat in the study
+MEMORY = 16.0  # expected hits that are remembered: flat in the study
+MOST = 0.99  # probability of a guess at most
+MOST_TOGETHER = 0.995  # probability of all guesses of a depth at most
+PRIOR_WEIGHT = 4  # guesses that a prior of lookup counts as (studied)
+LOOKUP_MEMORY = 64  # guesses of lookup that are remembered: flat in the study
+GAIN_MEMORY = 4  # rounds of a proposer that its average gain is of
+LONGEST_PAUSE = 64  # steps that a proposer pauses at most
 
 _LEAST = 1e-9
 
@@ -99,7 +82,7 @@ class Backoff:
             self._span = max(1, self._span // 2)
             return False
         self._left, self._due = self._span - 1, True
-        self._span = min(2 * self._span, LONGEST_REST)
+        self._span = min(2 * self._span, LONGEST_PAUSE)
         return True
 
 

@@ -21,18 +21,12 @@ from typing import Any, Literal
 from ..hardware import device, user_cache
 from .proposer import MOST_NODES
 
-MOST_ROWS = 4 * MOST_NODES
-"""Nodes up to which costs differ: those that proposers require come on top."""
-
-RATE_MEMORY = 128.0
-"""Number of tokens that r averages: from 32 to 512 within 2% (the study)."""
-
-BATCH_MEMORY = 64
-"""Passes of several sequences after which the times of another number of rows are forgotten (not
-studied)."""
-
-BATCH_TIMES = 5
-"""Latest times of passes of several sequences for each number of rows (not studied)."""
+MOST_ROWS = 4 * MOST_NODES  # up to which costs differ: proposers may require more than MOST_NODES
+RATE_MEMORY = (
+    128.0  # tokens that r averages: from 32 to 512 within 2% (benchmarks/drafting_rule.py)
+)
+BATCH_MEMORY = 64  # passes of several after which times of another number of rows are forgotten
+BATCH_TIMES = 5  # latest times of passes of several sequences for each number of rows
 
 Place = Literal["plain", "none", "beside 1", "beside", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
@@ -148,7 +142,7 @@ class StepCosts:
         self._path, self._facts = path, facts
         self.batches = BatchCosts()
         # A single node without streams is a plain step, where there are these.
-        sizes = {place: _SIZES for place in places}
+        sizes: dict[Place, tuple[int, ...]] = dict.fromkeys(places, _SIZES)
         if "plain" in places:
             sizes |= {"plain": (1,), "none": _SIZES[1:]}
         self._jobs = [(place, size) for place in places for size in sizes[place]]

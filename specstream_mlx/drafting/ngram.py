@@ -7,12 +7,10 @@ from ..engine.guess import Guesses, Path
 from .calibration import HitRates
 from .proposer import Material, Proposer
 
+# Acceptance of the newest continuation at the beginning of a text, by length of the n-gram, 0 to 4
+# (studied by benchmarks/drafting_rule.py), and of the one before it, for n-grams of any length.
 PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
-"""Acceptance of the newest continuation at the beginning of a text, by length of the n-gram, 0 to 4
-(the study)."""
-
 SECOND_PRIOR = 0.05
-"""Acceptance of the continuation before the newest, for n-grams of any length."""
 
 _MOST_TOGETHER = 0.99
 

@@ -7,12 +7,10 @@ from ..engine.guess import Guesses, Path
 from .best_first import Children
 from .proposer import Proposer
 
-UNLISTED = 0.03
-"""Probability of a token that only lookup proposes, as a share of the probability that the streams'
-candidates leave over."""
-
-COINCIDENCE = 0.05
-"""Share of lookup's wrong tokens that the streams propose too."""
+# Where streams and lookup guess the same token; benchmarks/NOTES.md, "How should the two drafters'
+# probabilities be joined?".
+UNLISTED = 0.03  # of what the streams' candidates leave over, a token's that lookup alone proposes
+COINCIDENCE = 0.05  # share of lookup's wrong tokens that the streams propose too
 
 
 def pooled(streams: Guesses, others: Guesses) -> Guesses:

@@ -50,31 +50,21 @@ from .pooling import pool
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Proposers
 
-SHARED_RATE = 1.5
-"""Start of r in shared mode, in tokens per plain step's time (the study)."""
-
-VALUE = 0.5
-"""Start of v with an adapter that has not decoded yet, in tokens (the study)."""
-
-HISTORY_VALUE_WEIGHT = 8
-"""Steps that ``VALUE`` counts as (the study)."""
-
-HISTORY_VALUE_MEMORY = 64
-"""Steps in the average that a text's v starts from (the study)."""
-
+# The constants of the rule. "Studied": benchmarks/drafting_rule.py decodes recorded texts with one
+# changed at a time; benchmarks/NOTES.md has its verdicts, "Which constants of the rule matter?".
+SHARED_RATE = 1.5  # start of r in shared mode, in tokens per plain step's time (studied)
+VALUE = 0.5  # start of v with an adapter that has not decoded yet, in tokens (studied)
+HISTORY_VALUE_WEIGHT = 8  # steps that ``VALUE`` counts as (studied)
+HISTORY_VALUE_MEMORY = 64  # steps in the average that a sequence's v starts from (studied)
+VALUE_MEMORY = 8  # steps of a sequence that its v averages (studied)
+# Steps that the start of a sequence's v counts as: with more, streams that know a text by heart may
+# be left out of it (studied).
 VALUE_WEIGHT = 1
-"""Steps that the start of a text's v counts as: with more, streams that know a text by heart may be
-left out of it (the study)."""
-
-VALUE_MEMORY = 8
-"""Steps of a text that its v averages (the study)."""
-
+# Tokens, of each that is written without streams, that may be lost to steps that try them: with
+# none, streams that begin a text badly are left out to its end (studied).
 TRIALS = 0.0025
-"""Tokens, of each that is written without streams, that may be lost to steps in which they are
-tried: with none, streams that begin a text badly are left out to its end (the study)."""
-
+# Plain steps in a row, of which the last is timed: the calls before and after it are pipelined.
 PLAIN_RUN = 2
-"""Plain steps in a row, of which the last is timed: the calls before and after it are pipelined."""
 
 
 @dataclass

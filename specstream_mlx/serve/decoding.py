@@ -176,7 +176,7 @@ class Decoding:
     def follow(self, models: Mapping[str, SpeculativeModel]) -> None:
         """Repeat the acts of rank 0 until it stops, with models by the names of clients."""
         assert self._ranks is not None
-        while (act := self._ranks.told("work")) is not None:
+        while (act := self._ranks.receive("work")) is not None:
             verb, *arguments = act
             if verb == "begin":
                 name, prompt, max_tokens = arguments
@@ -235,11 +235,11 @@ class Decoding:
         for number in list(self.writings):
             self.end(number)
         if self._ranks is not None:
-            self._ranks.tell("work")
+            self._ranks.send("work")
 
     def _broadcast(self, *act: Any) -> None:
         if self._ranks is not None and self._ranks.is_first:
-            self._ranks.tell("work", act)
+            self._ranks.send("work", act)
 
 
 class _Caught:

@@ -64,13 +64,13 @@ elif moment == "hanging":
 elif moment == "disagreeing":
     in_step(3, other)
 elif moment == "between":
-    told, lines = Ranks.told, []
+    receive, lines = Ranks.receive, []
 
     def counted(self, kind):
         lines.extend([kind] * (kind == "line"))
-        return told(self, kind) if len(lines) < 2 else fail()
+        return receive(self, kind) if len(lines) < 2 else fail()
 
-    Ranks.told = counted
+    Ranks.receive = counted
 elif moment == "version":
     own = ranks.version
     ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)

@@ -117,8 +117,8 @@ FORMS = [(None, "auto"), *product((8, 4), ("packed", "expanded"))]
     ("size", "families"),
     [
         (2, [*product(("llama", "qwen2", "qwen3"), FORMS), ("sliding llama", FORMS[0])]),
-        (3, [*product(["llama"], FORMS), ("qwen2", FORMS[0]), ("qwen3", FORMS[-1])]),
-        (4, [("llama", FORMS[0]), ("qwen3", FORMS[-1])]),
+        (3, [("llama", FORMS[0]), ("llama", FORMS[3]), ("qwen2", FORMS[0]), ("qwen3", FORMS[-1])]),
+        (4, [("llama", FORMS[0])]),
     ],
     ids=["2", "3", "4"],
 )
