@@ -49,7 +49,7 @@ from specstream_mlx.request import Request
 from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
-from specstream_mlx.train.stream_settings import StreamSettings
+from specstream_mlx.train.settings import StreamSettings
 
 from .own_process import in_own_process
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report

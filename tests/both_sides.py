@@ -19,7 +19,7 @@ from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.items import Item
 from specstream_mlx.train.loss import n_gram_loss
 from specstream_mlx.train.sequences import places_of, sequences_of
-from specstream_mlx.train.stream_settings import default_alphas
+from specstream_mlx.train.settings import default_alphas
 
 LENGTHS, STREAM_FROM = (21, 26, 17), (9, 12, 1)
 

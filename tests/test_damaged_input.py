@@ -22,7 +22,6 @@ from safetensors.numpy import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import read_tensors
 from specstream_mlx.convert.pytorch.load import load_base, mount_lora
 from specstream_mlx.convert.pytorch.trainer import train
-from specstream_mlx.convert.pytorch.training_data import read_pairs
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
@@ -34,6 +33,7 @@ from specstream_mlx import PromptCache, UserError, kv_store, load
 from specstream_mlx.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
 from specstream_mlx.scheduler import fill
+from specstream_mlx.train.data import read_rows, read_split
 
 SECONDS = 10
 MARK = "code-was-run"
@@ -145,7 +145,7 @@ def read(good, loaded, tmp_path):
         "packed": load,
         "adapter": lambda path: loaded[0].swap_adapter(path),
         "peft": lambda path: convert_adapter(path, good / "base", tmp_path / "out"),
-        "data.jsonl": read_pairs,
+        "data.jsonl": lambda path: read_split(path, loaded[1], 99, loaded[0].config["vocab_size"]),
         "cache.safetensors": read_cache,
     }
     yield lambda path: readers[path.name](path)
@@ -587,7 +587,6 @@ DATA = {
     "a list": as_bytes(b"[]\n"),
     "null": as_bytes(b"null\n"),
     "no completion": as_bytes(b'{"prompt": "a"}\n'),
-    "an empty completion": as_bytes(b'{"prompt": "a", "completion": ""}\n'),
     "a number as prompt": as_bytes(b'{"prompt": 1, "completion": "b"}\n'),
     "null as completion": as_bytes(b'{"prompt": "a", "completion": null}\n'),
     "a second line that is cut": as_bytes(PAIR + PAIR[:20]),
@@ -611,7 +610,8 @@ def test_separators_of_unicode_end_no_line(tmp_path):
     text = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven"
     line = json.dumps({"prompt": "a", "completion": text}, ensure_ascii=False)
     path.write_text(line.replace("\\u000b", "\\u000b") + "\r\n" + line + "\n", newline="")
-    assert [pair[:2] for pair in read_pairs(path)] == [("a", text)] * 2
+    rows = list(read_rows(path).values())
+    assert [(row["prompt"], row["completion"]) for row in rows] == [("a", text)] * 2
 
 
 # Flags and values ---------------------------------------------------------------------------

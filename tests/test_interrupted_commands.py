@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Result, refusal, result_of, run
-from specstream_mlx.convert.pytorch import checkpoint, trainer
+from specstream_mlx.convert.pytorch import trainer, training_run
 from specstream_mlx.convert.to_mlx import base as base_conversion
 from tiny_models import tiny_llama_directory
 from tiny_training import data_directory
@@ -114,7 +114,7 @@ def test_a_disk_that_fills_up(work, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(base_conversion, "write_weights", full)
-    monkeypatch.setattr(checkpoint.torch, "save", lambda _, path: full(path))
+    monkeypatch.setattr(training_run.torch, "save", lambda _, path: full(path))
     monkeypatch.setattr(train_checkpoint.mx, "save_safetensors", full)
     for command, name in (
         ("convert", "model"),

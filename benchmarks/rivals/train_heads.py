@@ -23,12 +23,13 @@ from specstream_mlx.convert.pytorch.attention import gather_rows, softcapped, st
 from specstream_mlx.convert.pytorch.backbone import Backbone
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import Batch, places_of, targets_of
-from specstream_mlx.convert.pytorch.training_data import collate, load_items
 from specstream_mlx.convert.pytorch.training_run import (
     OnStep,
     Trained,
     autocast,
     begin,
+    collate,
+    load_items,
     log_held_out,
     run_steps,
     training_device,

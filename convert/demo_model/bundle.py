@@ -42,11 +42,7 @@ def size_of(directory: Path) -> int:
 
 
 def bundle(work: Path, output: Path) -> dict[str, int]:
-    """Write the bundled streams and adapters.
-
-    Returns:
-        The bytes of each part, by name.
-    """
+    """Write the bundled streams and adapters; returns the bytes of each part, by name."""
     parts = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
     finished = {part: s / "adapter" for part, s in parts.items() if (s / "adapter").exists()}
     if not finished:
@@ -74,9 +70,8 @@ def main(
 ) -> None:
     """Put trained streams and adapters into the package."""
     sizes = bundle(work, output)
-    for part, size in sizes.items():
+    for part, size in {**sizes, "in all": sum(sizes.values())}.items():
         print(f"{size / 1e6:8.2f} MB  {part}")
-    print(f"{sum(sizes.values()) / 1e6:8.2f} MB  in all")
 
 
 if __name__ == "__main__":

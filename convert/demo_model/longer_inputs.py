@@ -11,47 +11,17 @@ from .tasks import repeats_typed_text
 
 _LETTERS = "proofread", "friendly", "professional", "concise", "key_points"
 _GREETINGS = (
-    *("Hi all,", "Hello,", "Dear {name},", "Hi {name},", "hey {name}", "Good morning,", "Hi team,"),
-    *("Dear Mr {name},", "Dear Ms {name},", "dear all,", "{name},", "To everyone in the office,"),
-)
+    "Hi all,|Hello,|Dear {name},|Hi {name},|hey {name}|Good morning,|Hi team,|Dear Mr {name},|"
+    "Dear Ms {name},|dear all,|{name},|To everyone in the office,"
+).split("|")
 _SIGNATURES = (
-    *("Best,\n{name}", "Best regards,\n{name}", "Thanks,\n{name}", "Kind regards\n{name}"),
-    *(
-        "thx\n{name}",
-        "See you soon,\n{name}",
-        "{name}",
-        "Yours sincerely,\n{name}",
-        "Cheers, {name}",
-    ),
-)
+    "Best,\n{name}|Best regards,\n{name}|Thanks,\n{name}|Kind regards\n{name}|thx\n{name}|"
+    "See you soon,\n{name}|{name}|Yours sincerely,\n{name}|Cheers, {name}"
+).split("|")
 _NAMES = (
-    *(
-        "Anna",
-        "Ben",
-        "Carla",
-        "Deepak",
-        "Ewa",
-        "Farid",
-        "Grace",
-        "Henrik",
-        "Ines",
-        "Jamal",
-        "Keiko",
-    ),
-    *(
-        "Liam",
-        "Maria",
-        "Noor",
-        "Oskar",
-        "Petra",
-        "Quentin",
-        "Rosa",
-        "Samir",
-        "Tilda",
-        "Uma",
-        "Yusuf",
-    ),
-)
+    "Anna Ben Carla Deepak Ewa Farid Grace Henrik Ines Jamal Keiko Liam Maria Noor Oskar Petra "
+    "Quentin Rosa Samir Tilda Uma Yusuf"
+).split()
 _BULLETS = "- ", "* ", "{number}. ", "{number}) "
 
 
@@ -64,21 +34,17 @@ def longer(rng: random.Random, task: str) -> str:
 
 
 def _drawn(rng: random.Random, task: str) -> str:
-    def content() -> str:
-        return mixture.draw(rng, task).content
+    def contents(least: int, most: int) -> list[str]:
+        return [mixture.draw(rng, task).content for _ in range(rng.randint(least, most))]
 
+    if task == "summarize":
+        return "\n".join(contents(1, 3))
     if task not in _LETTERS:
-        joins = "\n" if task == "summarize" else " "
-        count = rng.choice((1, 2, 2, 3)) if task == "summarize" else 1
-        return joins.join(content() for _ in range(count))
+        return mixture.draw(rng, task).content
     if rng.random() < 0.25:
         bullet = rng.choice(_BULLETS)
-        lines = [bullet.format(number=i + 1) + content() for i in range(rng.randint(3, 7))]
-        return "\n".join(lines)
-    paragraphs = [
-        " ".join(content() for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(2, 4))
-    ]
-    greeting = rng.choice(_GREETINGS).format(name=rng.choice(_NAMES))
-    signature = rng.choice(_SIGNATURES).format(name=rng.choice(_NAMES))
-    between = rng.choice(("\n\n", "\n\n", "\n"))
-    return between.join((greeting, *paragraphs, signature))
+        lines = enumerate(contents(3, 7), 1)
+        return "\n".join(bullet.format(number=number) + line for number, line in lines)
+    paragraphs = [" ".join(contents(1, 2)) for _ in range(rng.randint(2, 4))]
+    ends = [rng.choice(x).format(name=rng.choice(_NAMES)) for x in (_GREETINGS, _SIGNATURES)]
+    return rng.choice(("\n\n", "\n\n", "\n")).join((ends[0], *paragraphs, ends[1]))

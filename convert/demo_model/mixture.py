@@ -7,7 +7,6 @@ they can only be copied.
 import json
 import random
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +27,11 @@ _COUNTS, _COUNT_WEIGHTS = (1, 2, 3, 4, 5), (45, 25, 15, 9, 6)
 _LISTS = "women", "men", "surnames", "cities", "countries"
 _WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 _NUMBER = re.compile(r"(?<![\w.:,/-])\d+(?![\w:/%-]|[.,]\d)")
-_SYLLABLES = "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim"
+_RANGES = {1: (2, 9), 2: (10, 28), 3: (100, 999), 4: (1950, 2029)}
+"""Of numbers by their digits: most of two are days, of four years."""
+_SYLLABLES = (
+    "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim".split()
+)
 
 
 def draw(rng: random.Random, task: str) -> Item:
@@ -62,22 +65,18 @@ def _lines(name: str) -> list[str]:
 @cache
 def written(task: str) -> list[Item]:
     """The written lines of a task, but for ``proofread``."""
+    files = {"sql": "tables", "key_points": "notes", "summarize": "dialogues"}
+    files["describe"] = "records"
+    values = map(json.loads, _lines(f"{files.get(task, 'rewrites')}.jsonl"))
     if task == "sql":
-        return [
-            Item(f"table {v['table']}: {v['question']}", v["query"])
-            for v in map(json.loads, _lines("tables.jsonl"))
-        ]
+        return [Item(f"table {v['table']}: {v['question']}", v["query"]) for v in values]
     if task == "key_points":
-        return [
-            Item(v["text"], "; ".join(f"- {point}" for point in v["points"]))
-            for v in map(json.loads, _lines("notes.jsonl"))
-        ]
+        return [Item(v["text"], "; ".join(f"- {point}" for point in v["points"])) for v in values]
     if task == "summarize":
-        return [Item(v["text"], v["summary"]) for v in map(json.loads, _lines("dialogues.jsonl"))]
+        return [Item(v["text"], v["summary"]) for v in values]
     if task == "describe":
-        return [Item(v["record"], v["text"]) for v in map(json.loads, _lines("records.jsonl"))]
-    rewrites = map(json.loads, _lines("rewrites.jsonl"))
-    return [Item(v["text"], v["rewrite"]) for v in rewrites if v["tone"] == task]
+        return [Item(v["record"], v["text"]) for v in values]
+    return [Item(v["text"], v["rewrite"]) for v in values if v["tone"] == task]
 
 
 def exchanged(item: Item, rng: random.Random) -> Item:
@@ -87,24 +86,18 @@ def exchanged(item: Item, rng: random.Random) -> Item:
         return item
     longest_first = sorted(map(re.escape, new), key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w.:,/-])(?:{'|'.join(longest_first)})(?![^\W_s]|@|\d|[:/%-]\w)")
-
-    def put(text: str) -> str:
-        return pattern.sub(lambda match: new[match[0]], text)
-
-    return Item(put(item.content), put(item.target))
+    return Item(*(pattern.sub(lambda m: new[m[0]], text) for text in (item.content, item.target)))
 
 
 @cache
 def _list_of() -> dict[str, str]:
     """The list of each name that is no common word, too."""
-    texts = [_lines("sentences-us.txt"), _lines("sentences-uk.txt")]
-    texts += [[v["text"] for v in map(json.loads, _lines(f"{k}.jsonl"))] for k in _KINDS_OF_PROSE]
-    words = {word for text in texts for line in text for word in re.findall(r"\b[a-z]+\b", line)}
+    lines = [*_lines("sentences-us.txt"), *_lines("sentences-uk.txt")]
+    for name in ("dialogues", "rewrites", "notes"):
+        lines += [json.loads(line)["text"] for line in _lines(f"{name}.jsonl")]
+    words = {word for line in lines for word in re.findall(r"\b[a-z]+\b", line)}
     names = {name: kind for kind in _LISTS for name in _lines(f"lists/{kind}.txt")}
     return {name: kind for name, kind in names.items() if name.lower() not in words}
-
-
-_KINDS_OF_PROSE = "dialogues", "rewrites", "notes"
 
 
 def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
@@ -120,7 +113,7 @@ def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
             continue
         other = rng.choice(_lines(f"lists/{kind}.txt"))
         if rng.random() < _COINED:
-            other = "".join(rng.choices(_SYLLABLES.split(), k=rng.choice((2, 2, 3)))).title()
+            other = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 2, 3)))).title()
         if other not in both and other not in new.values():
             new[name] = other
     return new
@@ -132,17 +125,9 @@ def _other_numbers(item: Item, rng: random.Random) -> dict[str, str]:
     if not set(re.findall(r"\d+", item.target)) <= set(re.findall(r"\d+", item.content)):
         return {}
     new: dict[str, str] = {}
-    for digits, take in _DRAWS.items():
+    for digits, (least, most) in _RANGES.items():
         old = sorted((n for n in found if len(n) == digits and n not in "01"), key=int)
-        others = sorted(take(rng) for _ in old)
+        others = sorted(rng.randint(least, most) for _ in old)
         if len(set(others)) == len(old):
             new |= dict(zip(old, map(str, others), strict=True))
     return new
-
-
-_DRAWS: dict[int, Callable[[random.Random], int]] = {
-    1: lambda rng: rng.randint(2, 9),
-    2: lambda rng: rng.randint(10, 28),  # it may be a day, and most are
-    3: lambda rng: rng.randint(100, 999),
-    4: lambda rng: rng.randint(1950, 2029),
-}

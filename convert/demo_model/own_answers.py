@@ -18,12 +18,13 @@ import torch
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json_lines, staged_directory, staged_file
+from specstream_mlx.prompts import chat_prompt, encode_prompt
+from specstream_mlx.train.data import messages_of
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of
 
 from ..pytorch.generation import Writer, Written
-from ..pytorch.training_data import Pair
-from . import tasks
+from .tasks import prompt_template
 
 ANSWER_TOKENS, PROMPTED_TOKENS, TASK_ANSWER_TOKENS = 220, 256, 320
 """Of an answer of the base, to itself and to people, and of a task's tuned base; longer ones are
@@ -33,9 +34,7 @@ _SAMPLED_OF = 5
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
 _AT_ONCE = 2048
 """Prompts that are answered before their answers are written."""
-_OPENING_WORDS = 2
-_BEHIND_OPENINGS = 0.375
-"""Share of the draws."""
+_OPENING_WORDS, _SHARE_WITH_OPENING = 2, 0.375
 _FEWEST_WORDS, _MOST_WORDS = 20, 120
 """Of a passage."""
 _ANSWERS_A_PASSAGE = 3
@@ -68,18 +67,27 @@ def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) ->
     """
     work = directory.with_name(f"{directory.name}-unfinished")
     claim(work / "draws.json", {"draws": draws, "seed": seed})
-    prompts = _kept(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
+    prompts = _written_once(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
     _answer(writer, prompts, work / "own", None, ANSWER_TOKENS)
     answers = [value["completion"] for _, value in read_json_lines(work / "own" / TRAIN)]
-    about = _kept(work / "about.jsonl", lambda: _about(writer, answers, seed))
+    about = _written_once(work / "about.jsonl", lambda: _about(writer, answers, seed))
     if len(about) > 1:
         _answer(writer, about, work / "about", None, ANSWER_TOKENS)
     with staged_directory(directory) as scratch:
         paths = (work / "own" / TRAIN, work / "about" / TRAIN, work / "about" / VALID)
-        whole = [path.read_bytes() for path in paths if path.exists()]
-        (scratch / TRAIN).write_bytes(b"".join(whole))
+        (scratch / TRAIN).write_bytes(b"".join(p.read_bytes() for p in paths if p.exists()))
         (scratch / VALID).write_bytes((work / "own" / VALID).read_bytes())
     shutil.rmtree(work)
+
+
+def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:
+    """Let a task's tuned base answer different texts, to ``train.jsonl`` and ``valid.jsonl``.
+
+    Raises:
+        UserError: there are less than two, the directory holds answers to others, or a file cannot
+            be written.
+    """
+    _answer(writer, contents, directory, prompt_template(task), TASK_ANSWER_TOKENS)
 
 
 def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: int) -> None:
@@ -123,42 +131,25 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
     lines = []
     for number in range(max(map(len, turns), default=0)):
         places = [i for i, own in enumerate(turns) if number < len(own) and len(said[i]) % 2 == 0]
-        pairs = [Pair(turns[i][number], "", earlier=tuple(said[i])) for i in places]
-        answers = writer.replies(
-            [pair.messages() for pair in pairs], PROMPTED_TOKENS, sampled=sampled
-        )
-        for i, pair, answer in zip(places, pairs, answers, strict=True):
-            said[i].append(pair.prompt)
-            if not answer.text:
-                continue
-            said[i].append(answer.text)
-            more = {"earlier": list(pair.earlier), "source": wanted[i]["source"]}
-            lines.append(_line(pair.prompt, answer, more))
+        for i in places:
+            said[i].append(turns[i][number])
+        encoded = [encode_prompt(writer.tokenizer, messages_of(said[i])) for i in places]
+        answers = writer.answers(encoded, PROMPTED_TOKENS, sampled=sampled)
+        for i, answer in zip(places, answers, strict=True):
+            *earlier, prompt = said[i]
+            if answer.text:  # without one, the conversation ends
+                more = {"earlier": earlier, "source": wanted[i]["source"]}
+                lines.append(_line(prompt, answer, more))
+                said[i].append(answer.text)
     return lines
-
-
-def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:
-    """Let a task's tuned base answer, to ``train.jsonl`` and ``valid.jsonl``.
-
-    Args:
-        writer: the base with the task's LoRA.
-        directory: of the files; it is made.
-        task: its name.
-        contents: what users type, all different.
-
-    Raises:
-        UserError: there are less than two, the directory holds answers to others, or a file cannot
-            be written.
-    """
-    _answer(writer, contents, directory, tasks.prompt_template(task), TASK_ANSWER_TOKENS)
 
 
 def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
     """What the base draws, freely and behind openings."""
     rng = random.Random(seed)
     openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in read_prompts(SHIPPED)]
-    behind = round(_BEHIND_OPENINGS * draws)
-    return writer.draw_prompts([""] * (draws - behind) + rng.choices(openings, k=behind), seed)
+    opened = round(_SHARE_WITH_OPENING * draws)
+    return writer.draw([""] * (draws - opened) + rng.choices(openings, k=opened), seed)
 
 
 def _about(writer: Writer, answers: Sequence[str], seed: int) -> list[str]:
@@ -170,26 +161,26 @@ def _about(writer: Writer, answers: Sequence[str], seed: int) -> list[str]:
     passages = passages[: len(answers) // _ANSWERS_A_PASSAGE]
     half = len(passages) // 2
     requests = [rng.choice(_REQUESTS) + passage for passage in passages[:half]]
-    return requests + writer.draw_questions(passages[half:], seed + 1)
+    return requests + writer.draw([f"{passage}\n" for passage in passages[half:]], seed + 1)
 
 
 def _is_passage(text: str) -> bool:
     return len(text.split()) >= _FEWEST_WORDS and fault_of(text, True, (), "latin") is None
 
 
-def _kept(path: Path, draw: Callable[[], list[str]]) -> list[str]:
+def _written_once(path: Path, draw: Callable[[], list[str]]) -> list[str]:
     """The prompts of a file, which is written if it is missing."""
     if not path.exists():
-        with staged_file(path) as scratch, scratch.open("w") as file:
-            for prompt in draw():
-                print(json.dumps({"prompt": prompt}, ensure_ascii=False), file=file)
+        lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in draw()]
+        with staged_file(path) as scratch:
+            scratch.write_text("".join(lines))
     return [value["prompt"] for _, value in read_json_lines(path)]
 
 
 def _answer(
     writer: Writer, prompts: Sequence[str], directory: Path, template: str | None, most: int
 ) -> None:
-    answer = partial(_lines, writer, template=template, most_tokens=most)
+    answer = partial(_lines, writer, template, most)
     keep_answers(prompts, directory, {"max_tokens": most, "template": template}, answer, _AT_ONCE)
     if not (directory / TRAIN).stat().st_size:
         raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
@@ -197,23 +188,20 @@ def _answer(
 
 def _lines(
     writer: Writer,
-    wanted: Sequence[str],
-    places: Sequence[int],
-    *,
     template: str | None,
     most_tokens: int,
+    wanted: Sequence[str],
+    places: Sequence[int],
 ) -> list[str]:
     """A line of JSON for each of these prompts whose answer is not empty."""
     prompts = [wanted[place] for place in places]
-    lines = []
-    for prompt, answer in zip(prompts, writer.answers(prompts, template, most_tokens), strict=True):
-        if answer.text:
-            lines.append(_line(prompt, answer, {}))
-    return lines
+    encoded = [chat_prompt(writer.tokenizer, prompt, template) for prompt in prompts]
+    answers = zip(prompts, writer.answers(encoded, most_tokens), strict=True)
+    return [_line(prompt, answer, {}) for prompt, answer in answers if answer.text]
 
 
 def _line(prompt: str, answer: Written, more: Mapping[str, Any]) -> str:
-    """The line of JSON of an answer, as ``read_pairs`` reads it."""
+    """The line of JSON of an answer, as training reads it."""
     reason = "stop" if answer.ended else "length"
     line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason, **more}
     return json.dumps(line, ensure_ascii=False) + "\n"

@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 TYPED = Path(__file__).parents[2] / "benchmarks" / "typed"
 """Texts that people typed, for development and for tests; nothing is trained on them."""
@@ -16,14 +16,10 @@ _IN_A_ROW = 8
 """Words in a row that an item may not have in common with a typed text."""
 
 
-@dataclass(frozen=True)
-class Item:
-    """One pair of input and answer.
+class Item(NamedTuple):
+    """What a user types, raw and without an instruction, and the text that the model is to write.
 
-    Attributes:
-        content: what a user types, raw: a message, ``A: .. B: ..``, ``table t(a, b): question`` or
-            ``name[..], food[..]``. No instruction.
-        target: the text that the model is to write.
+    It is a message, ``A: .. B: ..``, ``table t(a, b): question`` or ``name[..], food[..]``.
     """
 
     content: str
@@ -35,17 +31,10 @@ def prompt_template(task: str) -> str:
     return TASKS[task] + "\n{text}"
 
 
-def typed_dev(task: str, count: int) -> list[list[Item]]:
-    """The first ``count`` typed texts of a task, to watch a training on and never to train on.
-
-    Returns:
-        For each text an item with every accepted answer.
-    """
+def typed_dev(task: str, count: int) -> list[Item]:
+    """The first typed texts of a task, to follow a training by and never to train on."""
     lines = (TYPED / "dev" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    return [
-        [Item(values["input"], answer) for answer in values["accepted"]]
-        for values in map(json.loads, lines)
-    ]
+    return [Item(v["input"], v["accepted"][0]) for v in map(json.loads, lines)]
 
 
 def word_runs(text: str) -> set[tuple[str, ...]]:

@@ -75,8 +75,8 @@ def check_adapter_replaceable(directory: Path) -> None:
     check_holds_only(directory, _OURS, "an adapter's")
 
 
-def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
-    """Write a trained model's streams, and its LoRA if it has one, as an adapter directory.
+def write_adapter(model: torch.nn.Module, directory: Path) -> None:
+    """Write a model's streams and its LoRA, of which it has one or both, as an adapter directory.
 
     The directory appears complete or not at all, and replaces an adapter that is there already.
 
@@ -85,27 +85,16 @@ def write_adapter(model: SpeculativeStreamingModel, directory: Path) -> None:
     """
     check_adapter_replaceable(directory)
     with staged_directory(directory) as scratch:
-        text = json.dumps(model.config.to_dict(), indent=2) + "\n"
-        (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
-        save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
-        if isinstance(model.base, PeftModel):
-            _save_lora(model.base, scratch)
+        if isinstance(model, SpeculativeStreamingModel):
+            text = json.dumps(model.config.to_dict(), indent=2) + "\n"
+            (scratch / STREAM_CONFIG).write_text(text, encoding="utf-8")
+            save_file(_plain(model.stream_tensors()), scratch / STREAM_TENSORS, {"format": "pt"})
+            model = model.base
+        if isinstance(model, PeftModel):
+            model.peft_config[model.active_adapter].save_pretrained(str(scratch))
+            tensors = _plain(get_peft_model_state_dict(model))
+            save_file(tensors, scratch / LORA_TENSORS, {"format": "pt"})
         check_adapter_replaceable(directory)
-
-
-def write_lora(model: PeftModel, directory: Path) -> None:
-    """Write a model's LoRA alone, as ``write_adapter`` does."""
-    check_adapter_replaceable(directory)
-    with staged_directory(directory) as scratch:
-        _save_lora(model, scratch)
-        check_adapter_replaceable(directory)
-
-
-def _save_lora(model: PeftModel, directory: Path) -> None:
-    """Write a model's LoRA into a directory that exists."""
-    model.peft_config[model.active_adapter].save_pretrained(str(directory))
-    tensors = _plain(get_peft_model_state_dict(model))
-    save_file(tensors, directory / LORA_TENSORS, {"format": "pt"})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

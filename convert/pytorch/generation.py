@@ -4,10 +4,9 @@ Streams must foresee the model's own text, so this is what they learn from. ``sp
 --prompts self`` does the same in MLX.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from specstream_mlx.files import read_json
 from specstream_mlx.loading import read_tokenizer
 from specstream_mlx.models.architectures import key_size
-from specstream_mlx.prompts import around_user, chat_prompt, encode_prompt
+from specstream_mlx.prompts import around_user
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.self_prompts import MOST_TOKENS, beginning, fault_of, turn_of
 
@@ -38,7 +37,6 @@ _ROOM = 256
 _TOP_P = 0.95
 _MOST_TOKENS = 2048
 """Of a conversation with its answer."""
-
 
 _GROUPED = "specstream_grouped"
 
@@ -102,9 +100,8 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
 
-@dataclass(frozen=True)
-class Written:
-    """A text that a model wrote behind a prompt, and whether it came to its end."""
+class Written(NamedTuple):
+    """A text that a model wrote after a prompt, and whether it came to its end."""
 
     text: str
     ended: bool
@@ -123,74 +120,42 @@ class Writer:
 
     def __init__(self, model_dir: Path, lora: Path | None = None) -> None:
         self._device = training_device()
-        self._in_bf16 = is_quick_in_bf16(self._device)
-        model: Any = load_base(model_dir, "bfloat16" if self._in_bf16 else "float32")
+        dtype = torch.bfloat16 if is_quick_in_bf16(self._device) else torch.float32
+        model: Any = load_base(model_dir, str(dtype).removeprefix("torch."))
         if lora is not None:
             model = mount_lora(model, lora)
-        dtype = torch.bfloat16 if self._in_bf16 else torch.float32
         self._model = model.to(self._device, dtype).eval()
         self._model.set_attn_implementation(_GROUPED)
         self.tokenizer = read_tokenizer(model_dir, read_json(model_dir / "config.json"))
         self._tokens_at_once, self._rows_at_once = self._room()
 
     def answers(
-        self, prompts: Sequence[str], template: str | None, most_tokens: int
+        self, prompts: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
     ) -> list[Written]:
-        """Answer each prompt as the user's only turn, by the likeliest tokens.
+        """Answer prompts.
 
         Args:
-            prompts: what the user says.
-            template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+            prompts: token ids; a prompt that leaves no room for an answer in 2,048 tokens gets an
+                empty one.
             most_tokens: of an answer.
-
-        Raises:
-            UserError: the chat template refuses a prompt.
-        """
-        return self._answered(
-            [chat_prompt(self.tokenizer, prompt, template) for prompt in prompts], most_tokens
-        )
-
-    def replies(
-        self,
-        conversations: Sequence[Sequence[Mapping[str, str]]],
-        most_tokens: int,
-        *,
-        sampled: bool = False,
-    ) -> list[Written]:
-        """Answer the last turn of each conversation.
-
-        Args:
-            conversations: messages, the user's last.
-            most_tokens: of an answer; a conversation that leaves no room for it in 2,048 tokens
-                gets an empty answer.
             sampled: whether tokens are drawn at temperature 1, from torch's generator; else they
                 are the likeliest.
-
-        Raises:
-            UserError: the chat template refuses a conversation.
         """
-        encoded = [encode_prompt(self.tokenizer, messages) for messages in conversations]
-        short = [i for i, tokens in enumerate(encoded) if len(tokens) + most_tokens <= _MOST_TOKENS]
-        found = [Written("", True)] * len(encoded)
-        written = self._answered([encoded[i] for i in short], most_tokens, sampled=sampled)
-        for i, answer in zip(short, written, strict=True):
-            found[i] = answer
+        short = [i for i, tokens in enumerate(prompts) if len(tokens) + most_tokens <= _MOST_TOKENS]
+        ends, found = self.tokenizer.eos_token_ids, [Written("", True)] * len(prompts)
+        wanted = [prompts[i] for i in short]
+        written = self._generated(wanted, ends, most_tokens, sampled=sampled, top_p=1.0)
+        for i, (tokens, ended) in zip(short, written, strict=True):
+            # An answer that was cut may end within a character.
+            found[i] = Written(self.tokenizer.decode(tokens).rstrip("\ufffd"), ended)
         return found
 
-    def _answered(
-        self, encoded: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
-    ) -> list[Written]:
-        ends = self.tokenizer.eos_token_ids
-        found = self._generated(encoded, ends, most_tokens, sampled=sampled, top_p=1.0)
-        # An answer that was cut may end within a character.
-        texts = [self.tokenizer.decode(tokens).rstrip("\ufffd") for tokens, _ in found]
-        return [Written(text, ended) for text, (_, ended) in zip(texts, found, strict=True)]
-
-    def draw_prompts(self, openings: Sequence[str], seed: int) -> list[str]:
+    def draw(self, openings: Sequence[str], seed: int) -> list[str]:
         """Draw what the model's user might say, and keep what is fit to be a prompt.
 
         Args:
-            openings: the words that each draw begins with, which may be none.
+            openings: the words that each draw begins with, which may be none; of an opening that
+                ends with a line, what follows alone has to be fit.
             seed: of the draws.
 
         Returns:
@@ -199,53 +164,24 @@ class Writer:
         Raises:
             UserError: there is no chat template, or it leaves out what the user says.
         """
-        begun = [opening.rstrip(" ") for opening in openings]
-        draws = self._drawn(begun, seed)
-        prompts = [(a + draw.text).strip() for a, draw in zip(begun, draws, strict=True)]
-        return self._fit(draws, prompts, prompts)
-
-    def draw_questions(self, passages: Sequence[str], seed: int) -> list[str]:
-        """Draw what the model's user might say about passages, and keep what is fit.
-
-        Args:
-            passages: texts; a line of the user's follows each.
-            seed: of the draws.
-
-        Returns:
-            Passages with what is said about them; fewer than draws.
-
-        Raises:
-            UserError: as ``draw_prompts``.
-        """
-        begun = [f"{passage}\n" for passage in passages]
-        draws = self._drawn(begun, seed)
-        said = [draw.text.strip() for draw in draws]
-        return self._fit(draws, said, [a + b for a, b in zip(begun, said, strict=True)])
-
-    def _drawn(self, openings: Sequence[str], seed: int) -> list[Written]:
-        """What is drawn behind each opening. A blank at its end would be drawn, not read."""
         _, asker = turn_of(self.tokenizer, None)
         before, _ = around_user(self.tokenizer)
-        texts = [f"{before}{opening}".rstrip(" ") for opening in openings]
+        begun = [opening.rstrip(" ") for opening in openings]  # a blank at the end would be drawn
+        texts = [f"{before}{opening}".rstrip(" ") for opening in begun]
         encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         torch.manual_seed(seed)
         found = self._generated(encoded, asker.eos_token_ids, MOST_TOKENS, sampled=True)
-        decode, draws = self.tokenizer.decode, []
-        for tokens, (drawn, ended) in zip(encoded, found, strict=True):
-            # Decoded with what is before it, or a blank between the two may be lost.
-            draws.append(Written(decode([*tokens, *drawn])[len(decode(tokens)) :], ended))
-        return draws
-
-    def _fit(
-        self, draws: Sequence[Written], judged: Sequence[str], prompts: Sequence[str]
-    ) -> list[str]:
-        """The prompts whose draws are fit, by what is judged of each; none begins as another."""
         controls = [t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special]
-        kept: dict[str, str] = {}
-        for draw, text, prompt in zip(draws, judged, prompts, strict=True):
-            if fault_of(text, draw.ended, controls, "latin") is None:
-                kept.setdefault(beginning(prompt), prompt)
-        return list(kept.values())
+        decode, fit = self.tokenizer.decode, dict[str, str]()
+        for opening, tokens, (drawn, ended) in zip(begun, encoded, found, strict=True):
+            # Decoded with what is before it, or a blank between the two may be lost.
+            text = decode([*tokens, *drawn])[len(decode(tokens)) :]
+            judged = prompt = f"{opening}{text}".strip()
+            if opening.endswith("\n"):
+                judged, prompt = text.strip(), opening + text.strip()
+            if fault_of(judged, ended, controls, "latin") is None:
+                fit.setdefault(beginning(prompt), prompt)
+        return list(fit.values())
 
     @torch.no_grad()
     def _generated(

@@ -1,7 +1,7 @@
 """PyTorch models loaded from directories: a base alone, or a base with an adapter mounted on it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from specstream_mlx.errors import VOCABULARY, UserError, shown
 from specstream_mlx.files import model_headers, read_json, reason, short
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.stream_config import StreamConfig
 
 from .adapter_files import read_streams, read_tensors
 from .backbone import linear_layers, use_long_factors
 from .reference import SpeculativeStreamingModel
-from .training_settings import LoraShape
+from .training_settings import TrainSettings
 
 _SCALING = "scales", "biases"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -139,7 +140,11 @@ def base_fingerprint(model_dir: Path) -> str:
 
 
 def load_adapter(
-    model_dir: Path, directory: Path, dtype: str = "float32"
+    model_dir: Path,
+    directory: Path,
+    dtype: str = "float32",
+    config: StreamConfig | None = None,
+    drops: Collection[str] = (),
 ) -> SpeculativeStreamingModel:
     """Load a base and mount an adapter with streams on it.
 
@@ -147,45 +152,47 @@ def load_adapter(
         model_dir: directory of the base.
         directory: adapter directory, see ``adapter_files``.
         dtype: of the base's linear layers, see ``load_base``.
+        config: the streams' configuration, if training changes it.
+        drops: names of tensors that are not taken.
 
     Raises:
         UserError: a file is missing or damaged, or the adapter was trained on another base.
     """
     found = describe(directory)
-    tensors = read_streams(found)
+    tensors = {name: t for name, t in read_streams(found).items() if name not in drops}
     assert found.stream_config is not None
     found.check_base(read_json(model_dir / "config.json"))
     base = load_base(model_dir, dtype)
     if VOCABULARY in tensors:
         path = tensor_file(directory / STREAM_TENSORS)
         check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config.vocab_size)
-    if has_lora(directory):
+    if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         base = mount_lora(base, directory)
     try:
-        model = SpeculativeStreamingModel(base, found.stream_config)
+        model = SpeculativeStreamingModel(base, config or found.stream_config)
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
     return model.eval()
 
 
-def put_lora(base: torch.nn.Module, shape: LoraShape) -> PeftModel:
+def put_lora(base: torch.nn.Module, settings: TrainSettings) -> PeftModel:
     """Put new LoRA on a base model, whose layers are replaced in place."""
-    layers: int = base.config.num_hidden_layers
-    if (shape.lora_layers or 0) > layers:
-        raise UserError(f"lora_layers is {shape.lora_layers}, expected at most the base's {layers}")
+    layers, top = base.config.num_hidden_layers, settings.lora_layers
+    if (top or 0) > layers:
+        raise UserError(f"lora_layers is {top}, expected at most the base's {layers}")
     linear = linear_layers(base)
-    for target in shape.lora_targets or ():
+    for target in settings.lora_targets or ():
         if target not in linear:
             raise UserError(f"lora_targets has {target!r}, expected some of {', '.join(linear)}")
-    rank = shape.lora_rank or 8
-    alpha: Any = shape.lora_alpha or 2 * rank  # PEFT takes what is no integer, too
+    rank = settings.lora_rank or 8
+    alpha: Any = settings.lora_alpha or 2 * rank  # PEFT takes what is no integer, too
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=rank,
         lora_alpha=alpha,
-        target_modules=list(shape.lora_targets or linear),
-        layers_to_transform=shape.lora_layers and list(range(layers - shape.lora_layers, layers)),
+        target_modules=list(settings.lora_targets or linear),
+        layers_to_transform=top and list(range(layers - top, layers)),
     )
     model = get_peft_model(base, config)
     _leave_casts_to_autocast(model)
@@ -196,11 +203,6 @@ def _leave_casts_to_autocast(model: PeftModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-
-
-def has_lora(directory: Path) -> bool:
-    """Tell whether an adapter directory holds LoRA, as PEFT writes it."""
-    return (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists()
 
 
 def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:

@@ -40,7 +40,7 @@ class Loss:
         total: scalar to call ``backward`` on.
         per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, detached;
             0 where alpha is 0.
-        pruner: scalar cross entropy in nats of the early exit, detached; 0 where no pruner trains.
+        pruner: scalar cross entropy in nats of the early exit, detached; 0 without one.
     """
 
     total: Tensor
@@ -117,8 +117,7 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
     but the last. Each term is the mean over those of its targets that lie within the sequence and,
     of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
-    A conditioned head is given the true tokens before. The pruner's loss is left out where the
-    pruner is frozen.
+    A conditioned head is given the true tokens before.
 
     Args:
         model: the model to train.
@@ -148,7 +147,7 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
         sums = sums.index_add(0, sums.new_zeros(len(losses), dtype=torch.int64), losses)
     per_stream = sums / has_target.sum((0, 1)).clamp(min=1)
     pruner = sums.new_zeros(())
-    if model.trains_pruner:
+    if model.config.pruner_rank:
         early = model.early_exit_hidden(gather_rows(trunk.seed, positions)[valid])
         pruner = cross_entropy(early, head.weight, targets[..., 0][valid], head.bias).mean()
     total = (weights * per_stream).sum() + pruner

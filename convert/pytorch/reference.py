@@ -56,12 +56,7 @@ class ConditionedHead(nn.Module):
 
     Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)``, with n an RMS norm
     without weights and E(u) the row of the base's embedding table for the token u before; the
-    base's final norm and head follow. At the start U is zero.
-
-    Args:
-        hidden_size: h.
-        rank: r, the rows of D.
-        num_streams: gamma.
+    base's final norm and head follow. At the start U is zero; D has ``rank`` rows.
     """
 
     def __init__(self, hidden_size: int, rank: int, num_streams: int) -> None:
@@ -135,7 +130,7 @@ def _main_rows(rope: Rope, main: Tensor) -> Rope:
 
 
 def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
-    """The tokens behind the first of consecutive positions, for all that look ``count`` far ahead.
+    """The tokens after the first of consecutive positions, for all that look ``count`` far ahead.
 
     Args:
         tokens: (B, T) int64.
@@ -143,7 +138,7 @@ def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
         count: at least 1.
 
     Returns:
-        (B, C + count - 1): windows of ``count`` of them are what lies behind each of the positions.
+        (B, C + count - 1): windows of ``count`` of them are what follows each of the positions.
         Past the end of ``tokens`` the last one is repeated.
     """
     steps = torch.arange(1, positions.shape[1] + count, device=positions.device)
@@ -230,24 +225,6 @@ class SpeculativeStreamingModel(nn.Module):
         """The language model inside ``base``, without PEFT's wrapper."""
         return self.base.get_base_model() if hasattr(self.base, "peft_config") else self.base
 
-    def freeze_all_but_head(self) -> None:
-        """Let nothing train but the conditioned head."""
-        if self.streams.head is None:
-            raise UserError("stream_head is 'plain', expected 'conditioned' to train the head")
-        self.requires_grad_(False)
-        self.streams.head.requires_grad_(True)
-
-    @property
-    def trains_trunk(self) -> bool:
-        """Tell whether any trained parameter lies below the final norm: streams or LoRA."""
-        apart = ("pruner.", "streams.head.")
-        return any(p.requires_grad and not n.startswith(apart) for n, p in self.named_parameters())
-
-    @property
-    def trains_pruner(self) -> bool:
-        """Tell whether there is a pruner, not frozen."""
-        return bool(self.config.pruner_rank) and self.pruner.up.weight.requires_grad
-
     @property
     def draft_vocabulary(self) -> Tensor | None:
         """(n,) int64, the tokens that streams may draft; ``None``: all."""
@@ -331,8 +308,6 @@ class SpeculativeStreamingModel(nn.Module):
     ) -> Trunk:
         """Run all layers, without the final norm and the head.
 
-        No gradients are kept where nothing in these layers trains.
-
         Args:
             tokens: (B, T) int64, padded on the right.
             positions, valid: (B, C), from ``stream_positions``.
@@ -341,7 +316,7 @@ class SpeculativeStreamingModel(nn.Module):
             keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
         """
         config, backbone = self.config, self.backbone
-        training = torch.is_grad_enabled() and self.trains_trunk
+        training = torch.is_grad_enabled()
         train_main = training and config.mode == "shared"
         main_layers: list[Tensor] = []
         with torch.set_grad_enabled(train_main):

@@ -1,9 +1,10 @@
 """The trainer of streams, pruner and (in shared mode) LoRA: arXiv 2402.11131, sections 3 and 4.
 
-In lossless mode the LoRA of ``init_adapter`` is part of the base, and stays as it is.
-
     python -m specstream_mlx.convert.pytorch.trainer --model BASE --data train.jsonl \\
         --mode shared --output OUT --epochs 2
+
+In lossless mode the LoRA of ``init_adapter`` is part of the base, and stays as it is. It may have
+been trained before with ``--lora-alone``.
 
 It writes the adapter directory ``OUT/adapter`` (see ``adapter_files``), the log ``OUT/log.jsonl``
 and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues. Without it an output
@@ -11,7 +12,6 @@ directory that holds an earlier run is refused.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +20,57 @@ from .required_packages import import_or_exit
 if __name__ == "__main__":
     import_or_exit()
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.errors import UserError, shown
-from specstream_mlx.stream_config import StreamConfig
+from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.items import Item, most_frequent
-from specstream_mlx.train.stream_settings import LearningRates
+from specstream_mlx.train.settings import LearningRates, default_alphas
 
 from .adapter_files import check_adapter_replaceable, write_adapter
-from .load import base_fingerprint, has_lora, load_adapter, load_base, mount_lora, put_lora
-from .losses import Batch, count_correct, n_gram_loss
+from .backbone import Backbone
+from .load import base_fingerprint, load_adapter, load_base, mount_lora, put_lora
+from .losses import Batch, count_correct, head_cross_entropy, n_gram_loss
 from .reference import SpeculativeStreamingModel
-from .training_data import collate, load_items
 from .training_run import (
     OnStep,
     Trained,
     autocast,
     begin,
+    collate,
+    load_items,
     log_held_out,
     run_steps,
     training_device,
 )
 from .training_settings import TrainSettings
 
+_RATE_OF_LORA_ALONE = 3e-3  # of rank 4; 1e-3 suits rank 16
+
 
 def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
-    """Build the untrained model of a run, its new weights drawn from torch's generator."""
+    """Build the model that a run begins with: ``init_adapter``'s weights, and others drawn."""
+    start = settings.init_adapter
+    initial = None if start is None else describe(start).stream_config
+    if start is not None and initial is not None:
+        drops = (VOCABULARY,) if settings.draft_vocabulary else ()
+        config = settings.continued(initial)
+        return load_adapter(settings.model, start, settings.dtype, config, drops)
     base = load_base(settings.model, settings.dtype)
-    settings.check_vocabulary(base.config.vocab_size)
     config = settings.stream_config(
         hidden_size=base.config.hidden_size,
         num_hidden_layers=base.config.num_hidden_layers,
         base_model=str(settings.model),
         base_fingerprint=base_fingerprint(settings.model),
     )
-    if settings.mode == "shared":
+    if start is not None:
+        base = mount_lora(base, start)
+    elif settings.mode == "shared":
         base = put_lora(base, settings)
-    elif settings.init_adapter and has_lora(settings.init_adapter):
-        base = mount_lora(base, settings.init_adapter)
     return SpeculativeStreamingModel(base, config)
 
 
@@ -81,55 +89,47 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
             written, or the output holds an earlier run that is not resumed.
     """
     settings.check()
-    settings = _with_template(settings)
     adapter = settings.output / "adapter"
     check_adapter_replaceable(adapter)
     begin(settings, adapter)
-    model = build_model(settings)
-    if settings.init_adapter and not settings.resume:
-        _start_from(model, settings, settings.init_adapter)
-    vocab_size = model.backbone.config.vocab_size
-    items, held_out = load_items(settings, settings.prompt_template, vocab_size)
+    trained = _train_lora if settings.lora_alone else _train_streams
+    write_adapter(trained(settings, on_step), adapter)
+    return adapter
+
+
+def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Module:
+    model, device = build_model(settings), training_device()
+    config, vocab_size = model.config, model.backbone.config.vocab_size
+    settings.check_vocabulary(vocab_size)
+    items, held_out = load_items(settings, config.prompt_template, vocab_size)
     if settings.draft_vocabulary:
         frequent = most_frequent(items, settings.draft_vocabulary, vocab_size)
         model.streams.vocabulary.copy_(torch.tensor(frequent))
-    device = training_device()
     model.to(device)
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if settings.train == "head":
-        model.freeze_all_but_head()
-    names = [name for name, p in weights.items() if p.requires_grad]
-    if not names:
+    if not weights:
         raise UserError("nothing to train: expected stream embeddings, adapters, a pruner or LoRA")
-    peaks = settings.learning_rates(model.config.hidden_size)
-    pruner = [weights[name] for name in names if name.startswith("pruner.")]
+    peaks = settings.learning_rates(config.hidden_size)
     # The pruner must not touch the rest, so its gradients are clipped apart.
-    trained = Trained(weights, _by_rate(peaks, names), peaks.streams, pruner)
-    alphas = settings.alphas(settings.num_streams)
+    pruner = [p for name, p in weights.items() if name.startswith("pruner.")]
+    alphas = default_alphas(config.mode, config.num_streams)
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         loss = n_gram_loss(model, batch, alphas)
         return loss.total, {"per_stream": loss.per_stream.tolist(), "pruner": loss.pruner.item()}
 
+    trained = Trained(weights, _by_rate(peaks, weights), peaks.streams, pruner)
     step = run_steps(settings, items, trained, loss_of, on_step)
     if held_out:
         with autocast(settings, device):
             accuracy = evaluate(model, held_out, settings.batch_size)
         log_held_out(settings, step, accuracy)
-        note(_describe(accuracy))
-    write_adapter(model, adapter)
-    return adapter
-
-
-def _with_template(settings: TrainSettings) -> TrainSettings:
-    """The settings with the instruction of the adapter that the run starts from, if it has one."""
-    start = settings.init_adapter
-    if start is None or settings.prompt_template is not None:
-        return settings
-    if settings.resume and not start.exists():  # what is needed of it is in the checkpoint
-        return settings
-    streams = describe(start).stream_config
-    return replace(settings, prompt_template=streams.prompt_template if streams else None)
+        streams = ", ".join(f"{j}: {share:.1%}" for j, share in enumerate(accuracy["streams"], 1))
+        note(
+            f"held-out top-1: main {accuracy['main']:.1%}; streams {streams}; "
+            f"pruner {accuracy['pruner']:.1%}; chain {accuracy['chain']:.2f} tokens"
+        )
+    return model
 
 
 def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str]]:
@@ -143,68 +143,43 @@ def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str
     return rates
 
 
-def _start_from(model: SpeculativeStreamingModel, settings: TrainSettings, adapter: Path) -> None:
-    """Copy the weights of ``init_adapter``, which must be of the same shape, into a model.
+def _train_lora(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Module:
+    device = training_device()
+    tuned = put_lora(load_base(settings.model, settings.dtype), settings).to(device)
+    base: Any = tuned.get_base_model()
+    backbone = Backbone(base)  # products are cast once
+    items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
 
-    A conditioned head is left as it is where the adapter's is plain, and new streams where it has
-    LoRA alone.
-    """
-    if settings.may_add_streams and describe(adapter).stream_config is None:
-        return
-    found = load_adapter(settings.model, adapter, settings.dtype)
-    new_head = found.config.stream_head == "plain"
-    if not new_head and model.config.stream_head == "plain":
-        raise UserError(
-            f"init_adapter {adapter}: stream_head is {found.config.stream_head!r}, expected "
-            "'plain' as in this run"
-        )
-    if settings.train == "head":
-        _check_frozen(model, found, adapter)
-    state = found.state_dict()
-    wanted = {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad and not (new_head and name.startswith("streams.head."))
-    }
-    for name, parameter in wanted.items():
-        shape = tuple(state[name].shape) if name in state else "none"
-        if shape != tuple(parameter.shape):
-            raise UserError(
-                f"init_adapter {adapter}: {name} has shape {shape}, "
-                f"expected {tuple(parameter.shape)}"
-            )
-    model.load_state_dict({name: state[name] for name in wanted}, strict=False)
+    def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        (rows, targets), head = answer_rows(base, batch), backbone.head
+        losses = head_cross_entropy(rows, head.weight, targets, head.bias, backbone.softcap)
+        return losses.mean(), {}
 
-
-def _check_frozen(
-    model: SpeculativeStreamingModel, found: SpeculativeStreamingModel, adapter: Path
-) -> None:
-    """Check that what stays as it is in an adapter computes the same in this run."""
-    mine = {"stream_head", "stream_head_rank", "draft_vocabulary"}
-    mine |= {"base_model", "base_fingerprint", "version"}
-    for name in [field.name for field in fields(StreamConfig) if field.name not in mine]:
-        value, expected = getattr(found.config, name), getattr(model.config, name)
-        if value != expected:
-            raise UserError(
-                f"init_adapter {adapter}: {name} is {shown(value)}, expected {shown(expected)} as "
-                "in this run, which trains its head alone"
-            )
-    scales, expected_scales = (
-        {n: m.scaling for n, m in each.base.named_modules() if isinstance(m, LoraLayer)}
-        for each in (found, model)
+    weights = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    rate = settings.learning_rate or _RATE_OF_LORA_ALONE
+    step = run_steps(
+        settings, items, Trained(weights, {rate: list(weights)}, rate), loss_of, on_step
     )
-    for name in sorted(scales.keys() | expected_scales.keys()):
-        scale, expected = scales.get(name), expected_scales.get(name)
-        if scale != expected:
-            raise UserError(
-                f"init_adapter {adapter}: the LoRA scale of {name} is {_shown_scale(scale)}, "
-                f"expected {_shown_scale(expected)} as by this run's LoRA settings"
-            )
+    if held_out:
+        with autocast(settings, device), torch.no_grad():
+            right = []
+            for start in range(0, len(held_out), settings.batch_size):
+                batch = collate(held_out[start : start + settings.batch_size], device)
+                rows, targets = answer_rows(base, batch)
+                right.append(backbone.logits(rows).argmax(-1) == targets)
+            share = torch.cat(right).float().mean().item()
+        log_held_out(settings, step, {"main": share})
+        note(f"held-out top-1: {share:.1%}")
+    return tuned
 
 
-def _shown_scale(scale: dict[str, float] | None) -> str:
-    """The scale of a layer's only LoRA, as PEFT has it."""
-    return "none" if scale is None else f"{next(iter(scale.values())):g}"
+def answer_rows(causal_lm: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The hidden states (n, h) before each token of the answers, and these tokens (n,)."""
+    decoder = causal_lm.get_decoder()
+    hidden = decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
+    place = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)
+    within = (place >= batch.stream_from[:, None]) & (place < batch.lengths[:, None])
+    return hidden[within], batch.tokens[:, 1:][within]
 
 
 def evaluate(
@@ -236,8 +211,7 @@ def evaluate(
     for source, batch in track(batches, "held-out text"):
         (correct, counts), (hits, of) = found[source], count_correct(model, collate(batch, device))
         found[source] = correct + hits, counts + of
-    every = sum(c for c, _ in found.values()), sum(n for _, n in found.values())
-    accuracy = _shares(*every)
+    accuracy = _shares(*(torch.stack(parts).sum(0) for parts in zip(*found.values(), strict=True)))
     if len(found) > 1:
         accuracy["by_source"] = {source: _shares(*counted) for source, counted in found.items()}
     return accuracy
@@ -247,14 +221,6 @@ def _shares(correct: Tensor, counts: Tensor) -> dict[str, Any]:
     """What ``evaluate`` returns, of the counts of ``count_correct``."""
     main, *streams, pruner, chain = (correct / counts.clamp(min=1)).tolist()
     return {"main": main, "streams": streams, "pruner": pruner, "chain": chain}
-
-
-def _describe(accuracy: dict[str, Any]) -> str:
-    streams = ", ".join(f"{j}: {value:.1%}" for j, value in enumerate(accuracy["streams"], 1))
-    return (
-        f"held-out top-1: main {accuracy['main']:.1%}; streams {streams}; "
-        f"pruner {accuracy['pruner']:.1%}; chain {accuracy['chain']:.2f} tokens"
-    )
 
 
 def main(settings: TrainSettings) -> None:

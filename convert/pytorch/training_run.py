@@ -1,4 +1,4 @@
-"""The loop of a training run: schedule, clipping, log and checkpoints, whatever is trained."""
+"""A training run, whatever is trained: data, schedule, clipping, log and checkpoints."""
 
 import json
 import time
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from specstream_mlx.errors import UserError
-from specstream_mlx.files import append
+from specstream_mlx.errors import UserError, check_integer, is_number, shown
+from specstream_mlx.files import append, check_shapes, read_json, staged_file
+from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress
+from specstream_mlx.train.data import read_split
 from specstream_mlx.train.items import Batches, Item
-from specstream_mlx.train.stream_settings import warm_up_updates
+from specstream_mlx.train.settings import check_identity, warm_up_updates
 
-from .checkpoint import Checkpoint
 from .losses import Batch
-from .training_data import collate
 from .training_settings import RunSettings
 
 OnStep = Callable[[int, dict[str, Any]], None]
@@ -36,10 +37,10 @@ class Trained:
     """The parameters of a run.
 
     Attributes:
-        weights: by name, those too that stay as they are: what a checkpoint holds.
-        rates: the names of those that are trained, by the peak of their learning rate.
+        weights: by name.
+        rates: their names by the peak of their learning rate.
         peak: that peak which the log tells of.
-        apart: trained parameters whose gradients are clipped apart from the others'.
+        apart: those whose gradients are clipped apart from the others'.
     """
 
     weights: Mapping[str, Parameter]
@@ -49,11 +50,7 @@ class Trained:
 
 
 def begin(settings: RunSettings, result: Path) -> None:
-    """Seed torch's generator for a run, of which nothing may be there unless it is resumed.
-
-    Args:
-        settings: the run's.
-        result: directory that the run writes in the end.
+    """Seed torch's generator for a run that writes the directory ``result`` in the end.
 
     Raises:
         UserError: the output holds an earlier run that is not resumed.
@@ -75,21 +72,46 @@ def training_device() -> torch.device:
 
 def autocast(settings: RunSettings, device: torch.device) -> torch.autocast:
     """The dtype in which a run's products are computed."""
-    return torch.autocast(
-        device.type, dtype=torch.bfloat16, enabled=computes_in_bf16(settings, device)
-    )
-
-
-def computes_in_bf16(settings: RunSettings, device: torch.device) -> bool:
-    """Tell whether a run computes in bfloat16."""
-    if settings.bf16 is not None:
-        return settings.bf16
-    return settings.dtype == "bfloat16" or is_quick_in_bf16(device)
+    in_bf16 = settings.bf16
+    if in_bf16 is None:
+        in_bf16 = settings.dtype == "bfloat16" or is_quick_in_bf16(device)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bf16)
 
 
 def is_quick_in_bf16(device: torch.device) -> bool:
     """Tell whether a device has instructions for bfloat16, which is many times as slow without."""
     return device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
+
+
+def load_items(
+    settings: RunSettings, template: str | None, vocab_size: int
+) -> tuple[list[Item], list[Item]]:
+    """Read the training data of a run, and its held-out data, if it has any; see ``read_split``.
+
+    Raises:
+        UserError: a file or the tokenizer cannot be read, or holds a token that the base lacks.
+    """
+    tokenizer = read_tokenizer(settings.model, read_json(settings.model / "config.json"))
+    sets: list[list[Item]] = []
+    for path in (settings.data, settings.valid_data):
+        if path is None:
+            sets.append([])
+            continue
+        split = read_split(path, tokenizer, settings.max_seq_length, vocab_size, template)
+        if split.too_long:
+            note(f"{path}: {split.too_long} items over {settings.max_seq_length} tokens left out")
+        sets.append(split.items)
+    return sets[0], sets[1]
+
+
+def collate(items: list[Item], device: torch.device | None = None) -> Batch:
+    """Put items into one batch, padded on the right, on a device."""
+    lengths = torch.tensor([len(item.tokens) for item in items])
+    tokens = torch.zeros(len(items), int(lengths.max()), dtype=torch.int64)
+    for row, item in zip(tokens, items, strict=True):
+        row[: len(item.tokens)] = torch.tensor(item.tokens)
+    starts = torch.tensor([item.stream_from for item in items])
+    return Batch(tokens.to(device), starts.to(device), lengths.to(device))
 
 
 def run_steps(
@@ -115,19 +137,17 @@ def run_steps(
         UserError: a file cannot be written, or the checkpoint that is resumed not be read.
     """
     device, weights = training_device(), trained.weights
-    names = trained.rates.values()
-    groups = [{"params": [weights[name] for name in group]} for group in names]
+    groups = [{"params": [weights[name] for name in names]} for names in trained.rates.values()]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     apart = {id(parameter) for parameter in trained.apart}
     every = [parameter for group in groups for parameter in group["params"]]
     others = [parameter for parameter in every if id(parameter) not in apart]
 
-    state = Checkpoint(settings.output / CHECKPOINT, settings, dict(weights), optimizer)
     step, elapsed_before = 0, 0.0
     if settings.resume:
-        step, elapsed_before = state.load()
+        step, elapsed_before = _restore(settings, weights, optimizer)
     else:  # so that a run that stops early can be resumed, and no other one takes the directory
-        state.save(0, 0.0, replace=False)
+        _save(settings, weights, optimizer, 0, 0.0, replace=False)
     batches = Batches(items, settings.batch_size, settings.seed)
     iters = settings.iters
     if iters is None and (settings.epochs or not settings.time_limit):
@@ -168,13 +188,82 @@ def run_steps(
                 append(settings.output / LOG, json.dumps(figures) + "\n")
             show(done(), 1.0, f"loss {figures['loss']:.3f}")
             if step % settings.save_every == 0:
-                state.save(step, figures["seconds"])
+                _save(settings, weights, optimizer, step, figures["seconds"])
             if on_step is not None:
                 on_step(step, figures)
-    state.save(step, time.monotonic() - started)
+    _save(settings, weights, optimizer, step, time.monotonic() - started)
     return step
 
 
 def log_held_out(settings: RunSettings, step: int, accuracy: Mapping[str, Any]) -> None:
     """Add the accuracy on held-out text to a run's log."""
     append(settings.output / LOG, json.dumps({"step": step, "held_out": accuracy}) + "\n")
+
+
+# Checkpoints ------------------------------------------------------------------------------------
+
+
+def _save(
+    settings: RunSettings,
+    weights: Mapping[str, Parameter],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    seconds: float,
+    *,
+    replace: bool = True,
+) -> None:
+    """Write all that a run needs to continue as if it had not stopped."""
+    state = {
+        "settings": settings.identity(),
+        "step": step,
+        "seconds": seconds,
+        "weights": {name: p.detach() for name, p in weights.items()},
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+    }
+    with staged_file(settings.output / CHECKPOINT, replace=replace) as scratch:
+        torch.save(state, scratch)
+
+
+def _restore(
+    settings: RunSettings, weights: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
+) -> tuple[int, float]:
+    """Restore weights, optimizer and torch's generator; returns steps done and their seconds."""
+    path = settings.output / CHECKPOINT
+    if not path.is_file():
+        raise UserError(f"nothing to resume: {path} does not exist")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        found, step, seconds = dict(state["settings"]), state["step"], state["seconds"]
+        moments = state["optimizer"]["state"]
+        check_integer("step", step, least=0, most=2**63 - 1)
+        if not (is_number(seconds) and seconds >= 0):
+            raise UserError(f"seconds is {shown(seconds)}")
+    except UserError as error:
+        raise UserError(f"{path} is not a readable checkpoint: {error}") from None
+    except Exception as error:  # torch.load raises what the damaged bytes lead to
+        raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
+    check_identity(path, found, settings.identity())
+    # The groups are this run's own: they hold settings, which are the same.
+    groups = optimizer.state_dict()["param_groups"]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    try:
+        shapes = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
+        check_shapes(path, shapes, {name: tuple(p.shape) for name, p in weights.items()})
+        for number, tensors in moments.items():
+            shape = tuple(trained[number].shape)
+            expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+            if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
+                raise ValueError
+        if step and not moments:
+            raise ValueError
+        with torch.no_grad():
+            for name, parameter in weights.items():
+                parameter.copy_(state["weights"][name])
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        torch.set_rng_state(state["rng"])
+    except UserError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} does not fit this run: {type(error).__name__}") from None
+    return step, seconds

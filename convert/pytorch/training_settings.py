@@ -1,23 +1,12 @@
-"""The settings of training runs, and which of them go together."""
+"""The settings of training in PyTorch, and which of them go together."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.options import (
-    FLAG,
-    PATH,
-    POSITIVE,
-    TEXT,
-    check_options,
-    choice,
-    integer,
-    number,
-    option,
-    what,
-)
-from specstream_mlx.train.stream_settings import Resumable, StreamSettings
+from specstream_mlx.options import FLAG, PATH, POSITIVE, choice, integer, number, option, what
+from specstream_mlx.train.settings import Resumable, StreamSettings
 
 _NAMES = what(
     "names as in q_proj,v_proj",
@@ -51,9 +40,7 @@ class RunSettings(Resumable):
         None, POSITIVE, "Passes over the data. Default: 1, without --iters and --time-limit."
     )
     time_limit: float | None = option(
-        None,
-        POSITIVE,
-        "Minutes after which the run ends; the learning rate falls accordingly.",
+        None, POSITIVE, "Minutes after which the run ends; the learning rate falls accordingly."
     )
     max_seq_length: int = option(
         1024, integer(1), "Most tokens of an item; longer ones are left out."
@@ -97,10 +84,13 @@ class RunSettings(Resumable):
             raise UserError("iters and epochs were both given, expected at most one")
 
 
-@dataclass(kw_only=True)
-class LoraShape:
-    """Where LoRA is put on a base, and of which rank; ``None``: as the help says."""
+@dataclass
+class TrainSettings(StreamSettings, RunSettings):
+    """The settings of a run that trains streams, and LoRA in shared mode; or LoRA alone."""
 
+    lora_alone: bool = option(
+        False, FLAG, "Train LoRA without streams; lossless streams for it can follow."
+    )
     lora_rank: int | None = option(None, integer(1), "Rank of LoRA. Default: 8.")
     lora_alpha: float | None = option(
         None, POSITIVE, "PEFT's alpha of LoRA. Default: twice the rank."
@@ -112,34 +102,6 @@ class LoraShape:
         None, _NAMES, "Linear layers with LoRA, such as q_proj,v_proj. Default: all."
     )
 
-
-@dataclass(kw_only=True)
-class LoraSettings(LoraShape, RunSettings):
-    """The settings of a run that trains LoRA alone."""
-
-    learning_rate: float = option(
-        3e-3,
-        POSITIVE,
-        "Peak of the learning rate. Low ranks want high ones: 3e-3 suits rank 4, 1e-3 rank 16.",
-    )
-    prompt_template: str | None = option(
-        None, TEXT, "Text around every prompt, with {text} in its place.", metavar="TEXT"
-    )
-
-    def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is out of range, or two exclude each other.
-        """
-        check_options(self)
-        self.check_run()
-
-
-@dataclass
-class TrainSettings(StreamSettings, LoraShape, RunSettings):
-    """The settings of a run that trains streams, and LoRA in shared mode."""
-
     def check(self) -> None:
         """Check all that can be checked without reading a file.
 
@@ -148,7 +110,12 @@ class TrainSettings(StreamSettings, LoraShape, RunSettings):
         """
         self.check_streams()
         self.check_run()
-        if self.mode == "lossless":
-            for name in [field.name for field in fields(LoraShape)]:
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} is for shared mode, lossless mode trains no LoRA")
+        if self.lora_alone and self.init_adapter is not None:
+            raise UserError("lora_alone and init_adapter were both given, expected at most one")
+        trains_new = self.lora_alone or (self.mode == "shared" and self.init_adapter is None)
+        for name in ("lora_rank", "lora_alpha", "lora_layers", "lora_targets"):
+            if getattr(self, name) is not None and not trains_new:
+                raise UserError(
+                    f"{name} is for new LoRA, in shared mode or with lora_alone, and this run puts "
+                    "none on the base"
+                )

@@ -201,10 +201,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         if name in _WITHOUT_MEANING:
             del values[name]
         elif name in _IGNORED:
-            if value != _IGNORED[name] and not (name == "train" and value in ("all", "head")):
+            if value != _IGNORED[name]:
                 raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
-            if name != "train" or value is True:
-                del values[name]
+            del values[name]
         elif name not in known:
             raise UserError(f"{path} has {shown(name)}, which is no setting of train")
     for name, field in TrainSettings.__dataclass_fields__.items():

@@ -13,28 +13,24 @@ import mlx.core as mx
 
 from ..errors import UserError, shown
 from ..files import check_shapes, not_finite, parse_json, reason, staged_file, tensor_headers
-from .parameters import Parameters
-from .stream_settings import check_identity
+from .settings import check_identity
 
-_PARAMETER, _OPTIMIZER = "parameter ", "optimizer "
+_KINDS = _PARAMETER, _OPTIMIZER = "parameter ", "optimizer "
 _META = "run"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run between two steps.
+    """The state of a run between two steps: arrays by name, ``Resumable.identity``, progress."""
 
-    Attributes:
-        parameters: the trained arrays by name.
-        optimizer: the optimizer's state, by names of its own.
-        identity: the settings that a run must share with the one that it continues, as text.
-        progress: steps done and the like, JSON values.
-    """
-
-    parameters: Parameters
+    parameters: dict[str, mx.array]
     optimizer: dict[str, mx.array]
     identity: dict[str, str]
     progress: dict[str, Any]
+
+    def _arrays(self) -> dict[str, mx.array]:
+        parts = zip(_KINDS, (self.parameters, self.optimizer), strict=True)
+        return {kind + name: array for kind, part in parts for name, array in part.items()}
 
     def save(self, path: Path) -> None:
         """Write the file, or leave the one that is there.
@@ -42,11 +38,9 @@ class Checkpoint:
         Raises:
             UserError: the file system refuses it.
         """
-        arrays = {_PARAMETER + name: array for name, array in self.parameters.items()}
-        arrays |= {_OPTIMIZER + name: array for name, array in self.optimizer.items()}
         meta = {"identity": self.identity, "progress": self.progress}
         with staged_file(path) as unfinished:
-            mx.save_safetensors(str(unfinished), arrays, {_META: json.dumps(meta)})
+            mx.save_safetensors(str(unfinished), self._arrays(), {_META: json.dumps(meta)})
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
@@ -69,32 +63,23 @@ class Checkpoint:
                     raise TypeError(f"{name} is {shown(meta[name])}")
             parameters, optimizer = (
                 {n.removeprefix(kind): a for n, a in arrays.items() if n.startswith(kind)}
-                for kind in (_PARAMETER, _OPTIMIZER)
+                for kind in _KINDS
             )
             return cls(parameters, optimizer, meta["identity"], meta["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
 
     def check(self, path: Path, run: "Checkpoint") -> None:
-        """Check that a run may go on from here.
-
-        Args:
-            path: the file, for the error.
-            run: the run's own state.
+        """Check that a run, whose own state is ``run``, may go on from here.
 
         Raises:
             UserError: a setting differs, or an array has another name, shape or dtype.
         """
         check_identity(path, self.identity, run.identity)
-        for kind, found, expected in (
-            (_PARAMETER, self.parameters, run.parameters),
-            (_OPTIMIZER, self.optimizer, run.optimizer),
-        ):
-            shapes = ({kind + n: a.shape for n, a in part.items()} for part in (found, expected))
-            check_shapes(path, *shapes)
-            for name, array in expected.items():
-                if found[name].dtype != array.dtype:
-                    raise UserError(
-                        f"{path}: {kind}{name} has dtype {found[name].dtype}, expected "
-                        f"{array.dtype}"
-                    )
+        found, expected = self._arrays(), run._arrays()
+        check_shapes(path, *({n: a.shape for n, a in part.items()} for part in (found, expected)))
+        for name, array in expected.items():
+            if found[name].dtype != array.dtype:
+                raise UserError(
+                    f"{path}: {name} has dtype {found[name].dtype}, expected {array.dtype}"
+                )

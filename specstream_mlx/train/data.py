@@ -1,4 +1,4 @@
-"""Training data: mlx-lm's formats, read by mlx-lm, as sequences with a prompt and a completion."""
+"""Training data of both trainers, in mlx-lm's formats: sequences of prompt and completion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mlx_lm.tuner.datasets import create_dataset
 
 from ..errors import UserError, shown
 from ..files import check_tokens, read_json_lines, template_error
-from ..prompts import chat_prompt
+from ..prompts import chat_prompt, encode_prompt, in_template
 from .items import Item
 
 _FORMATS = "a prompt and a completion, messages of which the assistant's is the last, or a text"
@@ -40,9 +40,10 @@ def read_split(
     """Read a JSONL file of one of mlx-lm's formats.
 
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
-    completion ends where its end token does. A line with a ``finish_reason`` is an answer of the
-    base (``distil``), in its own ``tokens`` if they are there; if the reason is ``length`` it was
-    cut and gets no end token. A text has no prompt: its streams run from its first token on.
+    completion ends where its end token does. A text has no prompt: its streams run from its first
+    token on. A line with a ``finish_reason`` is an answer of the base (``distil``), in its own
+    ``tokens`` if they are there; if the reason is ``length`` it was cut and gets no end token.
+    ``earlier`` lists the turns before a prompt, ``source`` says where it comes from.
 
     Args:
         path: the file.
@@ -58,6 +59,8 @@ def read_split(
             base's, or no sequence is left.
     """
     rows = read_rows(path, template)
+    if tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer has no end token, with which a completion ends")
     read = _reader(list(rows.values()), tokenizer, template)
     items, too_long = [], 0
     for number, row in rows.items():
@@ -72,7 +75,7 @@ def read_split(
         if len(tokens) > max_seq_length:
             too_long += 1
         elif len(tokens) > max(start, 1):
-            items.append(Item(tokens, max(start, 1)))
+            items.append(Item(tokens, max(start, 1), row.get("source", "")))
     if not items:
         raise UserError(
             f"{path} has no sequence of at most {max_seq_length} tokens with a completion, "
@@ -106,13 +109,21 @@ def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, An
     return rows
 
 
+def messages_of(turns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the messages of a conversation, of whose turns every second one is the model's."""
+    roles = "user", "assistant"
+    return [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
+
+
 def _kind(value: Any) -> str | None:
     """Tell a line's format by the name of its field; ``None``: none of mlx-lm's formats."""
     match value:
         case {"prompt": str(), "completion": str()}:
-            tokens = value.get("tokens", [])
+            tokens, earlier = value.get("tokens", []), value.get("earlier", [])
             right = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
-            return "prompt" if right else None
+            right = right and isinstance(value.get("source", ""), str)
+            right = right and isinstance(earlier, list) and len(earlier) % 2 == 0
+            return "prompt" if right and all(isinstance(turn, str) for turn in earlier) else None
         case {"messages": [*messages, {"role": "assistant", "content": _}]}:
             said = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
             return "messages" if said and all("content" in m for m in messages) else None
@@ -133,14 +144,18 @@ def _reader(
         return process
 
     def read(row: Mapping[str, Any]) -> tuple[list[int], int]:
-        if "finish_reason" in row or not tokenizer.has_chat_template:
+        earlier, chats = row.get("earlier"), tokenizer.has_chat_template
+        if chats and not earlier and "finish_reason" not in row:
+            return process({**row, "prompt": in_template(row["prompt"], template)})
+        if earlier:
+            turns = [*earlier, in_template(row["prompt"], template)]
+            head = encode_prompt(tokenizer, messages_of(turns))
+        else:
             head = chat_prompt(tokenizer, row["prompt"], template)
-            written = row.get("tokens")
-            if written is None:
-                written = tokenizer.encode(row["completion"], add_special_tokens=False)
-            return head + written, len(head)
-        prompt = row["prompt"] if template is None else template.replace("{text}", row["prompt"])
-        return process({**row, "prompt": prompt})
+        written = row.get("tokens")
+        if written is None:
+            written = tokenizer.encode(row["completion"], add_special_tokens=False)
+        return head + written, len(head)
 
     return read
 

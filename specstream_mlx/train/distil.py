@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,27 @@ def distil(
     Raises:
         UserError: as ``keep_answers``, or the base cannot read a prompt.
     """
+
+    def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
+        chosen, samplers = [wanted[place] for place in places], None
+        if answering.temp:  # what is drawn follows from a prompt's place
+            samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
+        response = batch_generate(
+            model,
+            tokenizer,
+            [chat_prompt(tokenizer, prompt, answering.template) for prompt in chosen],
+            max_tokens=answering.max_tokens,
+            completion_batch_size=answering.batch_size,
+            samplers=samplers,
+            speculation=False,
+            return_token_ids=True,
+        )
+        names = "prompt", "completion", "tokens", "finish_reason"
+        columns = chosen, response.texts, response.token_ids or (), response.finish_reasons
+        lines = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
+
     at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
-    answer = partial(_answers, model, tokenizer, answering=answering)
     keep_answers(prompts, directory, asdict(answering), answer, at_once, show)
 
 
@@ -130,14 +148,14 @@ def keep_answers(
     """Have prompts answered, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
 
     Answers are written as they come, so an interrupted call goes on where it ended. Prompts and
-    settings are written beside them, and others are refused.
+    settings are written there too, and others are refused.
 
     Args:
         prompts: different prompts, at least two.
         directory: directory of the files; it is made.
-        settings: settings of the answers by name, which are written beside them.
+        settings: settings of the answers by name.
         answer: function that answers.
-        at_once: the most prompts that it is given at once, after which their answers are written.
+        at_once: the most prompts of one call, after which their answers are written.
         show: called with the progress.
 
     Raises:
@@ -153,7 +171,10 @@ def keep_answers(
     claim(directory / "answers.json", {"prompts": digest, **settings})
     held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
     parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
-    answered = {name: _answered(directory / f"{name}.jsonl") for name in parts}
+    answered = {
+        name: {value["prompt"] for _, value in whole_lines(directory / f"{name}.jsonl")}
+        for name in parts
+    }
     done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
     show(done, len(prompts))
     for name, wanted in parts.items():
@@ -166,43 +187,8 @@ def keep_answers(
             show(done, len(prompts))
 
 
-def _answers(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    wanted: Sequence[str],
-    places: Sequence[int],
-    *,
-    answering: Answering,
-) -> list[str]:
-    """Return a line of JSON for each prompt at these places, which its draws depend on."""
-    prompts, samplers = [wanted[place] for place in places], None
-    if answering.temp:
-        samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
-    response = batch_generate(
-        model,
-        tokenizer,
-        [chat_prompt(tokenizer, prompt, answering.template) for prompt in prompts],
-        max_tokens=answering.max_tokens,
-        completion_batch_size=answering.batch_size,
-        samplers=samplers,
-        speculation=False,
-        return_token_ids=True,
-    )
-    lines = []
-    for prompt, text, ids, reason in zip(
-        prompts, response.texts, response.token_ids or (), response.finish_reasons, strict=True
-    ):
-        values = {"prompt": prompt, "completion": text, "tokens": ids, "finish_reason": reason}
-        lines.append(json.dumps(values, ensure_ascii=False) + "\n")
-    return lines
-
-
 def claim(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Write the settings of the texts beside a file, or compare them with the file's.
-
-    Args:
-        path: the JSON file; its directory is made.
-        wanted: settings by name.
+    """Write the settings of texts to a JSON file, or compare them with those that it holds.
 
     Raises:
         UserError: the file holds other settings, or cannot be read or written.
@@ -220,20 +206,13 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
             )
 
 
-def cut_to_lines(path: Path) -> bool:
-    """Remove a line that a killed process left incomplete; returns whether the file exists."""
+def whole_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield a file's lines as ``read_json_lines``; an incomplete last one is removed from it."""
     if not path.exists():
-        return False
+        return
     whole = path.read_bytes()
     end = whole.rfind(b"\n") + 1
-    if end < len(whole):
+    if end < len(whole):  # a process was killed
         with staged_file(path) as unfinished:
             unfinished.write_bytes(whole[:end])
-    return True
-
-
-def _answered(path: Path) -> set[str]:
-    """Read the prompts that a file has answers to."""
-    if not cut_to_lines(path):
-        return set()
-    return {value["prompt"] for _, value in read_json_lines(path)}
+    yield from read_json_lines(path)

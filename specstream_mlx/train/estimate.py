@@ -10,20 +10,16 @@ from .run import Run
 
 
 def estimate(run: Run) -> str:
-    """Measure a step on the run's first batch and one on its longest; neither changes anything.
+    """Say what a run takes, which has not begun or was restored.
 
-    Args:
-        run: a run that has not begun or was restored.
-
-    Returns:
-        What the run takes, in words.
+    A step on its first batch and one on its longest are measured; neither changes anything.
     """
     iterations, epoch = run.settings.iters - run.progress.iterations, run.epoch
     longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
     mx.reset_peak_memory()
     rates = [_seconds(run, batch) / _tokens(batch) for batch in (epoch[0], longest)]
     tokens = round(iterations * sum(map(_tokens, epoch)) / len(epoch))
-    parameters = sum(array.size for array in run.parameters.values())
+    parameters = sum(array.size for array in run.trained.arrays().values())
     return (
         f"{parameters:,} parameters, {iterations} iterations, about {tokens:,} tokens: some "
         f"{duration(tokens * sum(rates) / len(rates))} here, "

@@ -26,7 +26,7 @@ from ..engine.borrowed_model import BorrowedModel, model_type_of
 from ..engine.key_selection import summed_weights
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
-from ..models.streams import Streams, ValueRotation
+from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .sequences import Sequences
 
@@ -36,7 +36,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hidden:
-    """Hidden states beside the positions with streams, before the final norm.
+    """Hidden states at the positions with streams, before the final norm.
 
     Attributes:
         seed: (B, C, h) of the main stream at the input of the first MSA layer.
@@ -79,27 +79,26 @@ class StreamForward:
         self.vocab_size = config["vocab_size"]
         self._windows = layer_windows(config, model)
         self.model = BorrowedModel(model, streams, traced=True)
-        architecture = architecture_of(model_type_of(model))
         grouped = config.get("num_key_value_heads") != config.get("num_attention_heads")
+        architecture = architecture_of(model_type_of(model))
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:
         """Run the sequences; results that are not read are never computed."""
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
-        beside = sequences.positions.reshape(len(sequences.tokens), -1)
+        positions = sequences.positions.reshape(len(sequences.tokens), -1)
         main = self.model.lower(sequences.tokens, [MainRows(window) for window in self._windows], 0)
         for number in range(first):
             main, _ = self._main_rows(number, main)
 
-        seed = _rows_at(main, beside)
+        seed = _rows_at(main, positions)
         of_segments = seed.reshape(-1, sequences.positions.shape[-1], config.hidden_size)
         hidden = self.streams.seed(of_segments, config.num_streams).flatten(1, 2)
         if shared:
             main = main[:, : sequences.prompt_rows]
             hidden = mx.concatenate([of_segments, hidden], axis=1)
-        windows = set(self._windows[first:])
-        visibility = Visibility(sequences, config, windows, self._group_axis)
+        visibility = Visibility(sequences, config, self._windows[first:], self._group_axis)
         for number in range(first, config.num_hidden_layers):
             main, rows = self._main_rows(number, main)
             hidden = self._segments(number, hidden, rows, visibility)
@@ -108,39 +107,36 @@ class StreamForward:
             own, hidden = mx.split(hidden, [visibility.main_rows], axis=1)
             main = own.reshape(seed.shape)
         else:
-            main = _rows_at(main, beside)
-        return Hidden(seed, main, hidden.reshape(*beside.shape, config.num_streams, -1))
+            main = _rows_at(main, positions)
+        return Hidden(seed, main, hidden.reshape(*positions.shape, config.num_streams, -1))
 
-    def _kept_or_again(self, run: Callable[..., Any], parameters: Tree) -> Callable[..., Any]:
-        """``run`` with its parameters, which keeps its results or computes them again."""
+    def _again(self, run: Callable[..., Any], parameters: Tree) -> Callable[..., Any]:
+        """``run`` with its parameters; with checkpoints its results are computed again."""
         if self._checkpoint and tree_flatten(parameters):
             run = mx.checkpoint(run)
         return partial(run, parameters)
 
     def _main_rows(self, number: int, hidden: mx.array) -> tuple[mx.array, "MainRows"]:
         """Run a layer over main rows (B, rows, h) without streams; also returns what it cached."""
-        layer, window = self._layers[number], self._windows[number]
-        left = MainRows(window)
+        layer, left = self._layers[number], MainRows(self._windows[number])
         if not hidden.shape[1]:
             return hidden, left
 
         def run(parameters: Tree, hidden: mx.array) -> list[mx.array]:
             layer.update(parameters)
-            rows = MainRows(window)
+            rows = MainRows(left.window)
             hidden = self.model.layer(number, hidden, rows, hidden.shape[1])
             left.softcap = rows.softcap
             return [hidden, *rows.arrays]
 
-        again = self._kept_or_again(run, layer.trainable_parameters())
-        hidden, left.keys, left.values, *asked = again(hidden)
-        left.queries = asked[0] if asked else None
-        return hidden, left
+        hidden, *arrays = self._again(run, layer.trainable_parameters())(hidden)
+        return hidden, left.having(arrays)
 
     def _segments(
         self, number: int, hidden: mx.array, main: "MainRows", visibility: "Visibility"
     ) -> mx.array:
         """Run one MSA layer over the rows of segments (B * S, rows, h), after its main rows."""
-        config, modules = self.streams.config, {"layer": self._layers[number]}
+        modules = {"layer": self._layers[number]}
         if (adapter := self.streams.adapter_of(number)) is not None:
             modules["adapter"] = adapter
         count, of_main = visibility.main_rows, main.arrays
@@ -148,19 +144,16 @@ class StreamForward:
         def run(parameters: Tree, hidden: mx.array, *arrays: mx.array) -> mx.array:
             for name, module in modules.items():
                 module.update(parameters.get(name, {}))
-            beside = hidden.shape[1] - count
-            rotate = self.streams.value_rotation(count, beside, config.num_streams)
-            own = main.with_arrays(list(arrays) or of_main)
-            rows = SegmentRows(own, visibility, rotate, config.stream_keys)
+            rows = SegmentRows(main.having(arrays or of_main), visibility, self.streams)
             return self.model.layer(number, hidden, rows, count)
 
         parameters = {name: module.trainable_parameters() for name, module in modules.items()}
         # Lossless: nothing that is trained reaches the main rows, which so are no arguments.
-        return self._kept_or_again(run, parameters)(hidden, *(of_main if count else ()))
+        return self._again(run, parameters)(hidden, *(of_main if count else ()))
 
 
 def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
-    """Select rows (B, C, h) of ``hidden`` (B, T, h) at ``positions`` (B, C), cut to T - 1."""
+    """Select rows (B, C, ..) of ``hidden`` (B, T, ..) at ``positions`` (B, C), cut to T - 1."""
     positions = mx.minimum(positions, hidden.shape[1] - 1)
     return hidden[mx.arange(len(hidden))[:, None], positions]
 
@@ -168,24 +161,19 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
 class MainRows:
     """A stand-in for a layer's KV cache that keeps the keys and values of main rows.
 
-    Args:
-        window: the layer's sliding window, if it has one.
-
     Attributes:
         offset: position of the first row.
-        window: see above.
-        keys, values: (B, kv_heads, rows, head_dim), once the layer has run.
-        queries: (B, heads, rows, head_dim), rotated and scaled, where the layer tells them.
-        softcap: cap of the layer's scores, told with them.
+        window: the layer's sliding window, if it has one.
+        arrays: keys and values (B, kv_heads, rows, head_dim) once the layer has run; where streams
+            select keys, queries (B, heads, rows, head_dim) too, rotated and scaled.
+        softcap: cap of the layer's scores, where there are queries.
     """
 
     offset = 0
 
     def __init__(self, window: int | None):
         self.window = window
-        self.keys: Any = None
-        self.values: Any = None
-        self.queries: Any = None
+        self.arrays: list[mx.array] = []
         self.softcap: float | None = None
 
     def make_mask(
@@ -197,32 +185,25 @@ class MainRows:
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
         """Keep the layer's queries, where streams select keys."""
-        self.queries, self.softcap = queries, softcap
+        self.arrays, self.softcap = [queries], softcap
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keep and return keys and values."""
-        self.keys, self.values = keys, values
+        self.arrays = [keys, values, *self.arrays]
         return keys, values
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Keys, values and queries, as far as there are any."""
-        return [a for a in (self.keys, self.values, self.queries) if a is not None]
-
-    def with_arrays(self, arrays: list[mx.array]) -> "MainRows":
-        """Copy the rows with others in place of ``arrays``."""
+    def having(self, arrays: Collection[mx.array]) -> "MainRows":
+        """Copy the rows with other ``arrays``."""
         rows = copy(self)
-        if arrays:
-            rows.keys, rows.values, *queries = arrays
-            rows.queries = queries[0] if queries else None
+        rows.arrays = list(arrays)
         return rows
 
 
 class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
-    A segment's rows are its main rows, in shared mode, and behind them its streams position by
-    position. They may see the columns of all T main rows and the segment's own streams after them.
+    A segment's rows are its main rows, in shared mode, and then its streams position by position.
+    They may see the columns of all T main rows and the segment's own streams after them.
 
     Args:
         sequences: the sequences of the step.
@@ -233,6 +214,8 @@ class Visibility:
     Attributes:
         main_rows: number of main rows of each segment; 0 in lossless mode.
         positions: (B * S, rows) int32.
+        seen: by window, the main rows that each row sees: (B * S, rows, T) bool.
+        own: the segment's streams that each row sees: (B * S, rows, c * gamma) bool.
     """
 
     def __init__(
@@ -242,68 +225,42 @@ class Visibility:
         windows: Collection[int | None],
         group_axis: bool,
     ):
-        num_streams = config.num_streams
-        shared = config.mode == "shared"  # the main rows see their streams (Eq. 3)
-        self.sequences, self.num_streams, self._group_axis = sequences, num_streams, group_axis
-        self.count = sequences.positions.shape[-1]
-        self.main_rows = self.count if shared else 0
-        places = sequences.positions.reshape(-1, self.count)
-        ahead = mx.arange(1, num_streams + 1)
-        streams = (places[..., None] + ahead).flatten(1)
-        anchors = mx.repeat(places, num_streams, axis=1)
-        self.positions = streams
-        if shared:
-            self.positions = mx.concatenate([places, streams], axis=1)
+        self.sequences, self.num_streams = sequences, config.num_streams
+        self._group_axis = group_axis
+        count, gamma = sequences.positions.shape[-1], config.num_streams
+        places = sequences.positions.reshape(-1, count)
+        place, stream = mx.arange(count), mx.tile(mx.arange(gamma), (count,))
+        of_stream = mx.repeat(place, gamma)
+        self.main_rows = 0
+        self.positions = (places[..., None] + mx.arange(1, gamma + 1)).flatten(1)
+        anchors = mx.repeat(places, gamma, axis=1)
+        own = (of_stream[:, None] == of_stream) & (stream <= stream[:, None])
+        if config.mode == "shared":  # the main rows see their streams (Eq. 3)
+            self.main_rows = count
+            self.positions = mx.concatenate([places, self.positions], axis=1)
             anchors = mx.concatenate([places, anchors], axis=1)
-        self._behind = anchors[..., None] - mx.arange(sequences.tokens.shape[1])
-        own = self._among_streams()
-        self._own = mx.broadcast_to(own, (len(anchors), *own.shape))
-        self._seen = {window: self._within(window) for window in windows}
+            own = mx.concatenate([place[:, None] == of_stream, own])
+        self.own = mx.broadcast_to(own, (len(anchors), *own.shape))
+        back = anchors[..., None] - mx.arange(sequences.tokens.shape[1])
+        self.seen = {
+            window: (back >= 0) if window is None else (back >= 0) & (back < window)
+            for window in set(windows)
+        }
 
-    def _among_streams(self) -> mx.array:
-        """Return (rows, c * gamma) bool: the segment's streams that a row sees."""
-        gamma, place = self.num_streams, mx.arange(self.count)
-        of_stream, stream = mx.repeat(place, gamma), mx.tile(mx.arange(gamma), (self.count,))
-        same = of_stream[:, None] == of_stream
-        sees = same & (stream <= stream[:, None])
-        if not self.main_rows:
-            return sees
-        return mx.concatenate([place[:, None] == of_stream, sees])
-
-    def _within(self, window: int | None) -> mx.array:
-        """Return (B * S, rows, T) bool: the main rows that each row sees."""
-        seen = self._behind >= 0
-        return seen if window is None else seen & (self._behind < window)
-
-    def mask(self, window: int | None) -> mx.array:
+    def mask(self, window: int | None, likeliest: mx.array | None = None) -> mx.array:
         """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
 
         Args:
             window: a row sees main rows less than this many positions back; ``None``: all.
+            likeliest: (B * S, c, T) bool, the main rows that the streams of each position may see;
+                ``None``: all.
         """
-        return self._for_heads(mx.concatenate([self._seen[window], self._own], axis=-1))
-
-    def narrowed(self, window: int | None, weights: mx.array, count: int) -> mx.array:
-        """Return the mask of a layer in which streams see the likeliest main rows alone.
-
-        Args:
-            window: see ``mask``.
-            weights: (B * S, c, T) weights of main rows by each main row beside streams; -1: not
-                seen.
-            count: number of selected rows; ties with the last are selected too.
-        """
-        gamma, seen = self.num_streams, self._seen[window]
-        of_streams = seen[:, self.main_rows :]
-        least = mx.topk(weights, min(count, weights.shape[-1])).min(-1, keepdims=True)
-        of_streams = of_streams & mx.repeat(weights >= least, gamma, axis=1)
-        seen = mx.concatenate([seen[:, : self.main_rows], of_streams], axis=1)
-        return self._for_heads(mx.concatenate([seen, self._own], axis=-1))
-
-    def seen_beside(self, window: int | None) -> mx.array:
-        """Return (B * S, c, T) bool: the main rows seen from the positions with streams."""
-        return self._seen[window][:, self.main_rows :: self.num_streams]
-
-    def _for_heads(self, mask: mx.array) -> mx.array:
+        seen = self.seen[window]
+        if likeliest is not None:
+            main, streams = mx.split(seen, [self.main_rows], axis=1)
+            streams = streams & mx.repeat(likeliest, self.num_streams, axis=1)
+            seen = mx.concatenate([main, streams], axis=1)
+        mask = mx.concatenate([seen, self.own], axis=-1)
         return mask[:, None, None] if self._group_axis else mask[:, None]
 
     def in_segments(self, whole: mx.array) -> mx.array:
@@ -326,8 +283,7 @@ class Visibility:
         batch, segments, count = sequences.positions.shape
         own = own.reshape(batch, segments, -1, count, own.shape[-1]).swapaxes(1, 2)
         own = own.reshape(batch, -1, segments * count, own.shape[-1])
-        place = mx.arange(sequences.tokens.shape[1]) - sequences.first[:, None]
-        before = 0
+        place, before = mx.arange(sequences.tokens.shape[1]) - sequences.first[:, None], 0
         if prompt is not None:
             before, own = prompt.shape[2], mx.concatenate([prompt, own], axis=2)
         place = mx.where(place < 0, place + sequences.first[:, None], place + before)
@@ -341,19 +297,11 @@ class SegmentRows:
     Args:
         main: the layer's main rows without streams.
         visibility: the visibility of the segments' rows.
-        map_values: function applied to the segments' values.
-        stream_keys: number of main rows that a stream attends to; 0: all.
+        streams: the streams.
     """
 
-    def __init__(
-        self,
-        main: MainRows,
-        visibility: Visibility,
-        map_values: ValueRotation | None,
-        stream_keys: int,
-    ):
-        self._main, self._visibility = main, visibility
-        self._map_values, self._stream_keys = map_values, stream_keys
+    def __init__(self, main: MainRows, visibility: Visibility, streams: Streams):
+        self._main, self._visibility, self._streams = main, visibility, streams
 
     @property
     def offset(self) -> mx.array:
@@ -363,57 +311,51 @@ class SegmentRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Return the mask of the segments' rows.
-
-        Where streams select keys, ``update_and_fetch`` narrows it: a layer asks for it before its
-        queries are known.
-        """
+        """Return the mask of the segments' rows, which ``update_and_fetch`` may narrow."""
         self._mask = self._visibility.mask(self._main.window)
         return self._mask
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Keep the rows' queries, where streams select keys."""
-        if count := self._visibility.main_rows:
-            self._asked = queries[:, :, :count], softcap
-        else:
-            positions = self._visibility.sequences.positions
-            self._asked = _beside(self._main.queries, positions), self._main.softcap
+        """Keep the queries of main rows with streams, where these select keys."""
+        count, positions = self._visibility.main_rows, self._visibility.sequences.positions
+        self._softcap = softcap if count else self._main.softcap
+        if count:
+            self._queries = queries[:, :, :count]
+            return
+        batch, segments, count = positions.shape
+        rows = _rows_at(self._main.arrays[2].swapaxes(1, 2), positions.reshape(batch, -1))
+        rows = rows.reshape(batch * segments, count, *rows.shape[2:])
+        self._queries = rows.swapaxes(1, 2)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Return keys and values of the main rows and the segment's streams."""
-        visibility, main = self._visibility, self._main
-        if self._map_values is not None:
-            values = self._map_values(values)
-        main_keys, main_values = main.keys, main.values
-        if count := visibility.main_rows:
-            own_keys, keys = mx.split(keys, [count], axis=2)
-            own_values, values = mx.split(values, [count], axis=2)
-            main_keys = visibility.with_completion(main_keys, own_keys)
-            main_values = visibility.with_completion(main_values, own_values)
-        main_keys, main_values = map(visibility.in_segments, (main_keys, main_values))
-        if self._stream_keys:
-            weights = self._weights(main_keys)
-            # In place, since the layer has got the mask already.
-            self._mask[:] = visibility.narrowed(main.window, weights, self._stream_keys)
-        return (
-            mx.concatenate([main_keys, keys], axis=2),
-            mx.concatenate([main_values, values], axis=2),
-        )
+        visibility, config = self._visibility, self._streams.config
+        count = visibility.main_rows
+        rotate = self._streams.value_rotation(count, keys.shape[2] - count, config.num_streams)
+        if rotate is not None:
+            values = rotate(values)
+        both = []
+        for place, rows in enumerate((keys, values)):
+            main = self._main.arrays[place] if self._main.arrays else None
+            if count:
+                own, rows = mx.split(rows, [count], axis=2)
+                main = visibility.with_completion(main, own)
+            assert main is not None  # in lossless mode there are main rows
+            both.append((visibility.in_segments(main), rows))
+        if config.stream_keys:
+            weights = self._weights(both[0][0])
+            least = mx.topk(weights, min(config.stream_keys, weights.shape[-1]))
+            likeliest = weights >= least.min(-1, keepdims=True)
+            # In place: a layer asks for its mask before its queries are known.
+            self._mask[:] = visibility.mask(self._main.window, likeliest)
+        all_keys, all_values = (mx.concatenate(list(parts), axis=2) for parts in both)
+        return all_keys, all_values
 
     def _weights(self, keys: mx.array) -> mx.array:
-        """Return weights (B * S, c, T) of main rows by those beside streams; -1: not seen."""
-        queries, softcap = self._asked
-        batch, heads, rows, size = queries.shape
-        grouped = queries.reshape(batch, keys.shape[1], -1, size)
+        """Return weights (B * S, c, T) of main rows by those with streams; -1: not seen."""
+        batch, heads, rows, size = self._queries.shape
+        grouped = self._queries.reshape(batch, keys.shape[1], -1, size)
         scores = (grouped @ keys.swapaxes(2, 3)).reshape(batch, heads, rows, -1)
-        seen = self._visibility.seen_beside(self._main.window)[:, None]
-        return summed_weights(mx.stop_gradient(scores), seen, softcap)[:, 0]
-
-
-def _beside(queries: mx.array, positions: mx.array) -> mx.array:
-    """Select rows (B * S, heads, c, d) of (B, heads, T, d) at positions (B, S, c)."""
-    batch, segments, count = positions.shape
-    places = mx.minimum(positions.reshape(batch, -1), queries.shape[2] - 1)
-    rows = queries.swapaxes(1, 2)[mx.arange(batch)[:, None], places]
-    rows = rows.reshape(batch * segments, count, *rows.shape[2:])
-    return rows.swapaxes(1, 2)
+        visibility = self._visibility
+        seen = visibility.seen[self._main.window][:, visibility.main_rows :: visibility.num_streams]
+        return summed_weights(mx.stop_gradient(scores), seen[:, None], self._softcap)[:, 0]

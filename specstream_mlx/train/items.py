@@ -36,10 +36,7 @@ class Item:
 class Batches:
     """Batches of sequences of similar lengths, a pure function of the seed and their number.
 
-    Args:
-        items: all items.
-        batch_size: number of sequences in a batch; the last of an epoch may have fewer.
-        seed: seed of the order.
+    The last batch of an epoch may have fewer than ``batch_size`` sequences.
     """
 
     def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
@@ -75,22 +72,12 @@ def _length(item: Item) -> tuple[int, int]:
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:
     """Find the tokens most frequent in completions; of equals, those more frequent in all text.
 
-    Args:
-        items: training data.
-        count: number of tokens.
-        vocab_size: the base's number of tokens.
-
     Returns:
-        Their ids, in ascending order.
+        Ids of ``count`` out of ``vocab_size`` tokens, in ascending order.
     """
-    in_completions: Counter[int] = Counter()
-    anywhere: Counter[int] = Counter()
+    in_completions, anywhere = Counter[int](), Counter[int]()
     for item in items:
         anywhere.update(item.tokens)
         in_completions.update(item.tokens[item.stream_from :])
-    order = sorted(
-        range(vocab_size),
-        key=lambda token: (in_completions[token], anywhere[token]),
-        reverse=True,
-    )
+    order = sorted(range(vocab_size), key=lambda t: (-in_completions[t], -anywhere[t], t))
     return sorted(order[:count])

@@ -36,19 +36,16 @@ class Loss:
 def head_cross_entropy(
     head: Head, hidden: mx.array, targets: mx.array, vocab_size: int
 ) -> mx.array:
-    """Compute the cross entropy of each row's logits; only ``hidden`` gets a gradient.
+    """Compute the cross entropy (n,) of each row's logits in nats, float32.
 
     The logits of all rows never exist at once: the forward pass goes slice by slice, and computes
     the rows' gradient with them.
 
     Args:
-        head: final norm and LM head, frozen.
+        head: final norm and LM head, which get no gradient.
         hidden: (n, h); n may be 0.
         targets: (n,) int32.
         vocab_size: V.
-
-    Returns:
-        (n,) float32, in nats.
     """
     if not len(hidden):
         return mx.zeros(0)
@@ -62,8 +59,7 @@ def head_cross_entropy(
 
     @mx.custom_function
     def forward(hidden: mx.array) -> tuple[mx.array, mx.array]:
-        losses: list[mx.array] = []
-        gradients: list[mx.array] = []
+        losses, gradients = list[mx.array](), list[mx.array]()
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
             rows = hidden[part]
@@ -92,13 +88,9 @@ def rows_at_once(vocab_size: int) -> int:
 def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:
     """Compute the loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Stream 0 is the main stream. A conditioned head is given the true tokens before, and streams
-    with a draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach
-    what lies below it.
-
-    Args:
-        forward: the model and streams in training.
-        sequences, scored: the step's, from ``sequences_of``.
+    Stream 0 is the main stream. A conditioned head reads the true tokens before, and streams with a
+    draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach what
+    lies below it. The step's sequences and scored rows are those of ``sequences_of``.
     """
     hidden, model = forward(sequences), forward.model
     config, vocab_size = forward.streams.config, forward.vocab_size

@@ -10,8 +10,7 @@ from mlx_lm.tuner.utils import build_schedule
 
 from ..errors import UserError, shown
 from ..files import reason
-from .parameters import Parameters, is_of_streams
-from .stream_settings import warm_up_updates
+from .settings import TrainSettings, warm_up_updates
 
 Schedule = Callable[[mx.array], mx.array]
 """From the number of updates done to a learning rate."""
@@ -30,6 +29,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "adamw": {"bias_correction": True, "weight_decay": 0.0},
     "adafactor": {"relative_step": False},  # otherwise it takes no learning rate
 }
+
+
+_EMBEDDINGS = "streams.streams.embeddings"
+"""Their name in ``Trained``."""
 
 
 def warm_up_and_fall(peak: float, updates: int) -> Schedule:
@@ -61,7 +64,7 @@ def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
 
 
 def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer: those asked for, and our defaults."""
+    """Return the arguments of an optimizer: our defaults, and those that the user has chosen."""
     if kind not in KINDS:
         raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
     arguments = {**_DEFAULTS.get(kind, {}), **options}
@@ -75,91 +78,43 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-class GroupedOptimizer:
-    """Several optimizers of one kind, each for the parameters of its learning rate.
+def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimizer:
+    """Make the optimizers of streams, of their embeddings and of LoRA, in this order.
 
     The streams' embeddings must grow to the size of the hidden state that they are added to, and
-    new weights may move faster than LoRA on a trained base. The pruner's gradients are clipped by
-    themselves, since its loss must not touch the rest.
-
-    Args:
-        kind: a key of ``KINDS``.
-        options: further arguments of that class.
-        schedule: the learning rate.
-        factors: factors of the learning rate by group: ``lora``, ``streams``, ``embeddings``.
-        max_grad_norm: norm to clip gradients to.
-        parameters: the parameters that it will update, by name.
+    new weights may move faster than LoRA on a trained base.
     """
+    peaks = settings.learning_rates(hidden_size)
+    schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
+    if settings.lr_schedule is not None:
+        schedule, unit = schedule_of(settings.lr_schedule, settings.updates), peaks.lora
+    same = settings.lr_schedule is not None and settings.learning_rate is None
+    kind = settings.optimizer
+    options = optimizer_options(kind, settings.optimizer_config.get(kind, {}))
 
-    def __init__(
-        self,
-        kind: str,
-        options: Mapping[str, Any],
-        schedule: Schedule,
-        factors: Mapping[str, float],
-        max_grad_norm: float,
-        parameters: Parameters,
-    ):
-        self._max_grad_norm = max_grad_norm
-        self._names: dict[str, list[str]] = {}
-        for name in parameters:
-            self._names.setdefault(_group(name), []).append(name)
-        self._optimizers: dict[str, Any] = {}
-        for group, names in self._names.items():
-            rate = _scaled(schedule, factors[group])
-            self._optimizers[group] = KINDS[kind](learning_rate=rate, **options)
-            self._optimizers[group].init({name: parameters[name] for name in names})
+    def at(peak: float) -> Any:
+        factor = 1.0 if same else peak / unit
+        return KINDS[kind](learning_rate=lambda step: factor * schedule(step), **options)
 
-    def apply(self, gradients: Parameters, parameters: Parameters) -> tuple[Parameters, mx.array]:
-        """Update; returns the new parameters, and the sum of the norms that were clipped."""
-        clipped: Parameters = {}
-        norms = mx.array(0.0)
-        for pruner in (True, False):
-            part = {n: g for n, g in gradients.items() if n.startswith("pruner.") == pruner}
-            if part:
-                own, norm = optim.clip_grad_norm(part, self._max_grad_norm)
-                clipped, norms = clipped | own, norms + norm
-        updated: Parameters = {}
-        for group, names in self._names.items():
-            own = {name: clipped[name] for name in names}
-            updated |= self._optimizers[group].apply_gradients(own, parameters)
-        return updated, norms
-
-    @property
-    def learning_rates(self) -> dict[str, float]:
-        """Learning rates of the last update, by group."""
-        return {group: o.learning_rate.item() for group, o in self._optimizers.items()}
-
-    @property
-    def state(self) -> dict[str, mx.array]:
-        """State of all optimizers, by group, parameter and kind."""
-        flat = {}
-        for group, optimizer in self._optimizers.items():
-            for name, value in optimizer.state.items():
-                if isinstance(value, mx.array):
-                    flat[f"{group} {name}"] = value
-                else:
-                    flat |= {f"{group} {name} {kind}": array for kind, array in value.items()}
-        return flat
-
-    @state.setter
-    def state(self, flat: Mapping[str, mx.array]) -> None:
-        states: dict[str, dict] = {group: {} for group in self._optimizers}
-        for key, array in flat.items():
-            group, name, *kind = key.split(" ")
-            if kind:
-                states[group].setdefault(name, {})[kind[0]] = array
-            else:
-                states[group][name] = array
-        for group, optimizer in self._optimizers.items():
-            optimizer.state = states[group]
+    return optim.MultiOptimizer(
+        [at(peaks.streams), at(peaks.embeddings), at(peaks.lora)],
+        [
+            lambda name, _: name.startswith("streams.") and name != _EMBEDDINGS,
+            lambda name, _: name == _EMBEDDINGS,
+        ],
+    )
 
 
-def _group(name: str) -> str:
-    if name == "streams.embeddings":
-        return "embeddings"
-    return "streams" if is_of_streams(name) else "lora"
+def clipped(gradients: dict[str, Any], most: float) -> tuple[dict[str, Any], mx.array]:
+    """Clip gradients to a norm; the pruner's apart, since its loss must not touch the rest.
 
-
-def _scaled(schedule: Schedule, factor: float) -> Schedule:
-    return lambda step: factor * schedule(step)
+    Returns:
+        The gradients, and the sum of the two norms before.
+    """
+    streams = dict(gradients["streams"])
+    pruner = streams.pop("pruner", {})
+    own, norm = optim.clip_grad_norm({**gradients, "streams": streams}, most)
+    if pruner:
+        pruner, apart = optim.clip_grad_norm(pruner, most)
+        own["streams"]["pruner"], norm = pruner, norm + apart
+    return own, norm

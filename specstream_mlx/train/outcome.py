@@ -17,23 +17,15 @@ from ..responses import decoding_rate
 ROUNDS = 2
 """How often each way decodes a prompt, in turn with the others."""
 
-_PAYS = 1.05
-"""Less of a gain than this cannot be told from the machine's own scatter."""
-
-_DRAFTED = 1.05
-"""Tokens a call below which the rule for how much to draft has all but rested."""
+_PAYS, _DRAFTED = 1.05, 1.05
+"""Less of a gain cannot be told from the machine's own scatter; with fewer tokens a call the rule
+for how much to draft has hardly drafted."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens per second after the first token as ratios, the geometric means over prompts.
-
-    Attributes:
-        speedup: the adapter's over plain mlx_lm on the same weights.
-        lookup: prompt lookup's alone over the same.
-        call_reduction: target calls of plain decoding over those with the adapter.
-        prompts: number of prompts decoded.
-    """
+    """Tokens per second of the adapter, and of prompt lookup alone, over plain mlx_lm's on the same
+    weights, after the first token: geometric means over prompts. Calls are the target's."""
 
     speedup: float
     lookup: float

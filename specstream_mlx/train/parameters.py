@@ -1,4 +1,6 @@
-"""Trained parameters: streams, pruner and, in shared mode, LoRA, as one flat table of arrays."""
+"""What a run trains: the streams with their pruner and, in shared mode, LoRA."""
+
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,9 +10,6 @@ from ..errors import VOCABULARY
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 
-Parameters = dict[str, mx.array]
-"""Arrays by the names that they have in an adapter directory."""
-
 EMBEDDING_STD = 0.02
 
 
@@ -18,7 +17,7 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
     """Make untrained streams, drawn as the PyTorch trainer draws them.
 
     The last map of adapters, pruner and conditioned head is 0, so that they change nothing at the
-    start; so are the values of a prefix.
+    start.
     """
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():
@@ -27,8 +26,6 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
         key, own = mx.random.split(key)
         if name == "streams.embeddings":
             tensors[name] = EMBEDDING_STD * mx.random.normal(shape, key=own)
-        elif name.endswith(".key"):
-            tensors[name] = mx.random.normal(shape, key=own)
         elif name.endswith("down.weight") or name == "streams.init.up.weight":
             tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
         else:
@@ -38,38 +35,28 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
     return streams
 
 
-class Trained:
-    """The modules that are trained, seen as one table.
+class Trained(nn.Module):
+    """A model of which nothing but LoRA may be trainable, and its streams, as one module."""
 
-    Args:
-        model: an mlx-lm model of which nothing but LoRA is trainable.
-        streams: the model's streams.
-        lora: whether LoRA is trained, too.
-        head_alone: whether of the streams the conditioned head alone is trained.
-    """
+    def __init__(self, model: nn.Module, streams: Streams):
+        super().__init__()
+        self.model, self.streams = model, streams
 
-    def __init__(
-        self, model: nn.Module, streams: Streams, *, lora: bool = True, head_alone: bool = False
-    ):
-        self._model, self._streams = model, streams
-        if not lora:
-            model.freeze()
-        if head_alone:
-            streams.freeze()
-            streams.streams["head"].unfreeze()
+    def trainable_parameters(self) -> dict[str, Any]:
+        """Return the trained arrays as a tree, without the draft vocabulary, which is chosen."""
+        tree = super().trainable_parameters()
+        tree["streams"]["streams"].pop(VOCABULARY.rpartition(".")[2], None)
+        return tree
 
-    def get(self) -> Parameters:
-        """Return the trained arrays, float32; a draft vocabulary is not trained."""
-        of_streams = dict(tree_flatten(self._streams.trainable_parameters()))
-        of_streams.pop(VOCABULARY, None)
-        return dict(tree_flatten(self._model.trainable_parameters())) | of_streams
+    def arrays(self) -> dict[str, mx.array]:
+        """Return the trained arrays, by the names that they have in an adapter directory."""
+        trainable: Any = tree_flatten(self.trainable_parameters())
+        return {name.partition(".")[2]: array for name, array in trainable}
 
-    def set(self, parameters: Parameters) -> None:
-        """Give the modules these arrays; inside a differentiated function they may be traced."""
-        for module, of_streams in ((self._streams, True), (self._model, False)):
-            own = [item for item in parameters.items() if is_of_streams(item[0]) == of_streams]
-            if own:
-                module.update(tree_unflatten(own))
+    def load(self, arrays: dict[str, mx.array]) -> None:
+        """Put arrays, as of ``arrays``, in the place of those that are there."""
+        owners = {name: "streams" if is_of_streams(name) else "model" for name in arrays}
+        self.update(tree_unflatten([(f"{owners[n]}.{n}", array) for n, array in arrays.items()]))
 
 
 def is_of_streams(name: str) -> bool:

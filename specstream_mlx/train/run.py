@@ -10,16 +10,17 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
-from ..adapters.files import LoraPart, write_adapter
+from ..adapters.files import write_adapter
 from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
 from ..files import append, other_file, reason, staged_directory
 from .checkpoint import Checkpoint
@@ -27,10 +28,10 @@ from .data import Split
 from .forward import StreamForward
 from .items import Batches, Item
 from .loss import n_gram_loss
-from .optimizer import GroupedOptimizer, optimizer_options, schedule_of, warm_up_and_fall
-from .parameters import Parameters, Trained, is_of_streams
+from .optimizer import clipped, optimizer_of
+from .parameters import Trained, is_of_streams
 from .sequences import Scored, Sequences, places_of, sequences_of
-from .settings import TrainSettings
+from .settings import TrainSettings, default_alphas
 from .start import Start, set_vocabulary
 from .validation import Validation, validate
 
@@ -80,33 +81,32 @@ class Run:
 
     Attributes:
         progress: the progress so far.
-        parameters: the trained arrays by name.
-        directory: directory of checkpoints and log.
+        trained: what is trained.
+        directory: directory of checkpoints and log, which are ``last``, ``best`` and ``log``.
     """
 
     def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
         self.settings, self.progress = settings, Progress()
         self.directory = run_directory(settings.adapter_path)
-        self._start, self._streams = start, start.streams
+        self.last, self.log = last_checkpoint(self.directory), self.directory / "log.jsonl"
+        self.best = self.directory / "best.safetensors"
+        self._start, streams, vocab_size = start, start.streams, start.base.config["vocab_size"]
         if start.chooses_vocabulary:
-            set_vocabulary(start.streams, train.items, start.base.config["vocab_size"])
-        everything = Trained(start.model, start.streams).get()
-        head_alone = settings.train == "head"
-        lora = settings.mode == "shared" and not head_alone
-        self._trained = Trained(start.model, start.streams, lora=lora, head_alone=head_alone)
-        self.parameters = self._trained.get()
-        self._frozen = {n: a for n, a in everything.items() if n not in self.parameters}
-        if not self.parameters:
+            set_vocabulary(streams, train.items, vocab_size)
+        self.trained = Trained(start.model, streams)
+        parameters = self.trained.trainable_parameters()
+        if not tree_flatten(parameters):
             raise UserError(
                 "nothing to train: expected stream embeddings, adapters, a pruner or LoRA"
             )
         self._forward = StreamForward(
-            start.model, start.base.config, start.streams, settings.grad_checkpoint
+            start.model, start.base.config, streams, settings.grad_checkpoint
         )
-        self._alphas = settings.alphas(start.streams.config.num_streams)
-        self._places = places_of(start.streams.vocabulary, start.base.config["vocab_size"])
-        self._step = mx.value_and_grad(self._loss)
-        self._optimizer = _optimizer(settings, start.streams.config.hidden_size, self.parameters)
+        self._alphas = default_alphas(settings.mode, streams.config.num_streams)
+        self._places = places_of(streams.vocabulary, vocab_size)
+        self._step = nn.value_and_grad(self.trained, self._loss)
+        self._optimizer = optimizer_of(settings, streams.config.hidden_size)
+        self._optimizer.init(parameters)
         self._identity = settings.identity() | {"training data": _digest(train.items)}
         self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
         self._batches = Batches(train.items, settings.batch_size, settings.seed)
@@ -117,24 +117,10 @@ class Run:
 
     # State on disk -----------------------------------------------------------------------------
 
-    @property
-    def last(self) -> Path:
-        """The file of the last checkpoint."""
-        return last_checkpoint(self.directory)
-
-    @property
-    def best(self) -> Path:
-        """The file of the best checkpoint."""
-        return self.directory / "best.safetensors"
-
-    @property
-    def log(self) -> Path:
-        """The file of the figures, a JSON object a line."""
-        return self.directory / "log.jsonl"
-
     def _state(self) -> Checkpoint:
-        progress = asdict(self.progress)
-        return Checkpoint(self.parameters, self._optimizer.state, self._identity, progress)
+        optimizer: Any = tree_flatten(self._optimizer.state)
+        arrays, progress = self.trained.arrays(), asdict(self.progress)
+        return Checkpoint(arrays, dict(optimizer), self._identity, progress)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint.
@@ -162,10 +148,8 @@ class Run:
         except (TypeError, UserError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
         self.progress = progress
-        # In this run's order: the norm of all gradients is a sum, which depends on it.
-        self.parameters = {name: checkpoint.parameters[name] for name in self.parameters}
-        self._optimizer.state = checkpoint.optimizer
-        self._trained.set(self.parameters)
+        self.trained.load(checkpoint.parameters)
+        self._optimizer.state = tree_unflatten(list(checkpoint.optimizer.items()))
 
     def write_adapter(self) -> Path:
         """Write the best checkpoint, without validation the last, as an adapter directory.
@@ -174,17 +158,17 @@ class Run:
             UserError: the file system refuses it, the directory exists, or the checkpoint is none
                 of this run.
         """
-        tensors = self._frozen | self._read(self.best if self._valid else self.last).parameters
+        tensors = self._read(self.best if self._valid else self.last).parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
-        if self._streams.vocabulary is not None:
-            streams[VOCABULARY] = self._streams.vocabulary
-        lora = LoraPart()
-        if self._start.lora_parameters is not None:
+        if self._start.streams.vocabulary is not None:
+            streams[VOCABULARY] = self._start.streams.vocabulary
+        lora = self._start.lora
+        if self.settings.mode == "shared":
             own = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
-            lora = LoraPart(own, self._start.lora_parameters, self._start.num_layers)
+            lora = replace(lora, tensors=own)
         target, again = self.settings.adapter_path, self.settings.resume
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
-            write_adapter(scratch, lora, self._streams.config, streams)
+            write_adapter(scratch, lora, self._start.streams.config, streams)
         return target
 
     # Iterations ---------------------------------------------------------------------------------
@@ -195,7 +179,7 @@ class Run:
         """Run until the settings' iterations are done, or validation ends the run.
 
         Args:
-            callback: called with mlx_lm's figures, and ours beside them.
+            callback: called with mlx_lm's figures and further ones.
             stops: function, called after every update, that tells whether to interrupt the run.
 
         Returns:
@@ -208,7 +192,7 @@ class Run:
         if not progress.iterations:
             self.save(self.last)  # so that a run that stops early can be resumed
             self._validate(callback)
-        gathered: Parameters | None = None
+        gathered: Any = None
         self._since_report: list[tuple[float, int, float]] = []  # loss, tokens, seconds
         for items in self._batches.from_step(progress.iterations):
             if self.is_finished:
@@ -224,11 +208,11 @@ class Run:
             count = progress.iterations % settings.grad_accumulation_steps + 1
             at_end = progress.iterations + 1 == settings.iters
             if count == settings.grad_accumulation_steps or at_end:
-                mean = {name: gradient / count for name, gradient in gradients.items()}
-                self.parameters, norm = self._optimizer.apply(mean, self.parameters)
-                self._trained.set(self.parameters)
+                mean = tree_map(lambda gradient, count=count: gradient / count, gradients)
+                mean, norm = clipped(mean, settings.max_grad_norm)
+                self._optimizer.update(self.trained, mean)
                 gathered = None
-            mx.eval(self.parameters, self._optimizer.state, loss, norm, gathered)
+            mx.eval(self.trained, self._optimizer.state, loss, norm, gathered)
             lost: Any = loss.item()
             self._check_number("loss", lost)
             self._check_number("norm of the gradients", norm.item())
@@ -247,18 +231,18 @@ class Run:
         """The batches of the first epoch."""
         return self._batches.epoch(0)
 
-    def gradients(self, items: list[Item]) -> tuple[mx.array, Parameters]:
+    def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
-        exits = any(name.startswith("pruner.") for name in self.parameters)
+        exits = bool(self._start.streams.config.pruner_rank)
         step = sequences_of(items, self._alphas, self.settings.segment, exits, self._places)
         self._start.model.train()
         mx.random.seed(self.settings.seed * _MOST_ITERATIONS + self.progress.iterations)
-        loss, gradients = self._step(self.parameters, *step)
-        self._trained.set(self.parameters)  # in place of traced ones
+        parameters = self.trained.trainable_parameters()
+        loss, gradients = self._step(*step)
+        self.trained.update(parameters)  # in place of traced ones
         return loss, gradients
 
-    def _loss(self, parameters: Parameters, sequences: Sequences, scored: Scored) -> mx.array:
-        self._trained.set(parameters)
+    def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
         return n_gram_loss(self._forward, sequences, scored).total
 
     def _check_number(self, name: str, value: Any) -> None:
@@ -274,14 +258,13 @@ class Run:
         settings, done = self.settings, self.progress.iterations
         at_end = done == settings.iters
         if done % settings.steps_per_report == 0 or at_end:
-            rates = self._optimizer.learning_rates
             losses, tokens, seconds = zip(*self._since_report, strict=True)
             figures = {
                 "iteration": done,
                 "train_loss": sum(losses) / len(losses),
                 "iterations_per_second": len(losses) / sum(seconds),
                 "tokens_per_second": sum(tokens) / sum(seconds),
-                "learning_rate": rates.get("streams", max(rates.values())),
+                "learning_rate": self._optimizer.learning_rate.item(),
                 "trained_tokens": self.progress.trained_tokens,
                 "peak_memory": mx.get_peak_memory() / 1e9,
             }
@@ -333,7 +316,7 @@ class Run:
 
 
 def run_directory(adapter_path: Path) -> Path:
-    """Return the directory of a run's checkpoints, log and data, beside its adapter."""
+    """Return the directory of a run's checkpoints, log and data, next to its adapter."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
 
 
@@ -345,22 +328,6 @@ def last_checkpoint(directory: Path) -> Path:
 def is_adapter(directory: Path) -> bool:
     """Tell whether a directory holds an adapter's files alone, so that it may be replaced."""
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
-
-
-def _optimizer(
-    settings: TrainSettings, hidden_size: int, parameters: Parameters
-) -> GroupedOptimizer:
-    peaks = settings.learning_rates(hidden_size)
-    factors = {name: rate / peaks.lora for name, rate in vars(peaks).items()}
-    if settings.lr_schedule is None:
-        schedule = warm_up_and_fall(peaks.lora, settings.updates)
-    else:
-        schedule = schedule_of(settings.lr_schedule, settings.updates)
-        if settings.learning_rate is None:
-            factors = dict.fromkeys(factors, 1.0)
-    kind = settings.optimizer
-    options = optimizer_options(kind, settings.optimizer_config.get(kind, {}))
-    return GroupedOptimizer(kind, options, schedule, factors, settings.max_grad_norm, parameters)
 
 
 def _digest(items: Sequence[Item]) -> str:

@@ -22,10 +22,10 @@ from ..batch import batch_generate
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
 from ..errors import UserError, shown
-from ..files import append, read_json_lines
+from ..files import append
 from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt
-from .distil import claim, cut_to_lines
+from .distil import claim, whole_lines
 
 MOST_TOKENS = 90
 """Draws that have not ended by then are left out."""
@@ -65,13 +65,7 @@ class Asking:
 
 @dataclass
 class Asked:
-    """Prompts that were kept, and counts of those that were not.
-
-    Attributes:
-        prompts: the kept prompts, in the order of their draws.
-        drawn: number of draws of this call.
-        left_out: number of draws that were not kept, by reason.
-    """
+    """The prompts that were drawn, in order, and of this call the draws and the faults of some."""
 
     prompts: list[str] = field(default_factory=list)
     drawn: int = 0
@@ -79,11 +73,9 @@ class Asked:
 
     def sentence(self) -> str:
         """Say how many prompts were drawn and kept in this call, and why others were not."""
-        kept = self.drawn - self.left_out.total()
         faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
-        return f"The base drew {self.drawn} prompts and {kept} are kept" + (
-            f"; {', '.join(faults)}" if faults else ""
-        )
+        first = f"The base drew {self.drawn} prompts and {self.drawn - self.left_out.total()}"
+        return "; ".join([f"{first} are kept", *([", ".join(faults)] if faults else [])])
 
 
 def ask_itself(
@@ -104,20 +96,20 @@ def ask_itself(
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
     claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
-    kept = _kept(path)
-    alike = {beginning(prompt) for prompt in kept.values()}
-    read = make_prompt_cache(model.model)  # of what is before every draw
+    fit = _earlier(path)
+    alike = {beginning(prompt) for prompt in fit.values()}
+    cache = make_prompt_cache(model.model)  # of what is before every draw
     if opening[:-1]:
-        model.model(mx.array([opening[:-1]]), cache=read)
-        mx.eval([cache.state for cache in read])
-    place, asked = max(kept, default=-1) + 1, Asked()
+        model.model(mx.array([opening[:-1]]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    place, asked = max(fit, default=-1) + 1, Asked()
     recent: deque[str | None] = deque(maxlen=_RECENT)
-    show(len(kept), asking.count)
-    while len(kept) < asking.count:
-        places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(kept))))
+    show(len(fit), asking.count)
+    while len(fit) < asking.count:
+        places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(fit))))
         place, lines = places.stop, []
-        for number, text, ended in _draws(model, asker, read, opening[-1:], asking.seed, places):
-            if len(kept) == asking.count:
+        for number, text, ended in _draws(model, asker, cache, opening[-1:], asking.seed, places):
+            if len(fit) == asking.count:
                 break
             fault = fault_of(text, ended, controls, asking.script)
             if fault is None and beginning(text) in alike:
@@ -125,22 +117,22 @@ def ask_itself(
             asked.drawn += 1
             recent.append(fault)
             if fault is None:
-                kept[number] = text
+                fit[number] = text
                 alike.add(beginning(text))
                 line = {"prompt": text, "draw": number}
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             else:
                 asked.left_out[fault] += 1
         append(path, "".join(lines))
-        show(len(kept), asking.count)
+        show(len(fit), asking.count)
         if len(recent) == _RECENT and recent.count(None) < _LEAST_KEPT:
             (fault, count), *_ = Counter(filter(None, recent)).most_common()
             raise UserError(
                 f"of the last {_RECENT} prompts that the base drew {recent.count(None)} can be "
-                f"kept, expected at least {_LEAST_KEPT} ({count} {fault}); there are {len(kept)} "
+                f"kept, expected at least {_LEAST_KEPT} ({count} {fault}); there are {len(fit)} "
                 f"in {path}"
             )
-    asked.prompts = list(kept.values())[: asking.count]
+    asked.prompts = list(fit.values())[: asking.count]
     return asked
 
 
@@ -161,9 +153,9 @@ def turn_of(
     said, ended = (
         tokenizer.encode(f"user{text}", add_special_tokens=False) for text in ("", after)
     )
-    behind = [token for other, token in zip_longest(said, ended) if token != other]
+    following = [token for other, token in zip_longest(said, ended) if token != other]
     asker = copy(tokenizer)
-    asker.eos_token_ids = {*tokenizer.eos_token_ids, *behind[:1]}
+    asker.eos_token_ids = {*tokenizer.eos_token_ids, *following[:1]}
     # a blank at the end is drawn: most vocabularies' words begin with theirs
     return tokenizer.encode(before.rstrip(" "), add_special_tokens=False), asker
 
@@ -171,18 +163,18 @@ def turn_of(
 def _draws(
     model: SpeculativeModel,
     asker: TokenizerWrapper,
-    read: list[Any],
+    cache: list[Any],
     last: list[int],
     seed: int,
     places: Collection[int],
 ) -> Iterator[tuple[int, str, bool]]:
-    """Yield number and text of each draw behind a last token, and whether it ended."""
+    """Yield number and text of each draw after a last token, and whether it ended."""
     seeds = Noise(seed)  # mixed, so that the draws of seed 1 are not those of seed 0 but one
     response = batch_generate(
         model,
         asker,
         [last] * len(places),
-        [read] * len(places),
+        [cache] * len(places),
         max_tokens=MOST_TOKENS,
         completion_batch_size=len(places),
         samplers=[keyed_sampler(seeds.number(n), _TEMP, top_p=_TOP_P) for n in places],
@@ -214,15 +206,15 @@ def beginning(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
 
 
-def _kept(path: Path) -> dict[int, str]:
+def _earlier(path: Path) -> dict[int, str]:
     """Read the prompts of a file by the number of their draw."""
-    kept = {}
-    for number, value in read_json_lines(path) if cut_to_lines(path) else ():
+    fit = {}
+    for number, value in whole_lines(path):
         match value:
             case {"draw": int(draw), "prompt": str(prompt)} if type(draw) is int:
-                kept[draw] = prompt
+                fit[draw] = prompt
             case _:
                 raise UserError(
                     f"{path}, line {number} is {shown(value)}, expected a prompt and its draw"
                 )
-    return kept
+    return fit

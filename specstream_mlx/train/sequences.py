@@ -21,8 +21,8 @@ class Sequences:
 
     Attributes:
         tokens: (B, T) int32.
-        positions: (B, segments, c) int32, consecutive; behind a sequence's own they go on past its
-            end, where nothing that comes of them counts.
+        positions: (B, segments, c) int32, consecutive; they go on past a sequence's end, where
+            nothing that comes of them counts.
         prompt_rows: main rows, from the first on, that a shared main stream has without streams;
             those of a sequence whose prompt is shorter mean nothing beyond it.
     """
@@ -126,12 +126,7 @@ def sequences_of(
 
 
 def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None:
-    """Return each token's place (V,) in a draft vocabulary, -1: none; ``None`` without one.
-
-    Args:
-        vocabulary: (n,) tokens that streams may draft.
-        vocab_size: the base's number of tokens V.
-    """
+    """Return each token's place (V,) in a draft vocabulary (n,), -1: none; ``None`` without one."""
     if vocabulary is None:
         return None
     places = np.full(vocab_size, -1)

@@ -1,24 +1,291 @@
-"""The settings of a training run, and which of them go together."""
+"""Settings of training: those that both trainers know, and those of the trainer in MLX.
 
-from dataclasses import dataclass
+Importing them needs no MLX: the command line makes its flags from them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import UserError, check_integer, is_number, shown
-from ..options import FIELDS, FLAG, PATH, TEXT, choice, integer, option
-from .stream_settings import StreamSettings
+from ..errors import Mode, UserError, check_integer, is_number, shown
+from ..options import (
+    FIELDS,
+    FLAG,
+    PATH,
+    POSITIVE,
+    TEXT,
+    check_options,
+    choice,
+    integer,
+    kinds_of,
+    option,
+)
+from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
-_DATA, _REPORTS = "Model and data", "Reports, validation, checkpoints"
+SHAPE = (
+    *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
+    *("stream_mlp", "stream_adapter_rank", "stream_keys"),
+    "pruner_rank",
+)
+"""Settings that streams cannot change once they are trained; the head is no part of it."""
+
+INIT_RANK, ADAPTER_RANK, HEAD_RANK = 128, 8, 128
+"""Default ranks, see benchmarks/NOTES.md; at most hidden_size."""
+
+_LORA_RATE = 5e-4
+_STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
+"""Of streams: 4e-3 was the best for a hidden_size of 384. For larger ones it is 1.5 over that size,
+as muP (arXiv 2203.03466) lets Adam's rate of matrices fall."""
+
+_DATA, _OPTIMIZATION = "Model and data", "Optimization"
+_REPORTS = "Reports, validation, checkpoints"
+_KINDS = kinds_of(StreamConfig)
+_hidden = partial(option, hidden=True)
+_rate = partial(option, None, POSITIVE, panel=_OPTIMIZATION)
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The peaks of the learning rates: of LoRA, of streams and pruner, of the embeddings."""
+
+    lora: float
+    streams: float
+    embeddings: float
+
+
+def warm_up_updates(updates: int | None) -> int:
+    """Return in how many updates of a run the rates rise; ``None``: a time limit ends it."""
+    return 20 if updates is None else max(1, round(0.03 * updates))
+
+
+def default_alphas(mode: str, num_streams: int) -> list[float]:
+    """The weights of Eq. 6, the main stream's first: in lossless mode the base does not train."""
+    main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
+    return [main] + [stream] * num_streams
+
+
+class Resumable:
+    """Settings of a run that may be continued: a dataclass.
+
+    Attributes:
+        FREE_TO_CHANGE: the settings that may differ between a run and its continuation.
+    """
+
+    FREE_TO_CHANGE: ClassVar[set[str]] = set()
+
+    def identity(self) -> dict[str, str]:
+        """The settings that a run must share with the one that it continues, as text."""
+        values = asdict(self)  # type: ignore[call-overload]
+        return {k: str(v) for k, v in values.items() if k not in self.FREE_TO_CHANGE}
+
+
+def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+    """Check that a checkpoint is of a run with the same settings, see ``Resumable``.
+
+    Raises:
+        UserError: one differs.
+    """
+    for name, value in expected.items():
+        if (before := found.get(name)) != value:
+            raise UserError(
+                f"{path}: {name} was {shown(before)}, expected {shown(value)} as in this run; a "
+                "run is resumed with the settings that it began with"
+            )
+
+
+@dataclass(kw_only=True)
+class StreamSettings(Resumable):
+    """What is trained, for both trainers; ``StreamConfig`` says more of most.
+
+    A rank that is ``None`` is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK`` where it is used.
+    """
+
+    PANEL: ClassVar[str] = "Streams"
+
+    mode: Mode = option(
+        "lossless",
+        _KINDS["mode"],
+        "lossless: the base stays as it is, and so does LoRA of --init-adapter; shared: LoRA is "
+        "trained too.",
+    )
+    num_streams: int = option(4, _KINDS["num_streams"], "Streams of each position (gamma).")
+    num_msa_layers: int = option(4, _KINDS["num_msa_layers"], "Top layers with streams (N_s).")
+    stream_init: str = _hidden("linear", _KINDS["stream_init"], "How streams start.")
+    stream_init_rank: int | None = _hidden(
+        None, _KINDS["stream_init_rank"], "Rank of --stream-init linear (eta). Default: 128."
+    )
+    value_rotation_epsilon: float = _hidden(
+        0.0, _KINDS["value_rotation_epsilon"], "Radians of --stream-init value_rotation."
+    )
+    stream_mlp: str | None = _hidden(
+        None,
+        _KINDS["stream_mlp"],
+        "The streams' MLP. Default: adapter in lossless, base in shared mode.",
+    )
+    stream_adapter_rank: int | None = _hidden(
+        None, _KINDS["stream_adapter_rank"], "Rank of the adapters of --stream-mlp. Default: 8."
+    )
+    stream_head: str = option(
+        "conditioned",
+        _KINDS["stream_head"],
+        "The streams' head: conditioned on the token before the predicted one, or plain.",
+    )
+    stream_head_rank: int | None = _hidden(
+        None, _KINDS["stream_head_rank"], "Rank of --stream-head conditioned. Default: 128."
+    )
+    draft_vocabulary: int = option(
+        0,
+        _KINDS["draft_vocabulary"],
+        "Tokens that the streams may draft, the most frequent ones of the completions: their head "
+        "is that much smaller. 0: all.",
+    )
+    stream_keys: int = _hidden(
+        0, _KINDS["stream_keys"], "Keys of the main stream that a stream attends to. 0: all."
+    )
+    pruner_rank: int = _hidden(8, _KINDS["pruner_rank"], "Rank of the pruner; 0 trains none.")
+    init_adapter: Path | None = option(
+        None,
+        PATH,
+        "Start from this adapter's weights, and its shape. In lossless mode its LoRA stays as it "
+        "is, and it may have no streams yet.",
+        metavar="DIR",
+    )
+    prompt_template: str | None = option(
+        None,
+        TEXT,
+        "Text around every prompt, with {text} in its place; kept in the adapter.",
+        metavar="TEXT",
+        panel=_DATA,
+    )
+    learning_rate: float | None = _rate(
+        "Peak of the learning rate. Default: 5e-4 for LoRA, and for streams 4e-3, less where "
+        "hidden_size is above 384."
+    )
+    stream_learning_rate: float | None = _rate(
+        "Learning rate of streams and pruner. Default: --learning-rate."
+    )
+    embedding_learning_rate: float | None = _rate(
+        "Learning rate of the stream embeddings. Default: --stream-learning-rate."
+    )
+    max_grad_norm: float = _hidden(
+        1.0, POSITIVE, "Norm that gradients are clipped to.", panel=_OPTIMIZATION
+    )
+
+    def check_streams(self) -> None:
+        """Check every option; what follows from several, ``stream_config`` checks.
+
+        Raises:
+            UserError: a setting is out of range.
+        """
+        check_options(self)
+        check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
+
+    def learning_rates(self, hidden_size: int) -> LearningRates:
+        """The peaks of the learning rates on a base with such hidden states."""
+        new = min(_STREAM_RATE, _STREAM_RATE_BY_WIDTH / hidden_size)
+        streams = self.stream_learning_rate or self.learning_rate or new
+        return LearningRates(
+            self.learning_rate or _LORA_RATE, streams, self.embedding_learning_rate or streams
+        )
+
+    def _head_fields(self, hidden_size: int) -> dict[str, Any]:
+        """The fields of ``StreamConfig`` that are the head's."""
+        used = self.stream_head == "conditioned"
+        return {
+            "stream_head": self.stream_head,
+            "stream_head_rank": _rank(self.stream_head_rank, HEAD_RANK, hidden_size, used),
+            "draft_vocabulary": self.draft_vocabulary,
+        }
+
+    def stream_config(
+        self,
+        *,
+        hidden_size: int,
+        num_hidden_layers: int,
+        base_model: str,
+        base_fingerprint: str,
+    ) -> StreamConfig:
+        """The configuration of new streams on a base, which these arguments describe.
+
+        Raises:
+            UserError: a setting is out of range, or does not fit the base, or streams were to go
+                on from ``init_adapter``.
+        """
+        if self.init_adapter is not None and self.mode == "shared":
+            raise UserError(f"init_adapter {self.init_adapter} has no streams, expected some")
+        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
+        adapts, maps = stream_mlp != "base", self.stream_init == "linear"
+        values: dict[str, Any] = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)}
+        values |= self._head_fields(hidden_size) | {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": num_hidden_layers,
+            "stream_init_rank": _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps),
+            "stream_mlp": stream_mlp,
+            "stream_adapter_rank": _rank(
+                self.stream_adapter_rank, ADAPTER_RANK, hidden_size, adapts
+            ),
+            "base_model": base_model,
+            "base_fingerprint": base_fingerprint,
+            "version": FORMAT_VERSION,
+        }
+        return StreamConfig(**values)
+
+    def continued(self, initial: StreamConfig) -> StreamConfig:
+        """The configuration of ``init_adapter``'s streams, whose plain head may become another.
+
+        Raises:
+            UserError: they are of another kind than these settings say.
+        """
+        conditioned, where = initial.stream_head == "conditioned", self.init_adapter
+        if initial.mode != self.mode:
+            raise UserError(
+                f"init_adapter {where}: mode is {initial.mode!r}, expected {self.mode!r} as in "
+                "this run"
+            )
+        if conditioned and self.stream_head == "plain":
+            raise UserError(
+                f"init_adapter {where}: stream_head is 'conditioned', expected 'plain' as in this "
+                "run"
+            )
+        for name in sorted({*SHAPE, "stream_head_rank"} if conditioned else SHAPE):
+            chosen, has = getattr(self, name), getattr(initial, name)
+            if chosen not in (has, StreamSettings.__dataclass_fields__[name].default):
+                raise UserError(
+                    f"{name} is {shown(chosen)}, expected none: init_adapter {where} has "
+                    f"{shown(has)}"
+                )
+        values = {} if conditioned else self._head_fields(initial.hidden_size)
+        values["draft_vocabulary"] = self.draft_vocabulary or initial.draft_vocabulary
+        values["prompt_template"] = self.prompt_template or initial.prompt_template
+        return replace(initial, **values)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check that a base has as many tokens as the streams may draft.
+
+        Raises:
+            UserError: it has fewer.
+        """
+        if self.draft_vocabulary > vocab_size:
+            raise UserError(
+                f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
+                f"{vocab_size}"
+            )
+
+
+def _rank(chosen: int | None, default: int, hidden_size: int, used: bool) -> int:
+    """The rank that is set, or else the default where a map is used at all."""
+    if chosen is not None:
+        return chosen
+    return min(default, hidden_size) if used else 0
 
 
 @dataclass(kw_only=True)
 class TrainSettings(StreamSettings):
-    """Settings of a training run. Names and defaults are mlx_lm's where it has them.
+    """Settings of a run in MLX. Names and defaults are mlx_lm's where it has them."""
 
-    ``StreamSettings`` has the settings of the streams.
-    """
-
-    PANEL: ClassVar[str] = "Optimization"
+    PANEL: ClassVar[str] = _OPTIMIZATION
     FREE_TO_CHANGE: ClassVar[set[str]] = {
         *("adapter_path", "val_batches", "steps_per_report", "steps_per_eval", "save_every"),
         *("patience", "clear_cache_threshold", "resume", "data"),
@@ -43,13 +310,6 @@ class TrainSettings(StreamSettings):
         panel=_DATA,
     )
     max_seq_length: int = option(2048, integer(2), "Longer sequences are left out.", panel=_DATA)
-    init_adapter: Path | None = option(
-        None,
-        PATH,
-        "Start from this adapter's weights, and take its shape.",
-        metavar="DIR",
-        panel=StreamSettings.PANEL,
-    )
     iters: int = option(1000, integer(1), "Iterations.")
     batch_size: int = option(4, integer(1), "Sequences in an iteration.")
     grad_accumulation_steps: int = option(1, integer(1), "Iterations of an update.")
@@ -73,12 +333,10 @@ class TrainSettings(StreamSettings):
         "mlx_lm's rank, scale, dropout and keys, in shared mode.",
         hidden=True,
     )
-    segment: int = option(
-        8, integer(1), "Positions whose streams are computed together.", hidden=True
-    )
+    segment: int = _hidden(8, integer(1), "Positions whose streams are computed together.")
     grad_checkpoint: bool = option(False, FLAG, "Less memory, for more time.")
-    clear_cache_threshold: int = option(
-        0, integer(0), "Bytes of MLX's cache above which it is cleared.", hidden=True
+    clear_cache_threshold: int = _hidden(
+        0, integer(0), "Bytes of MLX's cache above which it is cleared."
     )
     seed: int = option(0, integer(0, 2**32 - 1))
     steps_per_report: int = option(10, integer(1), panel=_REPORTS)
@@ -93,6 +351,11 @@ class TrainSettings(StreamSettings):
     save_every: int = option(100, integer(1), "Iterations between checkpoints.", panel=_REPORTS)
     resume: bool = option(False, FLAG, "Go on from the last checkpoint.", panel=_REPORTS)
 
+    @property
+    def updates(self) -> int:
+        """Number of updates in all iterations."""
+        return -(-self.iters // self.grad_accumulation_steps)
+
     def check(self) -> None:
         """Check all that can be checked without reading a file.
 
@@ -103,7 +366,7 @@ class TrainSettings(StreamSettings):
         for name in ("model", "data"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty, expected a directory")
-        if not self.adapter_path.name:  # beside which the run's directory is called after it
+        if not self.adapter_path.name:  # the run's directory stands next to it and has its name
             raise UserError(f"adapter_path is {self.adapter_path}, expected a new directory")
         if self.num_layers != -1:
             check_integer("num_layers", self.num_layers)
@@ -126,35 +389,28 @@ class TrainSettings(StreamSettings):
                     f"optimizer_config's {name} is {shown(options)}, expected fields by name"
                 )
             optimizer_options(name, options)
-        if self.lr_schedule is not None:
-            schedule_of(self.lr_schedule, self.updates)
-            for name in ("stream_learning_rate", "embedding_learning_rate"):
-                if self.learning_rate is None and getattr(self, name) is not None:
-                    raise UserError(
-                        f"{name} is given with lr_schedule and without learning_rate, expected "
-                        "that too: the schedule is multiplied by their ratio"
-                    )
+        if self.lr_schedule is None:
+            return
+        schedule_of(self.lr_schedule, self.updates)
+        for name in ("stream_learning_rate", "embedding_learning_rate"):
+            if self.learning_rate is None and getattr(self, name) is not None:
+                raise UserError(
+                    f"{name} is given with lr_schedule and without learning_rate, expected that "
+                    "too: the schedule is multiplied by their ratio"
+                )
 
     def _check_lora(self) -> None:
-        expected = {"rank", "dropout", "scale"}
-        lora = self.lora_parameters
+        expected, lora = {"rank", "dropout", "scale"}, self.lora_parameters
         if not expected <= set(lora) <= {*expected, "keys"}:
             raise UserError(
                 f"lora_parameters is {shown(lora)}, expected rank, scale, dropout and maybe keys"
             )
         check_integer("lora_parameters' rank", lora["rank"])
         for name, most in (("scale", float("inf")), ("dropout", 1.0)):
-            value = lora[name]
-            if not is_number(value) or not 0 <= value < most:
-                raise UserError(f"lora_parameters' {name} is {shown(value)}, expected 0 to {most}")
-
-        keys = lora.get("keys")
-        if keys is not None and not (
-            isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-        ):
+            if not is_number(lora[name]) or not 0 <= lora[name] < most:
+                raise UserError(
+                    f"lora_parameters' {name} is {shown(lora[name])}, expected 0 to {most}"
+                )
+        keys = lora.get("keys", [])
+        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
             raise UserError(f"lora_parameters' keys is {shown(keys)}, expected a list of names")
-
-    @property
-    def updates(self) -> int:
-        """Number of updates in all iterations."""
-        return -(-self.iters // self.grad_accumulation_steps)

@@ -35,14 +35,7 @@ def validate(
     alphas: Sequence[float],
     segment: int,
 ) -> Validation:
-    """Look at batches of validation text.
-
-    Args:
-        forward: the model and streams in training.
-        batches: at least one.
-        alphas: 1 + gamma weights of Eq. 6, the main stream's first.
-        segment: see ``sequences_of``.
-    """
+    """Validate on at least one batch; the weights of Eq. 6 and segments as in ``sequences_of``."""
     rows = len(alphas)
     losses, right, counts = np.zeros(rows), np.zeros(rows), np.zeros(rows)
     tokens = steps = 0
@@ -82,10 +75,9 @@ def steps_of(hits: np.ndarray) -> int:
 def _scores(
     forward: StreamForward, read: mx.array, scored: Scored
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score rows: is each row's likeliest token its target, and its cross entropy in nats.
+    """Score rows: whether each one's likeliest token is its target, and the cross entropy in nats.
 
-    With a draft vocabulary, a stream's likeliest token is that of the vocabulary, which is what it
-    drafts.
+    A stream's likeliest token is one of those that it may draft.
     """
     at_once, vocabulary = rows_at_once(forward.vocab_size), forward.streams.vocabulary
     if vocabulary is not None:

@@ -215,7 +215,6 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("grad_checkpoint: 'no'\n", "grad_checkpoint is 'no', expected True or False"),
         ("init_adapter: 3\n", "c.yaml: init_adapter is 3, expected a path"),
         ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
-        ("alpha_streams: 0\n", "alpha_streams is 0 and the main stream's weight 0, expected one"),
         ("[" * 5000, "c.yaml is nested too deeply, expected settings by name"),
         ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
         (

@@ -117,9 +117,11 @@ def test_a_wrong_detail_would_show(detail, mode, tmp_path, monkeypatch):
         if detail == "position":
             self.positions = self.positions + (mx.arange(self.positions.shape[1]) == 0)
         elif detail == "order":
-            self._own = self._own[:, ::-1, ::-1]
+            self.own = self.own[:, ::-1, ::-1]
         elif detail == "window":
-            self._seen = {window: self._within(None) for window in windows}
+            whole = visibility.__new__(visibility)
+            right(whole, sequences, config, {None}, group_axis)
+            self.seen = dict.fromkeys(windows, whole.seen[None])
 
     monkeypatch.setattr(visibility, "__init__", wrong)
     if detail == "segment":

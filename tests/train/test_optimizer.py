@@ -2,53 +2,92 @@
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import build_schedule
 
 from specstream_mlx import UserError
 from specstream_mlx.train.optimizer import (
     KINDS,
-    GroupedOptimizer,
+    clipped,
+    optimizer_of,
     optimizer_options,
     schedule_of,
     warm_up_and_fall,
 )
+from specstream_mlx.train.settings import TrainSettings
 
-NAMES = ["streams.embeddings", "streams.head.up.weight", "model.layers.0.q.lora_a", "pruner.w"]
-FACTORS = {"lora": 1.0, "streams": 2.0, "embeddings": 5.0}
+NAMES = {
+    "streams.streams.head.up.weight": 2.0,
+    "streams.pruner.up.weight": 2.0,
+    "streams.streams.embeddings": 5.0,
+    "model.layers.0.q.lora_a": 1.0,
+}
+"""Parameters, and their learning rates over LoRA's."""
 SCHEDULES = {
     "linear": {"name": "linear_schedule", "arguments": [0, 1e-4, 100]},
     "cosine": {"name": "cosine_decay", "arguments": [1e-4, 100], "warmup": 10},
 }
 
 
-def step(kind, schedule, times=1):
-    """How far each parameter moves, with a gradient of ones."""
-    first = {name: mx.ones((4, 4)) for name in NAMES}
-    optimizer = GroupedOptimizer(kind, optimizer_options(kind, {}), schedule, FACTORS, 1e9, first)
-    parameters = first
+def tree():
+    return tree_unflatten([(name, mx.ones((4, 4))) for name in NAMES])
+
+
+def after(kind, rate, times=1, **settings):
+    """The optimizer, and how far each parameter moves, with gradients of ones."""
+    settings = TrainSettings(
+        model="x",
+        optimizer=kind,
+        learning_rate=rate,
+        stream_learning_rate=2 * rate,
+        embedding_learning_rate=5 * rate,
+        **settings,
+    )
+    optimizer, parameters = optimizer_of(settings, 8), tree()
+    optimizer.init(parameters)
     for _ in range(times):
-        gradients = {name: mx.ones((4, 4)) for name in NAMES}
-        parameters, norms = optimizer.apply(gradients, parameters)
-    assert norms.item() == pytest.approx(4 + 4 * 3**0.5, rel=1e-5)
-    moved = {name: mx.abs(parameters[name] - first[name]).max().item() for name in NAMES}
-    return optimizer.learning_rates, moved
+        gradients, norm = clipped(tree(), 1e9)
+        parameters = optimizer.apply_gradients(gradients, parameters)
+    assert norm.item() == pytest.approx(4 + 4 * 3**0.5, rel=1e-5)
+    moved = {n: mx.abs(a - 1).max().item() for n, a in tree_flatten(parameters)}
+    return optimizer, moved
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_optimizer_takes_the_learning_rate(kind):
-    _, little = step(kind, lambda count: mx.array(1e-4))
-    _, much = step(kind, lambda count: mx.array(1e-2))
+def test_every_optimizer_takes_the_learning_rate_and_keeps_its_state(kind, tmp_path):
+    _, little = after(kind, 1e-4)
+    optimizer, much = after(kind, 1e-2)
     for name in NAMES:
         assert 0 < 20 * little[name] < much[name]
+    state = dict(tree_flatten(optimizer.state))
+    mx.save_safetensors(str(tmp_path / "state.safetensors"), state)
+    read = mx.load(str(tmp_path / "state.safetensors"))
+    (other, _), gradients = after(kind, 1e-2), tree()
+    other.state = tree_unflatten(list(read.items()))
+    expected, found = (
+        dict(tree_flatten(one.apply_gradients(gradients, tree()))) for one in (optimizer, other)
+    )
+    assert all(mx.array_equal(found[name], expected[name]) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_is_mlx_lms_learning_rate(name):
     theirs = build_schedule(SCHEDULES[name])
     for times in (1, 5, 30):
-        rates, _ = step("sgd", schedule_of(SCHEDULES[name], 30), times)
         expected = theirs(mx.array(times - 1)).item()
-        assert rates == pytest.approx({group: f * expected for group, f in FACTORS.items()})
+        optimizer, moved = after("sgd", 0.1, times, lr_schedule=SCHEDULES[name])
+        rates = [one.learning_rate.item() for one in optimizer.optimizers]
+        assert rates == pytest.approx([2 * expected, 5 * expected, expected])
+        so_far = sum(theirs(mx.array(n)).item() for n in range(times))
+        assert moved == pytest.approx({n: f * so_far for n, f in NAMES.items()}, abs=1e-6)
+
+
+def test_the_pruner_is_clipped_apart():
+    gradients, norm = clipped(tree(), 1.0)
+    norms = {n: a.square().sum().item() for n, a in tree_flatten(gradients)}
+    assert norms.pop("streams.pruner.up.weight") == pytest.approx(1, rel=1e-4)
+    assert sum(norms.values()) == pytest.approx(1, rel=1e-4)
+    assert norm.item() == pytest.approx(4 + 4 * 3**0.5, rel=1e-5)
 
 
 def test_warm_up_and_fall():

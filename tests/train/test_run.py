@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 from random_models import plain_tokens, tokens_of
 from tiny_models import tiny_llama_directory
 from tiny_training import Reports, make_run
@@ -14,57 +15,40 @@ from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.items import Batches, Item
-from specstream_mlx.train.optimizer import KINDS
 from specstream_mlx.train.parameters import is_of_streams
 from specstream_mlx.train.validation import steps_of
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_a_run_learns_and_its_adapter_decodes(mode, base, tmp_path):
-    run, reports = make_run(base, tmp_path / "out", mode=mode), Reports()
+@pytest.mark.parametrize(("mode", "vocabulary"), [("lossless", 0), ("lossless", 6), ("shared", 0)])
+def test_a_run_learns_and_validation_says_what_decoding_gets(mode, vocabulary, base, tmp_path):
+    """The adapter is the best state; a replay of its own texts gives the length of its chains."""
+    changes = {"mode": mode, "draft_vocabulary": vocabulary, "steps_per_eval": 4}
+    run, reports = make_run(base, tmp_path / "out", **changes), Reports()
     run.iterate(reports)
     losses = [report["train_loss"] for report in reports.train]
     assert losses[-1] < 0.3 * losses[0]
-    assert reports.valid[-1]["accepted_length"] > 1.35 > 1.2 > reports.valid[0]["accepted_length"]
-    found = run.validation()
+    lengths = [report["accepted_length"] for report in reports.valid]
+    assert lengths[-1] > 1.35 and lengths[-1] > lengths[0]
+    assert vocabulary or lengths[0] < 1.2
+    assert run.progress.best_length == max(lengths[1:])
     run.write_adapter()
-    model, _ = load(base, adapter_path=tmp_path / "out")
-    assert model.mode == mode
-    assert bool(model.adapter.lora) == (mode == "shared")
-    mx.eval(model.streams.parameters())
-    assert found.accepted_length == reports.valid[-1]["accepted_length"]
-
-
-def test_the_adapter_is_the_best_state_not_the_last(base, tmp_path):
-    run = make_run(base, tmp_path / "out", iters=8, steps_per_eval=4)
-    run.iterate(Reports())
     best = Checkpoint.load(run.best)
     assert best.progress["iterations"] == run.progress.best_iteration
-    run.write_adapter()
     model, _ = load(base, adapter_path=tmp_path / "out")
-    for name, array in best.parameters.items():
-        assert mx.array_equal(model.adapter.stream_tensors[name], array)
-
-
-@pytest.mark.parametrize("vocabulary", [0, 6], ids=["all tokens", "a draft vocabulary"])
-def test_validation_says_what_decoding_gets(vocabulary, base, tmp_path):
-    """The replay on text that the target wrote is the accepted length of its chains."""
-    run = make_run(base, tmp_path / "out", iters=12, draft_vocabulary=vocabulary)
-    run.iterate(Reports())
-    run.write_adapter()
-    model, _ = load(base, adapter_path=tmp_path / "out")
-    settings = DraftSettings(tree_width=1)
+    assert (model.mode, bool(model.adapter.lora)) == (mode, mode == "shared")
+    written = model.adapter.stream_tensors | model.adapter.lora
+    assert_same_arrays({n: a for n, a in written.items() if n in best.parameters}, best.parameters)
     items, tokens, steps = [], 0, 0
     for item in run.epoch[0]:
-        prompt, written = item.tokens[: item.stream_from], []
+        prompt, text = list(item.tokens[: item.stream_from]), []
         calls = -1  # the prompt's own
-        for step in decode(model, Request(prompt, settings)):
-            written += step.tokens
+        for step in decode(model, Request(prompt, DraftSettings(tree_width=1))):
+            text += step.tokens
             calls += 1
-            if len(written) > 24:
+            if len(text) > 24:
                 break
-        items.append(type(item)(prompt + written, item.stream_from))
-        tokens, steps = tokens + len(written) - 1, steps + calls
+        items.append(Item(prompt + text, item.stream_from))
+        tokens, steps = tokens + len(text) - 1, steps + calls
     run.restore(run.best)
     run._valid = [items]
     assert run.validation().accepted_length == pytest.approx(tokens / steps, rel=1e-6)
@@ -79,42 +63,38 @@ def test_steps_of_a_chain():
 # Interrupted and resumed ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["lossless", "dropout and accumulation"])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(kind, base, tmp_path):
-    changes = {}
-    if kind != "lossless":
-        lora = {"rank": 4, "dropout": 0.2, "scale": 2.0}
-        changes = {"mode": "shared", "lora_parameters": lora, "grad_accumulation_steps": 2}
+DROPOUT = {
+    "mode": "shared",
+    "lora_parameters": {"rank": 4, "dropout": 0.2, "scale": 2.0},
+    "grad_accumulation_steps": 2,
+}
+
+
+@pytest.mark.parametrize(("stop", "changes"), [(3, {}), (6, DROPOUT)])
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(stop, changes, base, tmp_path):
     whole = make_run(base, tmp_path / "a" / "out", iters=8, **changes)
     assert whole.iterate(Reports())
-    for stop in (2, 6):
-        first = make_run(base, tmp_path / str(stop) / "out", iters=8, **changes)
-        assert not first.iterate(
-            Reports(), stops=lambda f=first, s=stop: f.progress.iterations == s
-        )
-        second = make_run(base, tmp_path / str(stop) / "out", iters=8, **changes, resume=True)
-        second.restore(second.last)
-        assert second.progress.iterations == stop
-        assert list(second.parameters) == list(whole.parameters)  # norms are sums in this order
-        assert second.iterate(Reports())
-        ours, expected = Checkpoint.load(second.last), Checkpoint.load(whole.last)
-        assert ours.parameters.keys() == expected.parameters.keys()
-        for name in expected.parameters:
-            assert mx.array_equal(ours.parameters[name], expected.parameters[name]), name
-        for name in expected.optimizer:
-            assert mx.array_equal(ours.optimizer[name], expected.optimizer[name]), name
-        assert ours.progress == expected.progress
+    first = make_run(base, tmp_path / "b" / "out", iters=8, **changes)
+    assert not first.iterate(Reports(), stops=lambda: first.progress.iterations == stop)
+    second = make_run(base, tmp_path / "b" / "out", iters=8, **changes, resume=True)
+    second.restore(second.last)
+    assert second.progress.iterations == stop
+    assert second.iterate(Reports())
+    found, expected = Checkpoint.load(second.last), Checkpoint.load(whole.last)
+    assert list(second.trained.arrays()) == list(whole.trained.arrays())  # norms are sums of these
+    assert_same_arrays(found.parameters, expected.parameters)
+    assert_same_arrays(found.optimizer, expected.optimizer)
+    assert found.progress == expected.progress
 
 
-def test_a_run_is_not_resumed_with_other_settings(base, tmp_path):
-    run = make_run(base, tmp_path / "out", iters=2)
-    run.iterate(Reports())
+def test_a_run_is_not_resumed_with_other_settings(run_of_one, base, tmp_path):
     other = make_run(base, tmp_path / "out", iters=3)
     with pytest.raises(UserError, match=r"last.safetensors: iters was '2', expected '3' as in"):
-        other.restore(other.last)
-    run.last.write_bytes(run.last.read_bytes()[:-10])
+        other.restore(run_of_one.last)
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(run_of_one.last.read_bytes()[:-10])
     with pytest.raises(UserError, match="is no checkpoint of a run"):
-        run.restore(run.last)
+        other.restore(cut)
 
 
 DAMAGES = {
@@ -130,8 +110,8 @@ DAMAGES = {
         {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
     ),
     "no tensor parameter streams.embeddings": lambda c: c.parameters.pop("streams.embeddings"),
-    "optimizer embeddings step has dtype mlx.core.float32": lambda c: c.optimizer.update(
-        {"embeddings step": mx.array(1.0)}
+    "optimizer states.0.step has dtype mlx.core.float32": lambda c: c.optimizer.update(
+        {"states.0.step": mx.array(1.0)}
     ),
     "no tensor optimizer ": lambda c: c.optimizer.clear(),
 }
@@ -155,41 +135,31 @@ def test_a_damaged_checkpoint(sentence, run_of_one, tmp_path):
     checkpoint = Checkpoint.load(run_of_one.last)
     DAMAGES[sentence](checkpoint)
     checkpoint.save(tmp_path / "last.safetensors")
-    before = run_of_one.progress, id(run_of_one.parameters)
+    before = run_of_one.progress, run_of_one.trained.arrays()
     with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
         run_of_one.restore(tmp_path / "last.safetensors")
-    assert (run_of_one.progress, id(run_of_one.parameters)) == before
+    assert run_of_one.progress == before[0]
+    assert_same_arrays(run_of_one.trained.arrays(), before[1])
 
 
-@pytest.mark.parametrize(
-    ("factors", "sentence"),
-    [((np.nan, 1), "the loss is nan in"), ((1, np.inf), "the norm of the gradients is nan in")],
-)
-def test_what_is_no_number_ends_the_run_and_spares_the_checkpoint(
-    factors, sentence, base, tmp_path, monkeypatch
-):
+def test_what_is_no_number_ends_the_run_and_spares_the_checkpoint(base, tmp_path, monkeypatch):
     run = make_run(base, tmp_path / "out", iters=4, save_every=1)
     run.iterate(Reports(), stops=lambda: run.progress.iterations == 2)
     before, right = run.last.read_bytes(), run.gradients
+    for of_loss, of_gradients, sentence in (
+        (np.nan, 1, "the loss is nan in"),
+        (1, np.inf, "the norm of the gradients is nan in"),
+    ):
 
-    def wrong(items):
-        loss, gradients = right(items)
-        gradients = {name: one * mx.array(factors[1]) for name, one in gradients.items()}
-        return loss * mx.array(factors[0]), gradients
+        def wrong(items, of_loss=of_loss, of_gradients=of_gradients):
+            loss, gradients = right(items)
+            gradients = tree_map(lambda one: one * mx.array(of_gradients), gradients)
+            return loss * mx.array(of_loss), gradients
 
-    monkeypatch.setattr(run, "gradients", wrong)
-    with pytest.raises(UserError, match=f"{sentence} iteration 3, expected a number"):
-        run.iterate(Reports())
-    assert run.last.read_bytes() == before
-
-
-@pytest.mark.parametrize("optimizer", KINDS)
-def test_a_checkpoint_of_every_optimizer_is_read(optimizer, base, tmp_path):
-    run = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
-    run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
-    other = make_run(base, tmp_path / "out", iters=2, optimizer=optimizer)
-    other.restore(run.last)
-    assert other.progress == run.progress
+        monkeypatch.setattr(run, "gradients", wrong)
+        with pytest.raises(UserError, match=f"{sentence} iteration 3, expected a number"):
+            run.iterate(Reports())
+        assert run.last.read_bytes() == before
 
 
 def test_answers_of_nothing_but_the_end_token(base, tmp_path):
@@ -213,13 +183,11 @@ def test_the_last_update_takes_what_was_gathered(base, tmp_path):
     run = make_run(base, tmp_path / "out", iters=5, grad_accumulation_steps=3, save_every=2)
     saved, save = [], run.save
     run.save = lambda path: (saved.append(run.progress.iterations), save(path))
-    updates, apply = [], run._optimizer.apply
-
-    def counted(*given):
-        updates.append(run.progress.iterations)
-        return apply(*given)
-
-    run._optimizer.apply = counted
+    updates, update = [], run._optimizer.update
+    run._optimizer.update = lambda *given: (
+        updates.append(run.progress.iterations),
+        update(*given),
+    )
     run._valid = []
     run.iterate(Reports())
     assert updates == [2, 4]
@@ -234,23 +202,6 @@ def test_patience_ends_a_run(base, tmp_path):
 
 
 # What is trained, against what ------------------------------------------------------------------
-
-
-def test_the_head_alone(base, tmp_path):
-    """Streams, pruner and LoRA stay; the run takes their shape without being told it."""
-    plain = make_run(base, tmp_path / "plain", stream_head="plain", stream_head_rank=None, iters=8)
-    plain.iterate(Reports())
-    plain.write_adapter()
-    run = make_run(base, tmp_path / "out", train="head", init_adapter=tmp_path / "plain")
-    assert all(name.startswith("streams.head.") for name in run.parameters)
-    reports = Reports()
-    run.iterate(reports)
-    assert reports.valid[-1]["val_loss"] < reports.valid[0]["val_loss"]
-    run.write_adapter()
-    old, new = (load(base, adapter_path=tmp_path / name)[0].adapter for name in ("plain", "out"))
-    for name, tensor in old.stream_tensors.items():
-        assert mx.array_equal(new.stream_tensors[name], tensor)
-    assert new.stream_tensors["streams.head.up.weight"].any()
 
 
 def test_an_adapter_to_start_from_keeps_its_shape_and_vocabulary(base, tmp_path):
@@ -271,12 +222,12 @@ def test_lora_to_start_from(base, tmp_path):
     lora = {"rank": 4, "dropout": 0.1, "scale": 2.0}
     first = make_run(base, tmp_path / "first", mode="shared", iters=2, lora_parameters=lora)
     first.iterate(Reports())
-    first.parameters = {name: a.astype(mx.float16) for name, a in first.parameters.items()}
+    first.trained.set_dtype(mx.float16)
     first.save(first.best)
     first.write_adapter()
     start = {"mode": "shared", "init_adapter": tmp_path / "first"}
     run = make_run(base, tmp_path / "out", **start)
-    assert {array.dtype for array in run.parameters.values()} == {mx.float32}
+    assert {array.dtype for array in run.trained.arrays().values()} == {mx.float32}
     with pytest.raises(UserError, match=r"dropout is 0.1 with grad_checkpoint, expected 0"):
         make_run(base, tmp_path / "out", **start, grad_checkpoint=True)
 
@@ -286,11 +237,11 @@ def test_lossless_streams_for_lora_that_stays(base, tmp_path):
     lora = {"rank": 4, "dropout": 0.1, "scale": 8.0}
     own = make_run(base, tmp_path / "own", mode="shared", iters=4, lora_parameters=lora)
     own.iterate(Reports())
-    tensors = {n: a for n, a in own.parameters.items() if not is_of_streams(n)}
+    tensors = {n: a for n, a in own.trained.arrays().items() if not is_of_streams(n)}
     (tmp_path / "lora").mkdir()
     write_adapter(tmp_path / "lora", LoraPart(tensors, lora, 4), None, {})
     run = make_run(base, tmp_path / "out", init_adapter=tmp_path / "lora", draft_vocabulary=12)
-    assert all(map(is_of_streams, run.parameters))
+    assert all(map(is_of_streams, run.trained.arrays()))
     reports = Reports()
     run.iterate(reports)
     assert reports.valid[-1]["accepted_length"] > reports.valid[0]["accepted_length"]
@@ -307,7 +258,7 @@ def test_lossless_streams_for_lora_that_stays(base, tmp_path):
         assert texts[-1] == plain_tokens(alone.model, prompt, 24)
     assert texts != [plain_tokens(bare.model, i.tokens[: i.stream_from], 24) for i in run.epoch[0]]
     with pytest.raises(UserError, match="has no streams, expected some"):
-        make_run(base, tmp_path / "head", init_adapter=tmp_path / "lora", train="head")
+        make_run(base, tmp_path / "shared", init_adapter=tmp_path / "lora", mode="shared")
     again = make_run(base, tmp_path / "again", init_adapter=tmp_path / "out", iters=1)
     again.iterate(Reports())
     again.write_adapter()

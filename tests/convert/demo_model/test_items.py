@@ -58,22 +58,20 @@ def test_the_written_text_has_its_form_and_nothing_of_the_typed(sentences, typed
         assert max(Counter(item.content.lower() for item in own).values()) == 1
     assert all(text.strip() for text in sentences) and len(sentences) > 6000
     assert not [i for i in lines for t in (i.content, i.target) if shared(t, typed_runs)]
-    databases = {}
+    databases, rng = {}, random.Random(7)
     for item in mixture.written("sql"):
         run_query(databases, item)
     assert len(databases) > 200
-
-
-def test_the_same_state_draws_the_same_items():
-    made = [[mixture.draw(random.Random(3), task) for task in tasks.TASKS] for _ in range(2)]
-    assert made[0] == made[1]
-    assert made[0] != [mixture.draw(random.Random(4), task) for task in tasks.TASKS]
+    for item in rng.sample(mixture.written("sql"), 500):
+        run_query(databases, mixture.exchanged(item, rng))
 
 
 def test_no_item_has_eight_words_in_a_row_of_a_typed_text(typed_runs, monkeypatch):
-    rng = random.Random(5)
+    """And the same state draws the same items."""
+    first, second = random.Random(5), random.Random(5)
     for task in tasks.TASKS:
-        for item in (mixture.draw(rng, task) for _ in range(250)):
+        for item in (mixture.draw(first, task) for _ in range(120)):
+            assert item == mixture.draw(second, task)
             assert not shared(item.content, typed_runs) and not shared(item.target, typed_runs)
     leaking = tasks.Item("x", sorted(typed_runs)[0])
     drawn = iter([leaking, leaking, good := tasks.Item("x", "y")])
@@ -100,24 +98,18 @@ def test_exchanges_are_the_same_in_input_and_answer():
         assert low < high and item.target == f"{low} to {high}" and 1950 <= int(year) < 2030
 
 
-def test_queries_run_with_exchanges_too():
-    rng, databases = random.Random(7), {}
-    for item in rng.sample(mixture.written("sql"), 1000):
-        run_query(databases, mixture.exchanged(item, rng))
-
-
 def test_numbers_quotations_and_addresses_have_no_errors(sentences):
     rng = random.Random(0)
     changed = 0
-    for text in rng.sample(sentences, 2000):
+    for text in rng.sample(sentences, 600):
         wrong = errors.with_errors(text, rng)
         changed += wrong != text
         assert Counter(re.findall(r"\d+", text)) == Counter(re.findall(r"\d+", wrong))
         assert all(quotation in wrong for quotation in re.findall(r'"[^"]*"', text))
-    assert changed > 1990
+    assert changed > 595
     for text in ("Write to ana@post.example before noon.", "Look at www.shop.example/list_2 now."):
         address = next(word for word in text.split() if "." in word[:-1])
-        for seed in range(100):
+        for seed in range(40):
             assert address in errors.with_errors(text, random.Random(seed))
 
 
@@ -141,7 +133,7 @@ def test_numbers_quotations_and_addresses_have_no_errors(sentences):
         ("Hi Ana, come in.", "mark", "Hi Ana come in."),
         ("We used to talk.", "missing", "We used talk."),
         ("I'm interested in it.", "preposition", "I'm interested on it."),
-        ("I have a lot of it.", "space", "I have alot of it."),
+        ("I have a lot of it.", "spacing", "I have alot of it."),
         ("Shut the door.", "doubled", "Shut the the door."),
         ("Wait in the garden.", "slip", "Wait in the graden."),
     ],

@@ -21,20 +21,37 @@ NEWS = [f"Satz {at} von heute steht hier ganz allein." for at in range(30)]
 SENTENCES = (
     "'' It '' was short , wasn 't it ( or not ) .\t'' It '' was short . <::::> Wasn 't it ?\n"
 )
-TREE = {
-    "text": "Name a fish.",
-    "role": "prompter",
-    "replies": [
-        {
-            "text": "Pike.",
-            "role": "assistant",
-            "replies": [
-                {"text": "Another one?", "role": "prompter", "replies": []},
-                {"text": "Is it big?", "role": "prompter", "replies": []},
-            ],
-        }
-    ],
-}
+
+
+def node(role, text, *replies):
+    return {"text": text, "role": role, "replies": list(replies)}
+
+
+TREE = node(
+    "prompter",
+    "Name a fish.",
+    node("assistant", "Pike.", node("prompter", "Another one?"), node("prompter", "Is it big?")),
+)
+MESSAGES = [
+    {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
+    for name, parent, text, role in (
+        ("a", None, "Can rust be removed?", "prompter"),
+        ("b", "a", "Yes.", "assistant"),
+        ("c", "b", "How?", "prompter"),
+    )
+]
+TURNS = [
+    {"speaker": speaker, "utterance": text, "frames": [{"actions": [{"act": act}]}]}
+    for speaker, text, act in (
+        ("USER", "I want to eat.", "INFORM_INTENT"),
+        ("SYSTEM", "Where?", "REQUEST"),
+        ("USER", "In Oakland.", "INFORM"),
+        ("SYSTEM", "Take Rosa's.", "OFFER"),
+        ("USER", "Fine.", "AFFIRM"),
+        ("USER", "What is their address?", "REQUEST"),
+    )
+]
+TASK = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
 
 
 def passage(at):
@@ -42,8 +59,9 @@ def passage(at):
     return {"context": f"Passage {at} tells much.", "qas": qas}
 
 
-def seed(name, parent, text, role):
-    return {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
+def article(at):
+    passages = [passage(name) for name in (at, -at, f"{at}x", f"{at}y")]
+    return {"title": f"A_{at}", "paragraphs": passages}
 
 
 def query(table, question, *columns):
@@ -51,70 +69,42 @@ def query(table, question, *columns):
     return {"sentences": [{"original": question, "table-id": table}], "sql": [f"SELECT {named} ;"]}
 
 
-def said(speaker, text, act):
-    return {"speaker": speaker, "utterance": text, "frames": [{"actions": [{"act": act}]}]}
-
-
-DIALOGUE = [
-    said("USER", "I want to eat.", "INFORM_INTENT"),
-    said("SYSTEM", "Where?", "REQUEST"),
-    said("USER", "In Oakland.", "INFORM"),
-    said("SYSTEM", "Take Rosa's.", "OFFER"),
-    said("USER", "Fine.", "AFFIRM"),
-    said("USER", "What is their address?", "REQUEST"),
-]
-
-
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory):
     """A few lines of each source, in the form that it has."""
     root = tmp_path_factory.mktemp("clones")
-
-    def write(place, value, lines=False):
-        path = root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if lines:
-            value = "".join(f"{json.dumps(one)}\n" for one in value)
-        path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-
-    write("NTREX/DOCUMENT_IDS.tsv", "".join(f"news.{at // 3}\n" for at in range(30)))
-    for code, _ in prompt_sources.LANGUAGES.values():
-        write(f"NTREX/NTREX-128/newstest2019-ref.{code}.txt", "\n".join(NEWS))
-    write("NTREX/NTREX-128/newstest2019-src.eng.txt", "\n".join(NEWS))
+    samples = "Open-Assistant/model/model_eval/manual/data"
+    seeds = "Open-Assistant/backend/test_data/realistic/realistic_seed_data.json"
+    dialogues = "dstc8-schema-guided-dialogue/train/dialogues_"
     tables = [
         query("1-7-2", "Who won?", "WINNER", "YEAR", "SERIES/RANK"),
         query("1-7-3", "Who lost?", "LOSER"),
     ]
-    packed = root / "text2sql-data/data/wikisql.json.bz2"
-    packed.parent.mkdir(parents=True)
-    packed.write_bytes(bz2.compress(json.dumps(tables).encode()))
-    for name in ("tune.tsv", "validation.tsv"):
-        write(f"wiki-split/{name}", SENTENCES)
-    articles = [{"title": f"A_{at}", "paragraphs": [passage(at), passage(-at)]} for at in (1, 2)]
-    articles = [
-        {**one, "paragraphs": [*one["paragraphs"], passage(f"{at}x"), passage(f"{at}y")]}
-        for at, one in enumerate(articles)
-    ]
-    write("xquad/xquad.en.json", {"data": articles})
-    samples = "Open-Assistant/model/model_eval/manual/data"
-    write(f"{samples}/en_100_tree.jsonl", [{"prompt": TREE}], lines=True)
-    write(f"{samples}/en_100_text.jsonl", ["Name a fish."], lines=True)
-    write(f"{samples}/prompt_lottery_en_250_text.jsonl", ["Why is the sky blue?"], lines=True)
-    messages = [
-        seed("a", None, "Can rust be removed?", "prompter"),
-        seed("b", "a", "Yes.", "assistant"),
-        seed("c", "b", "How?", "prompter"),
-    ]
-    write("Open-Assistant/backend/test_data/realistic/realistic_seed_data.json", messages)
-    task = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
-    write("self-instruct/data/seed_tasks.jsonl", [task], lines=True)
-    write("self-instruct/human_eval/user_oriented_instructions.jsonl", [task], lines=True)
-    write(
-        "awesome-chatgpt-prompts/prompts.csv", '"act","prompt"\n"Tea","Be ""the"" tea,\nplease."\n'
-    )
-    for at in (*range(1, 37), *range(95, 104)):
-        place = f"dstc8-schema-guided-dialogue/train/dialogues_{at:03}.json"
-        write(place, [{"dialogue_id": f"{at}_0", "turns": DIALOGUE}])
+    codes = [f"newstest2019-ref.{code}" for code, _ in prompt_sources.LANGUAGES.values()]
+    files = {
+        "NTREX/DOCUMENT_IDS.tsv": "".join(f"news.{at // 3}\n" for at in range(30)),
+        **{f"NTREX/NTREX-128/{n}.txt": "\n".join(NEWS) for n in ("newstest2019-src.eng", *codes)},
+        "text2sql-data/data/wikisql.json.bz2": bz2.compress(json.dumps(tables).encode()),
+        **{f"wiki-split/{name}.tsv": SENTENCES for name in ("tune", "validation")},
+        "xquad/xquad.en.json": {"data": [article(1), article(2)]},
+        f"{samples}/en_100_tree.jsonl": {"prompt": TREE},
+        f"{samples}/en_100_text.jsonl": json.dumps("Name a fish."),
+        f"{samples}/prompt_lottery_en_250_text.jsonl": json.dumps("Why is the sky blue?"),
+        seeds: MESSAGES,
+        "self-instruct/data/seed_tasks.jsonl": TASK,
+        "self-instruct/human_eval/user_oriented_instructions.jsonl": TASK,
+        "awesome-chatgpt-prompts/prompts.csv": '"act","prompt"\n"Tea","Be ""the"" tea,\nplease."\n',
+        **{
+            f"{dialogues}{at:03}.json": [{"dialogue_id": f"{at}_0", "turns": TURNS}]
+            for at in (*range(1, 37), *range(95, 104))
+        },
+    }
+    for place, value in files.items():
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not isinstance(value, str | bytes):
+            value = json.dumps(value)
+        path.write_bytes(value if isinstance(value, bytes) else value.encode())
     return root
 
 
@@ -193,19 +183,6 @@ def test_of_a_dialogue_the_turns_that_ask_for_something_are_taken(made):
     found = made("dstc8")
     expected = ["I want to eat.", "In Oakland.", "What is their address?"]
     assert sorted(found) == [expected[:2], expected]
-
-
-def test_every_wording_has_the_text_in_it():
-    values = {name: f"<{name}>" for name in ("text", "question", "passage", "passages", "source")}
-    values |= {name: f"<{name}>" for name in ("target", "table", "columns", "create", "title")}
-    essential = {
-        "sql": ("question",), "passage": ("passage", "question"),
-        "passages": ("passages", "question"), "translation": ("text", "target"), "follow_ups": (),
-    }  # fmt: skip
-    for kind, wordings in WORDINGS.items():
-        for wording in wordings:
-            text = wording.format(**values)
-            assert all(f"<{name}>" in text for name in essential.get(kind, ("text",))), wording
 
 
 QUESTION = "Pfandhäuser boomen in Singapur , da die Krise in der Mittelschicht angekommen ist"
@@ -309,10 +286,19 @@ def test_a_clone_that_is_not_there_or_of_another_form_is_named(tmp_path, text, w
         lines_of("xquad", tmp_path, set())
 
 
-def test_the_table_is_whole():
+def test_the_tables_are_whole():
+    """Every wording has its text in it."""
     assert set(SOURCES) == set(READERS)
     fields = {"what", "licence", "weight", "held_out", "repository", "commit"}
     for source in SOURCES.values():
         assert set(source) == fields
         assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
         assert re.match(r"CC BY-SA|CC0|Apache|BSD|MIT", source["licence"])
+    names = "text question passage passages source target table columns create title".split()
+    values = {name: f"<{name}>" for name in names}
+    essential = {"sql": "question", "translation": "text target", "follow_ups": ""}
+    essential |= {"passage": "passage question", "passages": "passages question"}
+    for kind, wordings in WORDINGS.items():
+        for wording in wordings:
+            text, needed = wording.format(**values), essential.get(kind, "text").split()
+            assert all(f"<{name}>" in text for name in needed), wording

@@ -3,17 +3,25 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
-from specstream_mlx.convert.pytorch.training_data import read_pairs
 
 from specstream_mlx.errors import UserError
+from specstream_mlx.train.data import read_rows
+
+NOWHERE = Path("/nowhere")
 
 
 @pytest.fixture
-def making(tmp_path):
+def making(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_adapters.demonstration, "base_path", lambda: NOWHERE)
     return train_adapters.MakingOptions(tmp_path, iters=7, items=24)
+
+
+def prompts_of(path):
+    return [row["prompt"] for row in read_rows(path).values()]
 
 
 def test_a_tasks_lora_learns_from_content_alone_and_holds_the_instruction(making):
@@ -24,51 +32,41 @@ def test_a_tasks_lora_learns_from_content_alone_and_holds_the_instruction(making
     assert lines == [{"prompt": i.content, "completion": i.target} for i in items if i.target]
     assert found.prompt_template == tasks.prompt_template("concise")
     found.check()
-    assert (found.lora_rank, found.iters, found.time_limit) == (4, 7, None)
+    assert (found.lora_alone, found.lora_rank, found.iters, found.time_limit) == (True, 4, 7, None)
 
 
 def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch):
     """To other texts than its LoRA learned from."""
-    asked, work = [], making.work
+    calls, work = [], making.work
     monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
-    monkeypatch.setattr(train_adapters, "write_answers_of", lambda *given: asked.append(given))
-    monkeypatch.setattr(train_adapters, "train", lambda settings: asked.append(settings))
+    monkeypatch.setattr(train_adapters, "write_answers_of", lambda *given: calls.append(given))
+    monkeypatch.setattr(train_adapters, "train", lambda settings: calls.append(settings))
     options = replace(making, items=300, task_answers=200, batch_size=3)
-    (work / "expanded").mkdir()
     lora = work / "concise-lora" / "adapter"
     lora.mkdir(parents=True)
     (lora / "adapter_config.json").write_text("{}")
     train_adapters.main(parts=["concise"], options=options)
-    (writer, directory, task, texts), found = asked
-    assert (writer, task) == ((work / "expanded", lora), "concise")
+    (writer, directory, task, texts), found = calls
+    assert (writer, task) == ((NOWHERE, lora), "concise")
     assert len(texts) == len(set(texts)) == 200
-    learned = read_pairs(train_adapters.lora_settings("concise", options).data)
-    assert {pair.prompt for pair in learned}.isdisjoint(texts)
+    assert set(prompts_of(work / "concise.jsonl")).isdisjoint(texts)
     assert (found.data, found.valid_data) == (directory / "train.jsonl", directory / "valid.jsonl")
     assert (found.batch_size, found.mode, found.init_adapter) == (3, "lossless", lora)
     assert found.prompt_template == tasks.prompt_template("concise")
     found.check()
 
 
-@pytest.mark.parametrize("part", ["answers", "streams", "concise"])
-def test_the_base_comes_first(part, making):
-    with pytest.raises(UserError, match=f"expected part base before {part}"):
-        train_adapters.main(parts=[part], options=making)
-    assert not any(making.work.iterdir())
-
-
-def test_streams_learn_what_the_base_answered(making, tmp_path):
-    def settings(**values):
-        return train_adapters.stream_settings("streams", replace(making, **values), None)
-
-    found = settings()
+def test_streams_learn_what_the_base_answered(making):
+    with pytest.raises(UserError, match="unknown part 'base', expected answers, streams, proof"):
+        train_adapters.main(parts=["base"], options=making)
+    found = train_adapters.stream_settings("streams", making, None)
     found.check()
     assert (found.mode, found.data.parent) == ("lossless", train_adapters.ANSWERS)
-    learned, tried = ({p.prompt for p in read_pairs(p)} for p in (found.data, found.valid_data))
+    learned, tried = (set(prompts_of(path)) for path in (found.data, found.valid_data))
     assert len(learned) > 1000 and tried and not learned & tried
-    (tmp_path / "answers").mkdir()
-    assert settings().data.parent == tmp_path / "answers"
-    assert settings(answers=tmp_path).data.parent == tmp_path
+    (making.work / "answers").mkdir()
+    found = train_adapters.stream_settings("streams", making, None)
+    assert found.data.parent == making.work / "answers"
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,26 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import result_of
+from peft import PeftModel
 from safetensors.torch import load_file
-from specstream_mlx.convert.pytorch import trainer, training_data, training_run
-from specstream_mlx.convert.pytorch.load import load_adapter
-from specstream_mlx.convert.pytorch.training_data import Pair, read_pairs, tokenize
+from specstream_mlx.convert.pytorch import trainer, training_run
+from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
-from tiny_models import tiny_tokenizer
+from tiny_models import VOCAB_SIZE
+from torch_tiny import tiny_batch
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.train.items import Item
+
+PLAIN = {"stream_head": "plain"}
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
+LEARNS = {"iters": 40, "learning_rate": 2e-2}
+ALMOST_NONE = {"iters": 1, "learning_rate": 1e-9}
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +38,26 @@ def settings(defaults, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def first(defaults, tmp_path_factory):
-    """The adapter of a finished run in shared mode."""
-    output = tmp_path_factory.mktemp("first")
-    return trainer.train(TrainSettings(output=output, mode="shared", **defaults))
+def finished(defaults, tmp_path_factory):
+    """A function of settings: the adapter of a run with them."""
+
+    def make(**values):
+        output = tmp_path_factory.mktemp("run")
+        return trainer.train(TrainSettings(**{"output": output, **defaults, **values}))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shared(finished):
+    """The adapter of a run in shared mode."""
+    return finished(mode="shared")
+
+
+@pytest.fixture(scope="module")
+def lora(finished, data):
+    """LoRA that was trained alone."""
+    return finished(lora_alone=True, lora_rank=4, **LEARNS, valid_data=data)
 
 
 def log(output):
@@ -56,8 +77,7 @@ def stopped_at(step, chosen):
 
     with pytest.raises(StoppedError):
         trainer.train(chosen, on_step=stop)
-    chosen.resume = True
-    return chosen
+    return replace(chosen, resume=True)
 
 
 def read(adapter):
@@ -74,9 +94,14 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
-    chosen = settings(
-        mode=mode, iters=40, learning_rate=2e-2, valid_data=data, prompt_template="Do: {text}"
-    )
+    """How often it is right is counted for each source, too."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    named = settings().output.parent / "valid.jsonl"
+    sources = ["news:short", "news:long", "talks"]
+    lines = [json.dumps(row | {"source": sources[i % 3]}) + "\n" for i, row in enumerate(rows)]
+    named.write_text("".join(lines))
+    template = {"prompt_template": "Do: {text}"}
+    chosen = settings(mode=mode, **LEARNS, **template, valid_data=named)
     path = trainer.train(chosen)
     assert path == chosen.output / "adapter"
     lines = log(chosen.output)
@@ -84,122 +109,107 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
     held_out = lines[-1]["held_out"]
     assert len(held_out["streams"]) == 4
     assert 1 <= held_out["chain"] <= 5
-
     names = {"speculative_streaming.json", "speculative_streaming.safetensors"}
     if mode == "shared":
         names |= {"adapter_config.json", "adapter_model.safetensors"}
     assert {file.name for file in path.iterdir()} == names
     model = load_adapter(tied, path)
     assert model.config.prompt_template == "Do: {text}"
-    pairs = read_pairs(data)
-    items = tokenize(pairs, tiny_tokenizer(), "Do: {text}", 64)
-    again = trainer.evaluate(model, items, 8)
-    assert again.pop("streams") == pytest.approx(held_out.pop("streams"), abs=1e-6)
-    assert again == pytest.approx(held_out, abs=1e-6)
-
-
-def test_held_out_items_are_counted_by_their_source(first, tied, data):
-    model = load_adapter(tied, first)
-    items = tokenize(read_pairs(data), tiny_tokenizer(), "Do: {text}", 64)
-    sources = ["news:short", "news:long", "talks"]
-    named = [replace(item, source=sources[i % 3]) for i, item in enumerate(items)]
-    found = trainer.evaluate(model, named, 8)
-    by_source = found.pop("by_source")
-    for name, own in {"news": ("news:short", "news:long"), "talks": ("talks",)}.items():
-        expected = trainer.evaluate(model, items_of(named, own), 8)
-        assert flat(by_source.pop(name)) == pytest.approx(flat(expected), abs=1e-6)
-    assert not by_source
-    expected = trainer.evaluate(model, items, 8)
-    assert flat(found) == pytest.approx(flat(expected), abs=1e-6)
-
-
-def items_of(items, sources):
-    return [replace(item, source="") for item in items if item.source in sources]
+    _, items = training_run.load_items(chosen, "Do: {text}", VOCAB_SIZE)
+    assert set(held_out["by_source"]) == {"news", "talks"}
+    for name, part in ({"": held_out} | held_out["by_source"]).items():
+        own = [replace(item, source="") for item in items if item.source.startswith(name)]
+        assert flat(trainer.evaluate(model, own, 8)) == pytest.approx(flat(part), abs=1e-6)
 
 
 def flat(accuracy):
     return [accuracy["main"], *accuracy["streams"], accuracy["pruner"], accuracy["chain"]]
 
 
-@pytest.mark.parametrize("step", [1, 7])
-def test_resuming_equals_not_stopping(step, settings, first):
+SHARED, LORA = {"mode": "shared"}, {"lora_alone": True}
+
+
+@pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, SHARED), (7, LORA)])
+def test_resuming_equals_not_stopping(step, values, settings, shared, finished):
     """Also where it stopped before its first checkpoint."""
-    parts = stopped_at(step, settings(mode="shared", save_every=5))
-    assert_same(read(trainer.train(parts)), read(first))
+    whole = shared if "mode" in values else finished(**values)
+    parts = stopped_at(step, settings(**values, save_every=5))
+    assert_same(read(trainer.train(parts)), read(whole))
     losses = {line["step"]: line["loss"] for line in log(parts.output)}
-    assert losses == {line["step"]: line["loss"] for line in log(first.parent)}
+    assert losses == {line["step"]: line["loss"] for line in log(whole.parent)}
 
 
-PLAIN = {"stream_head": "plain"}
-CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
-HEAD = {"streams.head.down.weight", "streams.head.biases", "streams.head.up.weight"}
-
-
-@pytest.fixture(scope="module")
-def plain(defaults, tmp_path_factory):
-    """A function of a mode: the adapter of a run with plain heads."""
-
-    @cache
-    def make(mode):
-        output = tmp_path_factory.mktemp("plain")
-        return trainer.train(TrainSettings(output=output, mode=mode, **PLAIN, **defaults))
-
-    return make
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_the_head_alone_learns_on_streams_that_stay(settings, plain, tied, mode, tmp_path):
-    """From their own loss on; and a run that stopped goes on without their directory."""
-    first = shutil.copytree(plain(mode), tmp_path / "first")
-    expected = read(first)
-    going_on, losses = [], []
-    shared = {"mode": mode, "init_adapter": first, "iters": 1, "learning_rate": 1e-9}
-    for name, fields in (("plain", PLAIN), ("conditioned", CONDITIONED)):
-        chosen = settings(output=tmp_path / name, **shared, **fields)
-        trainer.train(chosen, lambda _, figures: going_on.append(figures["per_stream"]))
-    alone = {"mode": mode, "init_adapter": first, "train": "head", "learning_rate": 2e-2}
-    chosen = settings(output=tmp_path / "head", **alone, **CONDITIONED)
-    whole = trainer.train(chosen, lambda _, figures: losses.append(figures))
-    assert going_on[1] == pytest.approx(going_on[0], rel=1e-4)
-    assert losses[0]["per_stream"][1:] == pytest.approx(going_on[0][1:], rel=1e-4)
-    assert losses[0]["per_stream"][0] == losses[0]["pruner"] == 0
-    assert losses[-1]["loss"] < 0.9 * losses[0]["loss"]
-    found = read(whole)
-    assert found.keys() - expected.keys() == HEAD
-    assert_same({name: found[name] for name in expected}, expected)
-    assert load_adapter(tied, whole).config.stream_head_rank == 6
-    parts = stopped_at(7, settings(output=tmp_path / "parts", save_every=5, **alone, **CONDITIONED))
-    first.rename(tmp_path / "gone")
-    assert_same(read(trainer.train(parts)), found)
-
-
-def test_a_conditioned_adapter_goes_on(settings, plain, tmp_path):
-    """With all that it has, or with its head alone; without its head it is refused."""
-    learns = {"iters": 40, "learning_rate": 2e-2, "valid_data": settings().data}
-    chosen = settings(output=tmp_path / "a", **learns, **CONDITIONED)
-    first = trainer.train(chosen)
-    chain = log(tmp_path / "a")[-1]["held_out"]["chain"]
+def test_an_adapter_goes_on(settings, finished, data):
+    """With all that it has; a plain head becomes a conditioned one, which is not given up."""
+    with_data = {"valid_data": data}
+    plain = finished(mode="shared", **PLAIN)
+    losses = []
+    for head in (PLAIN, CONDITIONED):
+        output = settings().output.with_name(head["stream_head"])
+        chosen = settings(output=output, mode="shared", init_adapter=plain, **ALMOST_NONE, **head)
+        path = trainer.train(chosen, lambda _, figures: losses.append(figures["per_stream"]))
+        found = read(path)
+        for name, tensor in read(plain).items():
+            torch.testing.assert_close(found[name], tensor, atol=1e-7, rtol=0)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert found["streams.head.biases"].shape == (4, 6)
+    first = finished(**LEARNS, **with_data, **CONDITIONED, prompt_template="Do: {text}")
+    chain = log(first.parent)[-1]["held_out"]["chain"]
     assert chain > 1.5
-    before = read(first)
-    for part in ("all", "head"):
-        still = learns | {"iters": 1, "learning_rate": 1e-9, "train": part}
-        again = settings(output=tmp_path / part, init_adapter=first, **still, **CONDITIONED)
-        after = read(trainer.train(again))
-        assert log(tmp_path / part)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
-        for name, tensor in before.items():
-            torch.testing.assert_close(after[name], tensor, atol=1e-7, rtol=0)
-    assert before["streams.head.up.weight"].any()
-    with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
-        trainer.train(settings(init_adapter=first, **PLAIN))
-    with pytest.raises(UserError, match=r"head\.biases has shape \(4, 6\), expected \(4, 7\)"):
-        trainer.train(settings(init_adapter=first, **CONDITIONED | {"stream_head_rank": 7}))
+    again = settings(init_adapter=first, **ALMOST_NONE, **with_data)  # of the adapter's shape
+    trainer.train(again)
+    assert log(again.output)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
+    for values, sentence in (
+        (PLAIN, "stream_head is 'conditioned', expected 'plain' as in this run"),
+        ({"stream_head_rank": 7}, "stream_head_rank is 7, expected none: .* has 6"),
+        ({"mode": "shared"}, "mode is 'lossless', expected 'shared' as in this run"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            trainer.train(
+                settings(output=again.output.with_name("x"), init_adapter=first, **values)
+            )
 
 
-def test_parts_learn_at_their_own_rates(settings, first, tied):
+def test_lora_alone_is_what_peft_reads(lora, tied):
+    lines = log(lora.parent)
+    assert lines[39]["loss"] < 0.5 * lines[0]["loss"]
+    assert lines[-1]["held_out"]["main"] > 0.5
+    tuned = PeftModel.from_pretrained(load_base(tied), lora)
+    batch = tiny_batch(vocab=VOCAB_SIZE)
+    labels = batch.tokens.clone()
+    for row, start, length in zip(labels, batch.stream_from, batch.lengths, strict=True):
+        row[:start] = row[length:] = -100
+    rows, targets = trainer.answer_rows(tuned.get_base_model(), batch)
+    logits = tuned.get_base_model().get_output_embeddings()(rows)
+    found = torch.nn.functional.cross_entropy(logits, targets)
+    torch.testing.assert_close(found, tuned(batch.tokens, labels=labels).loss)
+
+
+def test_lossless_streams_for_lora_leave_it_as_it_is(settings, lora, tied, tmp_path):
+    """Its dropout drops nothing, and the streams go on from there."""
+    config = json.loads((lora / "adapter_config.json").read_text())
+    dropping = shutil.copytree(lora, tmp_path / "dropping")
+    (dropping / "adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.5}))
+    losses, expected = [], load_file(lora / "adapter_model.safetensors")
+    chosen = settings(init_adapter=dropping, iters=20, learning_rate=2e-2)
+    path = trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
+    assert losses[-1] < 0.8 * losses[0]
+    assert_same(load_file(path / "adapter_model.safetensors"), expected)
+    model, batch = load_adapter(tied, path), tiny_batch(vocab=VOCAB_SIZE)
+    assert model.config.mode == "lossless"
+    with torch.no_grad():
+        logits = model(batch.tokens, batch.stream_from, batch.lengths).main_logits
+        alone = PeftModel.from_pretrained(load_base(tied), lora)(batch.tokens).logits
+    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
+    again = trainer.train(settings(output=tmp_path / "again", init_adapter=path, iters=1))
+    assert_same(load_file(again / "adapter_model.safetensors"), expected)
+
+
+def test_parts_learn_at_their_own_rates(settings, shared, tied):
     """Adam's first step is the learning rate long, whatever the gradient."""
     rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
-    chosen = settings(mode="shared", iters=1, init_adapter=first, **rates)
-    before, after = (load_adapter(tied, d).state_dict() for d in (first, trainer.train(chosen)))
+    chosen = settings(mode="shared", iters=1, init_adapter=shared, **rates)
+    before, after = (load_adapter(tied, d).state_dict() for d in (shared, trainer.train(chosen)))
     for name, rate in (("lora_B", 1e-4), ("pruner.up", 1e-3), ("streams.embeddings", 1e-2)):
         moved = [(after[n] - before[n]).abs().max().item() for n in before if name in n]
         assert max(moved) == pytest.approx(rate, rel=0.05), name
@@ -213,53 +223,17 @@ def test_time_limit_ends_the_run(settings):
     assert lines[-1]["seconds"] < 10
 
 
-def test_a_token_that_the_base_does_not_have(settings, monkeypatch):
-    """A tokenizer may hold more than the model does."""
-    monkeypatch.setattr(training_data, "tokenize", lambda *_: [Item([5, 10**6, 1], 1)])
-    with pytest.raises(UserError, match="holds token 1000000, the model's are 0 to"):
-        trainer.train(settings())
-    assert not settings().output.exists()
-
-
 @pytest.mark.parametrize("quick", [True, False])
 def test_bfloat16_is_the_default_where_it_is_quick(quick, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": quick})
     assert training_run.is_quick_in_bf16(torch.device("cpu")) is quick
 
 
-def test_items_are_tokenized_as_the_runtime_sees_them():
-    tokenizer = tiny_tokenizer()
-    (item,) = tokenize([Pair("noon", "the team")], tokenizer, "At: {text}", 100)
-    text = tokenizer.decode(item.tokens)
-    assert text == "<|user|>At: noon<|end|><|assistant|>the team<|end|>"
-    assert tokenizer.decode(item.tokens[item.stream_from :]) == "the team<|end|>"
-    (cut,) = tokenize([Pair("noon", "the team", cut=True)], tokenizer, "At: {text}", 100)
-    assert list(cut.tokens) == list(item.tokens)[:-1]
-    talk = Pair("noon", "the team", earlier=("when", "at five"), source="talks")
-    (later,) = tokenize([talk], tokenizer, "At: {text}", 100)
-    assert tokenizer.decode(later.tokens) == (
-        "<|user|>when<|end|><|assistant|>at five<|end|><|user|>At: noon<|end|>"
-        "<|assistant|>the team<|end|>"
-    )
-    assert (tokenizer.decode(later.tokens[later.stream_from :]), later.source) == (
-        "the team<|end|>",
-        "talks",
-    )
-    pairs = [Pair("noon", "the team"), Pair("noon " * 99, "no")]
-    assert len(tokenize(pairs, tokenizer, None, 60)) == 1
-    with pytest.raises(UserError, match="at most 5 tokens"):
-        tokenize([Pair("noon", "the team")], tokenizer, None, 5)
-
-
-def cli(*arguments):
-    return result_of(trainer.main, *arguments, hidden=True)
-
-
 def test_command_line(tied, data, tmp_path):
-    flags = ("--model", tied, "--data", data, "--output", tmp_path / "out", "--iters", 1)
-    shared = ("--mode", "shared", "--lora-targets", "q_proj,v_proj", "--lora-layers", 1)
-    plain = ("--stream-head", "plain")
-    result = cli(*flags, *shared, "--num-msa-layers", 1, "--no-bf16", *plain)
+    cli = partial(result_of, trainer.main, "--model", tied, "--data", data, hidden=True)
+    flags = ("--output", tmp_path / "out", "--iters", 1)
+    small = ("--mode", "shared", "--lora-targets", "q_proj,v_proj", "--lora-layers", 1)
+    result = cli(*flags, *small, "--num-msa-layers", 1, "--no-bf16", "--stream-head", "plain")
     assert result.exit_code == 0, result.output
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
@@ -271,22 +245,23 @@ def test_command_line(tied, data, tmp_path):
 
 
 NOWHERE = Path("/nowhere")
-HEAD_ALONE = {"train": "head", "stream_head": "conditioned"}
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"model": NOWHERE}, "model directory /nowhere does not exist"),
-        ({"lora_rank": 4}, "lora_rank is for shared mode"),
-        ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x'"),
+        ({"lora_rank": 4}, "lora_rank is for new LoRA, in shared mode or with lora_alone"),
+        ({"lora_alone": True, "init_adapter": NOWHERE}, "lora_alone and init_adapter were both"),
+        ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x', expected"),
         ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
+        ({"lora_alone": True, "learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"draft_vocabulary": 10**6}, "draft_vocabulary is 1000000, expected at most the base's"),
         ({"epochs": 1}, "iters and epochs were both given"),
+        ({"dtype": "float16"}, "dtype is 'float16', expected 'float32' or 'bfloat16'"),
+        ({"dtype": "bfloat16", "bf16": False}, "dtype is 'bfloat16' and bf16 is off"),
         ({**PLAIN, "stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
         ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
-        ({**PLAIN, "train": "head"}, "train is 'head' with stream_head 'plain', expected 'cond"),
-        (HEAD_ALONE, "train is 'head' without init_adapter, expected the adapter whose streams"),
-        ({**HEAD_ALONE, "init_adapter": NOWHERE, "alpha_main": 1.0}, "alpha_main is 1.0 with trai"),
         ({"resume": True}, "nothing to resume"),
     ],
 )
@@ -296,31 +271,18 @@ def test_bad_input_is_one_sentence(settings, values, sentence):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("left", ["adapter", "checkpoint.pt", "log.jsonl"])
-def test_an_earlier_run_is_kept(left, settings):
-    chosen = settings(iters=1)
-    trainer.train(chosen)
-    for path in chosen.output.iterdir():
-        if path.name != left:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    before = [path.stat() for path in chosen.output.rglob("*")]
-    with pytest.raises(UserError) as caught:
-        trainer.train(chosen)
-    assert str(caught.value) == (
-        f"{chosen.output} holds {left} of an earlier run, expected --resume to continue it or "
-        "another --output"
-    )
-    assert [path.stat() for path in chosen.output.rglob("*")] == before
-
-
-def test_resume_refuses_other_settings_and_damage(settings):
-    trainer.train(settings(iters=2))
-    with pytest.raises(UserError, match="seed was '0', expected '1' as in this run"):
-        trainer.train(settings(iters=2, seed=1, resume=True))
-    checkpoint = settings().output / "checkpoint.pt"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(UserError, match="is not a readable checkpoint"):
-        trainer.train(settings(iters=2, resume=True))
+def test_an_earlier_run_is_kept(settings, finished, tmp_path):
+    output = finished(iters=1).parent
+    for left in ("adapter", "checkpoint.pt", "log.jsonl"):
+        alone = tmp_path / left / left
+        copy = shutil.copytree if (output / left).is_dir() else shutil.copy
+        alone.parent.mkdir()
+        copy(output / left, alone)
+        before = [path.stat() for path in alone.parent.rglob("*")]
+        sentence = f"{alone.parent} holds {left} of an earlier run, expected --resume to continue"
+        with pytest.raises(UserError, match=sentence):
+            trainer.train(settings(iters=1, output=alone.parent))
+        assert [path.stat() for path in alone.parent.rglob("*")] == before
 
 
 def first_of(state):
@@ -331,6 +293,7 @@ DAMAGES = {
     "step is 'x', expected": lambda s: s.update(step="x"),
     "seconds is nan": lambda s: s.update(seconds=float("nan")),
     "readable checkpoint: ": lambda s: s.update(settings=3),
+    "seed was '1', expected '0' as in": lambda s: s["settings"].update(seed="1"),
     r"has shape \(1,\), expected": lambda s: s["weights"].update({first_of(s): torch.zeros(1)}),
     "has no tensor ": lambda s: s["weights"].pop(first_of(s)),
     "fit this run: AttributeError": lambda s: s["weights"].update({first_of(s): 3}),
@@ -355,3 +318,6 @@ def test_a_damaged_checkpoint(sentence, stopped, tmp_path):
     with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):
         trainer.train(replace(stopped, output=tmp_path))
     assert not (tmp_path / "adapter").exists()
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK")
+    with pytest.raises(UserError, match="is not a readable checkpoint"):
+        trainer.train(replace(stopped, output=tmp_path))

@@ -3,8 +3,7 @@
 import pytest
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.train.settings import TrainSettings
-from specstream_mlx.train.stream_settings import LearningRates, StreamSettings
+from specstream_mlx.train.settings import LearningRates, StreamSettings, TrainSettings
 
 
 def config(hidden_size=512, **values):

@@ -1,16 +1,18 @@
-"""Prompts that a model asks itself: where its draws begin and end, which are kept, and resuming."""
+"""Prompts that a base answers, or draws itself: which are taken, and resuming."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from asking_base import WORDS, asking_base
-from command_line import refusal, run
+from command_line import run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_config, tiny_tokenizer
 
 from specstream_mlx import UserError, load
+from specstream_mlx.prompts import chat_prompt, check_prompt
 from specstream_mlx.train import self_prompts
-from specstream_mlx.train.distil import read_prompts
+from specstream_mlx.train.distil import Answering, fitting, read_prompts
 from specstream_mlx.train.self_prompts import Asking, ask_itself, fault_of, turn_of
 
 
@@ -175,15 +177,19 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     assert "The base answers 6 prompts; 6 are answered" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--num-prompts", 9), "--num-prompts was given without --prompts self"),
-        (("--prompts", "./self", "--prompt-script", "any"), "--prompt-script was given without"),
-        (("--data", ".", "--answers-only"), "--data and --answers-only were both given"),
-        (("--num-prompts", 1), "found '1', expected an integer of at least 2"),
-    ],
-)
-def test_settings_that_do_not_go_together(flags, sentence, base, tmp_path):
-    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out", *flags)
-    assert sentence in refusal(run(*flags))
+@pytest.mark.parametrize("scaled", [False, True])
+def test_prompts_are_as_long_as_the_context_is_with_its_scaling(scaled):
+    """YaRN reaches beyond ``max_position_embeddings`` where that is the original length."""
+    config = tiny_llama_config(max_position_embeddings=32)
+    if scaled:
+        config["rope_scaling"] = {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+        }  # fmt: skip
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    prompts = ["a", "b c d " * 8, "e f g " * 99]
+    lengths = [len(chat_prompt(tokenizer, prompt)) for prompt in prompts]
+    assert lengths[0] < 32 < lengths[1] < 128 < lengths[2]
+    found = fitting(SimpleNamespace(config=config), tokenizer, prompts, Answering(), 512)
+    assert found == prompts[: 1 + scaled]
+    for prompt in found:  # what generation reads
+        check_prompt(chat_prompt(tokenizer, prompt), config)
