@@ -26,13 +26,13 @@ from ..files import append, other_file, reason, staged_directory
 from .checkpoint import Checkpoint
 from .data import Split
 from .forward import StreamForward
-from .items import Batches, Item
+from .items import Batches, Item, most_frequent
 from .loss import n_gram_loss
 from .optimizer import clipped, optimizer_of
 from .parameters import Trained, is_of_streams
 from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings, default_alphas
-from .start import Start, set_vocabulary
+from .start import Start
 from .validation import Validation, validate
 
 _MOST_ITERATIONS = 1 << 31
@@ -92,7 +92,8 @@ class Run:
         self.best = self.directory / "best.safetensors"
         self._start, streams, vocab_size = start, start.streams, start.base.config["vocab_size"]
         if start.chooses_vocabulary:
-            set_vocabulary(streams, train.items, vocab_size)
+            ids = most_frequent(train.items, streams.config.draft_vocabulary, vocab_size)
+            streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
         self.trained = Trained(start.model, streams)
         parameters = self.trained.trainable_parameters()
         if not tree_flatten(parameters):
@@ -234,7 +235,7 @@ class Run:
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         exits = bool(self._start.streams.config.pruner_rank)
-        step = sequences_of(items, self._alphas, self.settings.segment, exits, self._places)
+        step = sequences_of(items, self._alphas, exits=exits, places=self._places)
         self._start.model.train()
         mx.random.seed(self.settings.seed * _MOST_ITERATIONS + self.progress.iterations)
         parameters = self.trained.trainable_parameters()
@@ -286,7 +287,7 @@ class Run:
     def validation(self) -> Validation:
         """Validate the streams as they are now."""
         self._start.model.eval()
-        return validate(self._forward, self._valid, self._alphas, self.settings.segment)
+        return validate(self._forward, self._valid, self._alphas)
 
     def _validate(self, callback: TrainingCallback) -> None:
         if not self._valid:

@@ -333,7 +333,6 @@ class TrainSettings(StreamSettings):
         "mlx_lm's rank, scale, dropout and keys, in shared mode.",
         hidden=True,
     )
-    segment: int = _hidden(8, integer(1), "Positions whose streams are computed together.")
     grad_checkpoint: bool = option(False, FLAG, "Less memory, for more time.")
     clear_cache_threshold: int = _hidden(
         0, integer(0), "Bytes of MLX's cache above which it is cleared."

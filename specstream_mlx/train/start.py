@@ -1,6 +1,5 @@
 """The start of a run: the base, with LoRA where there is to be any, and untrained streams."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -14,7 +13,6 @@ from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.streams import Streams
 from ..models.twin import twin
-from .items import Item, most_frequent
 from .parameters import initial_streams
 from .settings import TrainSettings
 
@@ -28,7 +26,7 @@ class Start:
         tokenizer: the base's tokenizer.
         streams: untrained streams, or those of ``init_adapter``.
         lora: LoRA on the base; its tensors only where they stay as they are.
-        chooses_vocabulary: whether the data give a draft vocabulary (``set_vocabulary``).
+        chooses_vocabulary: whether the data give a draft vocabulary.
         frozen_lora: digest of LoRA that stays as it is; ``None`` where there is none.
     """
 
@@ -130,12 +128,6 @@ def _put_lora(settings: TrainSettings, model: nn.Module, adapter: Adapter | None
             f"LoRA's keys name {outside[0].rpartition('.')[0]}, expected modules of layers alone"
         )
     return LoraPart({}, parameters, count)
-
-
-def set_vocabulary(streams: Streams, items: Sequence[Item], vocab_size: int) -> None:
-    """Let streams with a draft vocabulary draft the most frequent tokens of these items."""
-    ids = most_frequent(items, streams.config.draft_vocabulary, vocab_size)
-    streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
 
 
 def _trainable(tensor: mx.array) -> mx.array:

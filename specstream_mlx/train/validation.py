@@ -33,14 +33,13 @@ def validate(
     forward: StreamForward,
     batches: Sequence[Sequence[Item]],
     alphas: Sequence[float],
-    segment: int,
 ) -> Validation:
-    """Validate on at least one batch; the weights of Eq. 6 and segments as in ``sequences_of``."""
+    """Validate on at least one batch, with the weights of Eq. 6, the main stream's first."""
     rows = len(alphas)
     losses, right, counts = np.zeros(rows), np.zeros(rows), np.zeros(rows)
     tokens = steps = 0
     for items in batches:
-        sequences, scored = sequences_of(items, [1.0] * rows, segment, exits=False)
+        sequences, scored = sequences_of(items, [1.0] * rows, exits=False)
         read = predicting(forward, sequences, forward(sequences))
         read = read.reshape(-1, read.shape[-1])[scored.rows]
         correct, lost = _scores(forward, read, scored)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tiny_models import VOCAB_SIZE, tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, VOCAB_SIZE, tiny_tokenizer
 
 from specstream_mlx import UserError
 from specstream_mlx.train.data import read_split
@@ -44,34 +44,42 @@ def read(tmp_path):
     return read
 
 
+FORGETS = (  # what was thought before noon
+    "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TALK = {"prompt": "noon", "completion": "the team", "earlier": ["when", "at five"]}
+TURNS = "<|user|>when<|end|><|assistant|>at five<|end|><|user|>At: noon<|end|><|assistant|>"
+THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
+
+
 @pytest.mark.parametrize(
-    ("row", "template", "prompt", "answer"),
+    ("row", "chat", "template", "prompt", "answer"),
     [
-        (PAIR, None, TURN, "the report<|end|>"),
-        (CHAT, None, TURN, "the report<|end|>"),
-        (PAIR, "please {text}", TURN.replace("check", "please check"), "the report<|end|>"),
-        ({**PAIR, "finish_reason": "length"}, None, TURN, "the report"),
+        (PAIR, CHAT_TEMPLATE, None, TURN, "the report<|end|>"),
+        (CHAT, CHAT_TEMPLATE, None, TURN, "the report<|end|>"),
+        (
+            PAIR,
+            CHAT_TEMPLATE,
+            "At: {text}",
+            TURN.replace("check", "At: check"),
+            "the report<|end|>",
+        ),
+        ({**PAIR, "finish_reason": "length"}, CHAT_TEMPLATE, None, TURN, "the report"),
+        (TALK, CHAT_TEMPLATE, "At: {text}", TURNS, "the team<|end|>"),
+        (THOUGHT, FORGETS, None, "<|user|>check<|end|><|assistant|>", "noon the report<|end|>"),
+        (PAIR, None, None, "check the numbers", "the report<|end|>"),
+        ({"text": "the team"}, CHAT_TEMPLATE, None, "", "the team<|end|>"),
     ],
 )
-def test_prompt_and_completion_are_as_they_are_decoded(
-    row, template, prompt, answer, read, tokenizer
-):
-    """An answer that was cut has no end."""
-    (item,) = read([row], tokenizer, template=template).items
-    assert tokenizer.decode(item.tokens[: item.stream_from]) == prompt
-    assert tokenizer.decode(item.tokens[item.stream_from :]) == answer
-
-
-def test_own_answers_follow_the_prompt_as_they_were_written(read):
-    """Whatever the template makes of an earlier answer: this one drops what was thought."""
-    tokenizer = with_template(
-        "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    row = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
-    (item,) = read([row], tokenizer).items
-    assert tokenizer.decode(item.tokens[item.stream_from :]) == "noon the report<|end|>"
-    assert tokenizer.decode(item.tokens[: item.stream_from]).endswith("<|assistant|>")
+def test_prompt_and_completion_are_as_they_are_decoded(row, chat, template, prompt, answer, read):
+    """An answer that was cut has no end, and one of the base's own is as it was written."""
+    tokenizer = with_template(chat)
+    (item,) = read([row | {"source": "news"}], tokenizer, template=template).items
+    assert tokenizer.decode(item.tokens) == prompt + answer
+    start = item.stream_from
+    assert tokenizer.decode(item.tokens[:start]) == prompt if prompt else start == 1
+    assert item.source == "news"
 
 
 def test_own_answers_keep_their_tokens(read, tokenizer):
@@ -80,20 +88,6 @@ def test_own_answers_keep_their_tokens(read, tokenizer):
     row = {"prompt": "check", "completion": "team", "finish_reason": "stop", "tokens": letters}
     (item,) = read([row], tokenizer).items
     assert list(item.tokens[item.stream_from :]) == [*letters, tokenizer.eos_token_id]
-
-
-def test_without_a_chat_template(read):
-    bare = with_template(None)
-    (item,) = read([PAIR], bare).items
-    assert bare.decode(item.tokens) == "check the numbersthe report<|end|>"
-    with pytest.raises(UserError, match="has messages, and the tokenizer no chat template"):
-        read([CHAT], bare)
-
-
-def test_a_text_has_no_prompt(read, tokenizer):
-    (item,) = read([{"text": "the team"}], tokenizer).items
-    assert item.stream_from == 1
-    assert tokenizer.decode(item.tokens) == "the team<|end|>"
 
 
 def test_long_sequences_are_left_out(read, tokenizer):
@@ -113,6 +107,7 @@ def test_long_sequences_are_left_out(read, tokenizer):
         ([[1]], r"line 1 is \[1\], expected a prompt and a completion, messages of which"),
         ([{"messages": CHAT["messages"][:1]}], "line 1 is "),
         ([{**ANSWER, "tokens": ["x"]}], "line 1 is "),
+        ([{**TALK, "earlier": ["when"]}], "line 1 is "),
         ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], f"line 2 holds token {VOCAB_SIZE}, the model"),
         ([{**ANSWER, "tokens": [10**30]}], f"line 1 holds token {10**30}, the model's are 0 to"),
         ([{**PAIR, "completion": "noon " * 90}], "has no sequence of at most 50 tokens with"),
@@ -124,6 +119,8 @@ def test_bad_lines(rows, sentence, read, tokenizer):
 
 
 def test_what_does_not_go_together(read, tokenizer, tmp_path):
+    with pytest.raises(UserError, match="has messages, and the tokenizer no chat template"):
+        read([CHAT], with_template(None))
     with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
         read([CHAT], tokenizer, template="please {text}")
     with pytest.raises(UserError, match=r"line 1 holds token .*, the model's are 0 to 4"):
