@@ -18,7 +18,8 @@ from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.items import Batches, Item
-from specstream_mlx.train.settings import check_identity, warm_up_updates
+from specstream_mlx.train.optimizer import warm_up_updates
+from specstream_mlx.train.settings import check_identity
 
 from .losses import Batch
 from .training_settings import RunSettings

@@ -10,7 +10,6 @@ from mlx_lm.tuner.utils import build_schedule
 
 from ..errors import UserError, shown
 from ..files import reason
-from .settings import TrainSettings, warm_up_updates
 
 Schedule = Callable[[mx.array], mx.array]
 """From the number of updates done to a learning rate."""
@@ -33,6 +32,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 _EMBEDDINGS = "streams.streams.embeddings"
 """Their name in ``Trained``."""
+
+
+def warm_up_updates(updates: int | None) -> int:
+    """Return in how many updates of a run the rates rise; ``None``: a time limit ends it."""
+    return 20 if updates is None else max(1, round(0.03 * updates))
 
 
 def warm_up_and_fall(peak: float, updates: int) -> Schedule:
@@ -78,26 +82,17 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimizer:
-    """Make the optimizers of streams, of their embeddings and of LoRA, in this order.
+def optimizers(
+    kind: str, options: Mapping[str, Any], streams: Schedule, embeddings: Schedule, lora: Schedule
+) -> optim.MultiOptimizer:
+    """Make the optimizers of streams, of their embeddings and of LoRA, each by its schedule.
 
     The streams' embeddings must grow to the size of the hidden state that they are added to, and
     new weights may move faster than LoRA on a trained base.
     """
-    peaks = settings.learning_rates(hidden_size)
-    schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
-    if settings.lr_schedule is not None:
-        schedule, unit = schedule_of(settings.lr_schedule, settings.updates), peaks.lora
-    same = settings.lr_schedule is not None and settings.learning_rate is None
-    kind = settings.optimizer
-    options = optimizer_options(kind, settings.optimizer_config.get(kind, {}))
-
-    def at(peak: float) -> Any:
-        factor = 1.0 if same else peak / unit
-        return KINDS[kind](learning_rate=lambda step: factor * schedule(step), **options)
-
+    arguments = optimizer_options(kind, options)
     return optim.MultiOptimizer(
-        [at(peaks.streams), at(peaks.embeddings), at(peaks.lora)],
+        [KINDS[kind](learning_rate=own, **arguments) for own in (streams, embeddings, lora)],
         [
             lambda name, _: name.startswith("streams.") and name != _EMBEDDINGS,
             lambda name, _: name == _EMBEDDINGS,

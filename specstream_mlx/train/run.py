@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.optimizers import MultiOptimizer
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.tuner.callbacks import TrainingCallback
 
@@ -28,7 +29,7 @@ from .data import Split
 from .forward import StreamForward
 from .items import Batches, Item, most_frequent
 from .loss import n_gram_loss
-from .optimizer import clipped, optimizer_of
+from .optimizer import Schedule, clipped, optimizers, schedule_of, warm_up_and_fall
 from .parameters import Trained, is_of_streams
 from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings, default_alphas
@@ -314,6 +315,22 @@ class Run:
 
     def _log(self, figures: dict[str, Any]) -> None:
         append(self.log, json.dumps(figures) + "\n")
+
+
+def optimizer_of(settings: TrainSettings, hidden_size: int) -> MultiOptimizer:
+    """Make the optimizer of a run on a base with such hidden states."""
+    peaks, given = settings.learning_rates(hidden_size), settings.lr_schedule
+    if given is None:
+        schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
+    else:
+        schedule, unit = schedule_of(given, settings.updates), peaks.lora
+
+    def at(peak: float) -> Schedule:
+        factor = 1.0 if given and settings.learning_rate is None else peak / unit
+        return lambda step: factor * schedule(step)
+
+    kind, rates = settings.optimizer, (peaks.streams, peaks.embeddings, peaks.lora)
+    return optimizers(kind, settings.optimizer_config.get(kind, {}), *map(at, rates))
 
 
 def run_directory(adapter_path: Path) -> Path:

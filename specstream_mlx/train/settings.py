@@ -55,11 +55,6 @@ class LearningRates:
     embeddings: float
 
 
-def warm_up_updates(updates: int | None) -> int:
-    """Return in how many updates of a run the rates rise; ``None``: a time limit ends it."""
-    return 20 if updates is None else max(1, round(0.03 * updates))
-
-
 def default_alphas(mode: str, num_streams: int) -> list[float]:
     """The weights of Eq. 6, the main stream's first: in lossless mode the base does not train."""
     main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)

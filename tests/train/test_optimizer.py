@@ -9,11 +9,11 @@ from specstream_mlx import UserError
 from specstream_mlx.train.optimizer import (
     KINDS,
     clipped,
-    optimizer_of,
     optimizer_options,
     schedule_of,
     warm_up_and_fall,
 )
+from specstream_mlx.train.run import optimizer_of
 from specstream_mlx.train.settings import TrainSettings
 
 NAMES = {
