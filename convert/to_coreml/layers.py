@@ -24,32 +24,20 @@ HIDDEN = -30000.0
 
 @dataclass(frozen=True)
 class Rows:
-    """The new rows of some layers of a function.
-
-    Attributes:
-        count: rows.
-        angles: (rows, d / 2) cosines and sines of the rotary embedding at their positions.
-        scaled: the same for queries, times the scale of scores.
-        committed: (1, 1, cache rows) mask of the cache, alike for all rows.
-        among: (1, rows, rows) mask of the new rows.
-        main: rows that stand for text, the first ones; streams follow.
-    """
+    """The new rows of some layers of a function: ``main`` that stand for text, then streams'."""
 
     count: int
-    angles: tuple[Var, Var]
-    scaled: tuple[Var, Var]
-    committed: Var
-    among: Var
+    angles: tuple[Var, Var]  # (rows, d / 2) cosines and sines of the rotary embedding
+    scaled: tuple[Var, Var]  # the same for queries, times the scale of scores
+    committed: Var  # (1, 1, cache rows) mask of the cache, alike for all rows
+    among: Var  # (1, rows, rows) mask of the new rows
     main: int
 
 
 class Network:
-    """A model's parts in MIL, within one function.
+    """The parts of an mlx-lm model in MIL, within one function; its adapter's LoRA is mounted.
 
-    Args:
-        model: an mlx-lm model of one of ``supported.FAMILIES``, with the adapter's LoRA mounted.
-        store: constants of the program.
-        adapter: name before the adapter's own constants.
+    The names of constants of the adapter begin with its name.
     """
 
     def __init__(self, model: nn.Module, store: Store, adapter: str):
@@ -166,8 +154,8 @@ class Network:
             number: of the layer.
             x: (rows, h).
             rows: the new rows.
-            caches: (layers * kv_heads, cache rows, d) keys and values of all layers.
-            streams: ``StreamRows``, whose rows follow the main ones, if there are any.
+            caches: keys and values of all layers, (layers * kv_heads, cache rows, d) each.
+            streams: ``StreamRows`` where there are some.
         """
         module, name = self.layers[number], f"model.layers.{number}"
         first, last = number * self.kv_heads, (number + 1) * self.kv_heads

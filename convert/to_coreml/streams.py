@@ -19,13 +19,7 @@ _EPSILON = 1e-6  # of the conditioned head's norm
 
 
 class StreamRows:
-    """The streams of every node of a tree, as rows that follow the nodes'.
-
-    Args:
-        network: within the function.
-        streams: of the adapter.
-        count: nodes.
-    """
+    """The streams of ``count`` nodes of a tree, as rows that follow the nodes'."""
 
     def __init__(self, network: Network, streams: Streams, count: int):
         self._network, self._streams, self._count = network, streams, count
@@ -97,13 +91,9 @@ class StreamRows:
 
 
 class Guessing:
-    """What the streams after one node guess, by name of output.
+    """What the streams of one node guess: k tokens after each of k paths.
 
-    Args:
-        network: within the function.
-        streams: of the adapter.
-        k: guesses after a path, and paths.
-        shortlists: as the ``Decoder``'s.
+    ``shortlists`` is as the ``Decoder``'s.
     """
 
     def __init__(self, network: Network, streams: Streams, k: int, shortlists: bool | None):

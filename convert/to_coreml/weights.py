@@ -37,19 +37,14 @@ _WORST = 0.25
 class Groups:
     """A quantized matrix as Core ML holds it: ``scale * (q - offset)``.
 
-    Attributes:
-        q: (out, in) int8, whose middle is 0 so that offsets are small and float16 is fine there.
-        scale: (out, groups) float16.
-        offset: (out, groups) int8, or float16 where one of them is no integer of the type.
-        bits: 4 or 8, of the type that is to hold q.
-        uneven: groups whose offset is no integer of the type.
+    The middle of q is 0, so that offsets are small and float16 is fine there.
     """
 
-    q: np.ndarray
-    scale: np.ndarray
-    offset: np.ndarray
-    bits: int
-    uneven: int
+    q: np.ndarray  # (out, in) int8
+    scale: np.ndarray  # (out, groups) float16
+    offset: np.ndarray  # (out, groups) int8, or float16 where one is no integer of the type
+    bits: int  # 4 or 8, of the type that is to hold q
+    uneven: int  # groups whose offset is no integer of the type
 
     def constant(self, name: str) -> Var:
         """The operation of this matrix."""

@@ -101,12 +101,7 @@ def bare(pair):
     ]
 
 
-PACKAGES = {
-    "lossless": lossless,
-    "shared": shared,
-    "conditioned": conditioned,
-    "bare": bare,
-}
+PACKAGES = {make.__name__: make for make in (lossless, shared, conditioned, bare)}
 
 
 def recording(name, directory):

@@ -11,45 +11,41 @@ from specstream_mlx.convert.to_coreml import executors
 from specstream_mlx import UserError
 
 
-class Compiled:
-    """A function of a compiled package, in the place of ``CompiledMLModel``."""
-
-    loaded: list = []  # noqa: RUF012
-
-    def __init__(self, path, units, name):
-        self._name = name
-        Compiled.loaded.append((path, units, name))
-
-    def make_state(self):
-        return {"made by": self._name}
-
-    def predict(self, data, state=None):
-        assert type(data) is dict
-        return {"name": self._name, "state": state, "data": data}
-
-
 @pytest.fixture
 def mac(monkeypatch):
-    Compiled.loaded = []
+    """The functions that are loaded, as (path, units, name)."""
+    loaded = []
+
+    class Compiled:
+        """A function of a compiled package, in the place of ``CompiledMLModel``."""
+
+        def __init__(self, *place):
+            loaded.append(place)
+            self._name = place[-1]
+
+        def make_state(self):
+            return {"made by": self._name}
+
+        def predict(self, data, state=None):
+            assert type(data) is dict
+            return {"name": self._name, "state": state, "data": data}
+
     monkeypatch.setattr(ct.models.utils, "compile_model", lambda path: f"{path}c")
     monkeypatch.setattr(ct.models, "CompiledMLModel", Compiled)
     monkeypatch.setattr(executors.platform, "system", lambda: "Darwin")
+    return loaded
 
 
 def test_functions_are_loaded_once_and_share_a_state(lossless, mac):
     core_ml = executors.executor_of(lossless.path)
     assert core_ml.title == "Core ML, cpuAndGPU"
-    state = core_ml.states()
-    inputs = {"length": np.zeros(1, np.int32)}
+    state, inputs = core_ml.states(), {"length": np.zeros(1, np.int32)}
     for name in ("one_prefill8", "one_step5", "one_prefill8", "one_step5"):
-        found = core_ml.call(name, inputs, state)
-        assert (found["name"], found["state"]) == (name, state)
-        assert found["data"] == inputs
+        assert core_ml.call(name, inputs, state) == {"name": name, "state": state, "data": inputs}
     assert core_ml.call("one_draft", inputs)["state"] is None
-    names = [name for *_, name in Compiled.loaded]
-    assert sorted(names) == sorted(set(names))
-    assert {path for path, *_ in Compiled.loaded} == {f"{lossless.path}c"}
-    assert {units for _, units, _ in Compiled.loaded} == {ct.ComputeUnit.CPU_AND_GPU}
+    assert len(mac) == len(set(mac))
+    places = {(path, units) for path, units, _ in mac}
+    assert places == {(f"{lossless.path}c", ct.ComputeUnit.CPU_AND_GPU)}
 
 
 def test_what_core_ml_refuses_is_one_sentence(lossless, mac, monkeypatch):
