@@ -13,10 +13,10 @@ from coremltools.converters.mil.mil import Function, Program, types
 from specstream_mlx.convert.to_coreml import weights
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.export import save
-from specstream_mlx.convert.to_coreml.weights import Store, constant, encode, rows_of, unpacked
+from specstream_mlx.convert.to_coreml.weights import Store, constant, encode, rows_of
 
 GROUP = 32
-BITS = [(2, 4), (4, 4), (5, 8), (8, 8)]  # and those of the type that holds them
+BITS = [(2, 4), (3, 4), (4, 4), (5, 8), (6, 8), (8, 8)]  # and those of the type that holds them
 
 
 def purpose_made(*kinds, seed=0):
@@ -59,15 +59,6 @@ def decoded(groups):
     """(out, in) what Core ML makes of them."""
     scale, offset = (np.repeat(a.astype(float), GROUP, 1) for a in (groups.scale, groups.offset))
     return scale * (groups.q - offset)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_unpacked_integers_are_mlxs(bits):
-    module = quantized(purpose_made(*["usual"] * 6), bits)
-    q = unpacked(module)
-    scale, bias = (np.repeat(np.array(a), GROUP, 1) for a in (module.scales, module.biases))
-    assert np.abs(scale * q + bias - own(module)).max() < 1e-6
-    assert q.max() < 2**bits
 
 
 def off_in_steps(groups, module):
