@@ -1,6 +1,6 @@
 """What the demonstration model's streams learn from: its own answers, and those of its adapters.
 
-The base is asked what it draws as its user's words: freely; behind the first words of prompts of
+The base is asked what it draws as its user's words: freely; after the first words of prompts of
 general use, which are more various; and about passages, which are earlier answers, since a text to
 summarize or to be asked about is longer than a draw. All of it goes on where it was stopped.
 """
@@ -145,7 +145,7 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
 
 
 def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
-    """What the base draws, freely and behind openings."""
+    """What the base draws, freely and after openings."""
     rng = random.Random(seed)
     openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in read_prompts(SHIPPED)]
     opened = round(_SHARE_WITH_OPENING * draws)

@@ -1,6 +1,6 @@
 """Multi-stream attention (arXiv 2402.11131, Eq. 2 and 3) and the positions it runs at.
 
-Shapes: B sequences of T tokens, C positions with streams, gamma streams beside each, Hq query and
+Shapes: B sequences of T tokens, C positions with streams, gamma streams at each, Hq query and
 Hkv key-value heads of size d.
 """
 
@@ -71,9 +71,9 @@ class Scoring:
 
     def hides(self, positions: Tensor, length: int) -> Tensor:
         """The main rows (..., length) that rows at ``positions`` (...) do not see, as bool."""
-        behind = positions[..., None] - torch.arange(length, device=positions.device)
-        hidden = behind < 0
-        return hidden if self.window is None else hidden | (behind >= self.window)
+        back = positions[..., None] - torch.arange(length, device=positions.device)
+        hidden = back < 0
+        return hidden if self.window is None else hidden | (back >= self.window)
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
@@ -146,8 +146,8 @@ def stream_attention(
 ) -> Tensor:
     """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
 
-    Stream j attends to the main keys that its main row sees and to the streams 1 to j beside it; a
-    main row attends to the main keys and to all streams beside it. One softmax runs over all
+    Stream j attends to the main keys that its main row sees and to the streams 1 to j of it; a
+    main row attends to the main keys and to all of its streams. One softmax runs over all
     blocks of scores; streams of other positions are never scored.
 
     Args:

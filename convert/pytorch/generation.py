@@ -29,7 +29,7 @@ TOKENS_AT_ONCE = 1 << 13
 """Of the texts that a CPU writes at once, prompts included."""
 _SHARE = 8
 """A GPU's KV caches may take one part in so many of its free memory, and logits another: other
-processes may run beside this one, and products and copies need theirs."""
+processes may run with this one, and products and copies need theirs."""
 
 _ROOM = 256
 """Tokens that a layer's keys and values get room for."""
@@ -193,7 +193,7 @@ class Writer:
         sampled: bool,
         top_p: float = _TOP_P,
     ) -> list[tuple[list[int], bool]]:
-        """The tokens behind each prompt, and whether they ended; similar lengths go together."""
+        """The tokens after each prompt, and whether they ended; similar lengths go together."""
         drawing = {"do_sample": True, "temperature": 1.0, "top_p": top_p, "top_k": 0}
         padding = min(ends)
         generation = GenerationConfig(

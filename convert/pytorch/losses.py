@@ -114,7 +114,7 @@ def head_cross_entropy(
 def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float]) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Stream 0 is the main stream. Streams run beside the last prompt token and every completion token
+    Stream 0 is the main stream. Streams run at the last prompt token and every completion token
     but the last. Each term is the mean over those of its targets that lie within the sequence and,
     of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
     A conditioned head is given the true tokens before.

@@ -1,7 +1,7 @@
 """Speculative Streaming in PyTorch (arXiv 2402.11131): what the MLX runtime must reproduce.
 
 A row at absolute position p holds token x_p. The main stream predicts x_{p+1}; stream j of
-1..gamma starts beside it at layer ``N - N_s`` (Eq. 4) and predicts x_{p+1+j}; its RoPE position is
+1..gamma starts from it at layer ``N - N_s`` (Eq. 4) and predicts x_{p+1+j}; its RoPE position is
 p + j. Shapes below: B sequences of T tokens, C positions with streams, h hidden size, d head size.
 """
 
@@ -34,7 +34,7 @@ _EPSILON = 1e-6  # of the RMS norm without weights; specstream_mlx/models/stream
 
 
 class LowRank(nn.Module):
-    """The linear map ``up(down(x))`` of a given rank: no bias, no activation."""
+    """The linear map ``up(down(x))`` of some rank: no bias, no activation."""
 
     def __init__(self, hidden_size: int, rank: int, *, start_at_zero: bool) -> None:
         super().__init__()
@@ -383,20 +383,20 @@ class SpeculativeStreamingModel(nn.Module):
             keys, values: (B, Hkv, T, d) of the main stream.
             main_sees_streams: Eq. 3, shared mode.
             streams: before the layer.
-            own_queries: (B, C, Hq, d) of the main rows beside the streams, where these select keys
+            own_queries: (B, C, Hq, d) of the main rows of the streams, where these select keys
                 or the main stream sees its streams.
             positions: (B, C) int64, where the streams are.
 
         Returns:
-            The streams after it, and the attention output (B, C, Hq, d) of the main rows beside
-            them, if they see their streams.
+            The streams after it, and the attention output (B, C, Hq, d) of their main rows, if
+            these see their streams.
         """
         config, own = self.config, None
         by_row = streams.shape[1:3]
         steps = torch.arange(1, config.num_streams + 1, device=streams.device)
         if rope is not None:
-            beside = (positions[:, :, None] + steps).flatten(1)
-            rope = tuple(table[0][beside] for table in rope)
+            places = (positions[:, :, None] + steps).flatten(1)
+            rope = tuple(table[0][places] for table in rope)
 
         def attend(
             queries: Tensor, stream_keys: Tensor, stream_values: Tensor, scoring: Scoring

@@ -40,7 +40,7 @@ class Trained:
     Attributes:
         weights: by name.
         rates: their names by the peak of their learning rate.
-        peak: that peak which the log tells of.
+        peak: that peak that the log has.
         apart: those whose gradients are clipped apart from the others'.
     """
 

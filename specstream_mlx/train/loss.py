@@ -117,8 +117,8 @@ def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> 
     """Return the LM head's input rows (B, C, 1 + gamma, h), the main stream's first."""
     head, streams = forward.streams.head, hidden.streams
     if head is not None:
-        beside = sequences.positions.reshape(len(sequences.tokens), -1)
-        places = beside[..., None] + mx.arange(1, streams.shape[2] + 1)
+        positions = sequences.positions.reshape(len(sequences.tokens), -1)
+        places = positions[..., None] + mx.arange(1, streams.shape[2] + 1)
         places = mx.minimum(places, sequences.tokens.shape[1] - 1)
         before = sequences.tokens[mx.arange(len(places))[:, None, None], places]
         streams = head(streams, forward.model.embed(before))

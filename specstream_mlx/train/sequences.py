@@ -1,6 +1,6 @@
 """Sequences of one training step: their tokens, positions with streams, and targets.
 
-Streams run beside the last prompt token and every completion token but the last (ARCHITECTURE.md,
+Streams run at the last prompt token and every completion token but the last (ARCHITECTURE.md,
 "One decoding step"). All that depends on lengths alone is computed here, on the host, so that a
 step's shapes are known before it begins. Shapes: B sequences of T tokens, C positions with streams,
 gamma streams.

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import Mode, UserError, check_integer, is_number, shown
+from ..errors import Mode, UserError, check_integer, is_integer, is_number, shown
 from ..options import (
+    DIRECTORY,
     FIELDS,
     FLAG,
-    PATH,
+    MODEL,
     POSITIVE,
     TEXT,
     check_options,
@@ -21,6 +22,7 @@ from ..options import (
     integer,
     kinds_of,
     option,
+    what,
 )
 from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
@@ -44,6 +46,25 @@ _REPORTS = "Reports, validation, checkpoints"
 _KINDS = kinds_of(StreamConfig)
 _hidden = partial(option, hidden=True)
 _rate = partial(option, None, POSITIVE, panel=_OPTIMIZATION)
+
+
+def _is_lora(value: Any) -> bool:
+    needed = {"rank", "scale", "dropout"}
+    if not (isinstance(value, dict) and needed <= set(value) <= {*needed, "keys"}):
+        return False
+    keys = value.get("keys", [])
+    return (
+        (is_integer(value["rank"]) and value["rank"] > 0)
+        and (is_number(value["scale"]) and value["scale"] >= 0)
+        and (is_number(value["dropout"]) and 0 <= value["dropout"] < 1)
+        and (isinstance(keys, list) and all(isinstance(key, str) for key in keys))
+    )
+
+
+_LORA = what(
+    "rank (at least 1), scale (at least 0), dropout (0 to below 1) and maybe keys, a list of names",
+    _is_lora,
+)
 
 
 @dataclass(frozen=True)
@@ -142,16 +163,14 @@ class StreamSettings(Resumable):
     pruner_rank: int = _hidden(8, _KINDS["pruner_rank"], "Rank of the pruner; 0 trains none.")
     init_adapter: Path | None = option(
         None,
-        PATH,
+        DIRECTORY,
         "Start from this adapter's weights, and its shape. In lossless mode its LoRA stays as it "
         "is, and it may have no streams yet.",
-        metavar="DIR",
     )
     prompt_template: str | None = option(
         None,
         TEXT,
         "Text around every prompt, with {text} in its place; kept in the adapter.",
-        metavar="TEXT",
         panel=_DATA,
     )
     learning_rate: float | None = _rate(
@@ -286,22 +305,18 @@ class TrainSettings(StreamSettings):
         *("patience", "clear_cache_threshold", "resume", "data"),
     }
 
-    model: str = option(
-        ..., TEXT, "The base, quantized as it is deployed.", metavar="DIR|REPO", panel=_DATA
-    )
+    model: str = option(..., MODEL, "The base, quantized as it is deployed.", panel=_DATA)
     data: str | None = option(
         None,
-        TEXT,
+        replace(TEXT, metavar="DIR"),
         "train.jsonl and valid.jsonl in one of mlx_lm's formats. Without it, the base answers "
         "prompts and its streams learn from that.",
-        metavar="DIR",
         panel=_DATA,
     )
     adapter_path: Path = option(
         Path("adapters"),
-        PATH,
+        DIRECTORY,
         "Where the adapter goes; checkpoints and log go to DIR.training.",
-        metavar="DIR",
         panel=_DATA,
     )
     max_seq_length: int = option(2048, integer(2), "Longer sequences are left out.", panel=_DATA)
@@ -324,7 +339,7 @@ class TrainSettings(StreamSettings):
     )
     lora_parameters: dict[str, Any] = option(
         lambda: {"rank": 8, "dropout": 0.0, "scale": 2.0},
-        FIELDS,
+        _LORA,
         "mlx_lm's rank, scale, dropout and keys, in shared mode.",
         hidden=True,
     )
@@ -370,7 +385,6 @@ class TrainSettings(StreamSettings):
                     "number of layers with LoRA, in shared mode"
                 )
         self._check_optimizer()
-        self._check_lora()
         if self.mode == "shared" and self.data is None:
             raise UserError("mode is 'shared' without --data, expected one with train.jsonl")
 
@@ -392,19 +406,3 @@ class TrainSettings(StreamSettings):
                     f"{name} is given with lr_schedule and without learning_rate, expected that "
                     "too: the schedule is multiplied by their ratio"
                 )
-
-    def _check_lora(self) -> None:
-        expected, lora = {"rank", "dropout", "scale"}, self.lora_parameters
-        if not expected <= set(lora) <= {*expected, "keys"}:
-            raise UserError(
-                f"lora_parameters is {shown(lora)}, expected rank, scale, dropout and maybe keys"
-            )
-        check_integer("lora_parameters' rank", lora["rank"])
-        for name, most in (("scale", float("inf")), ("dropout", 1.0)):
-            if not is_number(lora[name]) or not 0 <= lora[name] < most:
-                raise UserError(
-                    f"lora_parameters' {name} is {shown(lora[name])}, expected 0 to {most}"
-                )
-        keys = lora.get("keys", [])
-        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-            raise UserError(f"lora_parameters' keys is {shown(keys)}, expected a list of names")

@@ -206,7 +206,7 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
     [
         ("a: [\n", "c.yaml, line 2, is not valid YAML"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
-        ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank, scale"),
+        ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank (at"),
         (
             "grad_checkpoint: true\nmode: shared\n"
             "lora_parameters: {rank: 3, scale: 1.0, dropout: 0.1}\n",
@@ -219,7 +219,7 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
         (
             "mode: shared\nlora_parameters: {rank: 8, scale: 2.0, dropout: 0.0, keys: 3}\n",
-            "lora_parameters' keys is 3, expected a list of names",
+            "'keys': 3}, expected rank (at least 1), scale (at least 0), dropout",
         ),
     ],
 )
