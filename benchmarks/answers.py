@@ -12,12 +12,11 @@ be that of one token a step, and in lossless mode, where it is timed, mlx_lm's.
 ``exact``: the answer is one of those accepted, spaces and quotes apart. ``unchanged``: of the texts
 that are right as they stand, those that come back as they are. ``perplexity``: per token of the
 likeliest accepted answer, the adapter's LoRA mounted, without streams. ``CR`` is tokens a call;
-``depth 1``.. the share of calls that accepted so many drafted tokens or more; ``by lookup``: of the
-accepted drafts, those that only prompt lookup proposed. ``speedup``: decode-only, over ``mlx_lm``
-with the same LoRA mounted, both in turn; ``streams alone``: the same without prompt lookup;
-``least``: of a single text of 30 tokens or more, does drafting ever lose? ``control``: the same of
-``mlx_lm`` over itself, which is what this machine's noise comes to. Without an adapter
-the base is told what to do.
+``depth 1``.. the share of calls that accepted so many drafted tokens or more. ``speedup``:
+decode-only, over ``mlx_lm`` with the same LoRA mounted, both in turn; ``streams alone``: the same
+without prompt lookup; ``least``: of a single text of 30 tokens or more, does drafting ever lose?
+``control``: the same of ``mlx_lm`` over itself, which is what this machine's noise comes to.
+Without an adapter the prompt says what to do.
 """
 
 import math
@@ -31,8 +30,6 @@ import mlx.nn as nn
 import numpy as np
 
 from specstream_mlx import demonstration
-from specstream_mlx.drafting.ngram import Lookup
-from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.options import FLAG, PART_OF_NAME, TEXT, integer, most_tokens, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
@@ -40,10 +37,12 @@ from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import (
+    ALONE,
     MLX_LM,
     ONE_TOKEN,
     STREAMS_ALONE,
     Base,
+    ByWorth,
     Compared,
     Mounted,
     Run,
@@ -73,21 +72,7 @@ from .texts import (
 FAR = 30
 """Tokens from which on a single text's speed is reported: those of shorter ones are noise."""
 DEPTHS = 4
-_NGRAM = 4
 OURS, CONTROL = "ours", "mlx_lm once more"
-
-
-def by_lookup(prompt: Sequence[int], run: Run) -> int:
-    """Count the accepted drafts that prompt lookup alone had proposed."""
-    lookup, found = Lookup(Material(prompt), _NGRAM), 0
-    for tokens, guesses in run.calls:
-        drafts = tokens[:-1]
-        for depth, token in enumerate(drafts):
-            path = drafts[:depth]
-            if token not in dict(guesses.behind(path)):
-                found += token in dict(lookup.children(path))
-        lookup.accept(tokens)
-    return found
 
 
 def quality(
@@ -105,7 +90,7 @@ def quality(
 
 
 def log_likelihood(model: nn.Module, prompt: Sequence[int], target: Sequence[int]) -> float:
-    """Sum of the target tokens' log-probabilities behind ``prompt``, in one forward pass."""
+    """Sum of the target tokens' log-probabilities after ``prompt``, in one forward pass."""
     logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
     logits = logits.astype(mx.float32)
     picked = mx.take_along_axis(logits, mx.array(list(target))[:, None], axis=-1)[:, 0]
@@ -128,14 +113,12 @@ def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
     return math.exp(-total / count)
 
 
-def drafted(prompts: Sequence[Sequence[int]], runs: Sequence[Run]) -> dict[str, Any]:
+def drafted(runs: Sequence[Run]) -> dict[str, Any]:
     """Summarize how many drafts were accepted, and at what cost in nodes."""
-    met = [len(tokens) - 1 for run in runs for tokens, _ in run.calls]
-    lookup = sum(by_lookup(prompt, run) for prompt, run in zip(prompts, runs, strict=True))
+    met = [length - 1 for run in runs for length in run.lengths]
     return {
         "call_reduction": sum(len(run.tokens) for run in runs) / sum(r.target_calls for r in runs),
         "depths": [sum(m >= depth for m in met) / len(met) for depth in range(1, DEPTHS + 1)],
-        "by_lookup": lookup / max(1, sum(met)),
         "nodes": sum(run.drafted for run in runs) / sum(r.target_calls for r in runs),
         "tokens": sum(len(run.tokens) for run in runs),
     }
@@ -145,8 +128,8 @@ def compared(mounted: Mounted, prompts: Sequence[list[int]], rounds: int) -> Com
     """Ours, streams alone and mlx_lm twice on the same texts, in turn."""
     measure_costs(mounted, prompts)
     plainly = mounted.mlx_lm()
-    ways = {MLX_LM: plainly, CONTROL: plainly, OURS: mounted.ours(None)}
-    ways[STREAMS_ALONE] = mounted.ours(STREAMS_ALONE)
+    ways = {MLX_LM: plainly, CONTROL: plainly, OURS: mounted.ours(ByWorth())}
+    ways[STREAMS_ALONE] = mounted.ours(ALONE[STREAMS_ALONE])
     return interleaved(prompts, ways, rounds)
 
 
@@ -170,12 +153,12 @@ def measure(
     writer = writer_of(mounted.model)
     found = texts.of_task(mounted.model, mounted.tokenizer, task)
     prompts = [text.prompt for text in found]
-    ours, plainly = mounted.ours(None), mounted.ours(ONE_TOKEN)
+    ours, plainly = mounted.ours(ByWorth()), mounted.ours(ONE_TOKEN)
     runs = [ours(prompt) for prompt in track(prompts, f"{task}, {writer}")]
     expected = [plainly(prompt).tokens for prompt in prompts]
     decoded = [[run] for run in runs]
     row = {"task": task, "writer": writer, "method": OURS, "items": len(found)}
-    row |= drafted(prompts, runs)
+    row |= drafted(runs)
     items = [] if task == PROSE else task_items(texts.origin, task, texts.count)
     row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "perplexity"))
     if items:
@@ -210,7 +193,6 @@ COLUMNS = {
     "CR": "{call_reduction:.2f}",
     "nodes a call": "{nodes:.1f}",
     **{f"depth {depth + 1}": f"{{depths[{depth}]:.2f}}" for depth in range(DEPTHS)},
-    "by lookup": "{by_lookup:.2f}",
 }
 TIMED_COLUMNS = {
     "speedup": "{speedup:.2f}x",

@@ -8,8 +8,6 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from specstream_mlx.engine.guess import NO_GUESSES
-
 from .runner import Run, Way
 
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
@@ -66,7 +64,7 @@ def llama_ways(
                 llama.passes,
                 (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
                 seconds=ended - started,
-                calls=[((0,) * length, NO_GUESSES) for length in lengths],
+                lengths=lengths,
             )
 
         return run

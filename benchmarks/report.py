@@ -73,11 +73,11 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
     return text
 
 
-class Kept:
+class Store:
     """Results measured so far, a line each, so that a command that was broken off can go on.
 
     Args:
-        path: JSONL that every value is appended to; ``None``: nothing is kept.
+        path: JSONL that every value is appended to; ``None``: nothing is stored.
         facts: what all of it depends on; values of other facts are not used.
 
     Raises:
@@ -97,7 +97,7 @@ class Kept:
             ) from None
 
     def get(self, key: Sequence[Any], measure: Callable[[], Any]) -> Any:
-        """Return the kept result of this key, or measure and keep it, as JSON."""
+        """Return the stored result of this key, or measure and store it, as JSON."""
         text = json.dumps([*self._facts, *key])
         name = hashlib.sha256(text.encode()).hexdigest()
         if name not in self._values:

@@ -1,26 +1,21 @@
 """The runner: ways to decode the same prompts, timed in turn with mlx_lm's plain decoding.
 
 Every benchmark that compares speeds goes through here. All ways decode every prompt once a round,
-each time in another random order, since what runs right behind ``mlx_lm`` comes out two or three
+each time in another random order, since what runs right after ``mlx_lm`` comes out two or three
 per cent slower than the same thing later; the drift of the machine's speed is taken out of the
-timings. Only tokens behind the first one are timed, so reading the prompt does not count.
+timings. Only tokens after the first one are timed, so reading the prompt does not count.
 """
 
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, pairwise
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    TypeVar,
-    cast,
-)
+from typing import Any, Generic, TypeVar
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -39,21 +34,13 @@ from specstream_mlx import (
     load,
     stream_generate,
 )
-from specstream_mlx.drafting import Planner
-from specstream_mlx.drafting.fixed import fixed_planner
-from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.rule import RulePlanner, history_of, new_history, rule_planner
+from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.settings import USUAL, Proposers
-from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
-from specstream_mlx.engine.plan import NOTHING_VERIFIED, Plan, Verified
-from specstream_mlx.engine.verify.by_name import find_rule
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu import stock_modules
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
 
-from .drift import without_drift
 from .texts import Texts
 
 MLX_LM = "mlx_lm"
@@ -78,33 +65,28 @@ def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
     return {"one token a step": ONE_TOKEN, **lossless}
 
 
-Drafts = DraftSettings | None
-"""How to draft: always alike, or (``None``) as is worth most, step by step."""
-
-Alone = Literal["streams alone", "lookup alone"]
-STREAMS_ALONE: Alone = "streams alone"
-LOOKUP_ALONE: Alone = "lookup alone"
-"""As is worth most, step by step, by one drafter; lookup alone leaves lossless streams out."""
-
-
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step, with some proposers.
+    """Drafts as is worth most, step by step, as the rule says.
 
     A way that is made of it has a history of its own.
 
     Attributes:
-        proposers: what proposes beside the streams.
+        proposers: what proposes besides the streams.
         streams: whether mounted streams draft too; lossless ones may be left out.
     """
 
-    proposers: Proposers
+    proposers: Proposers = USUAL
     streams: bool = True
 
 
-_ALONE = {
+Drafts = DraftSettings | ByWorth
+"""How to draft: always alike, or as is worth most."""
+
+STREAMS_ALONE, LOOKUP_ALONE = "streams alone", "lookup alone"
+ALONE = {
     STREAMS_ALONE: ByWorth(Proposers(lookup=False)),
-    LOOKUP_ALONE: ByWorth(USUAL, streams=False),
+    LOOKUP_ALONE: ByWorth(streams=False),
 }
 
 
@@ -122,7 +104,7 @@ class Run:
         decode_tps: tokens after the first, per second after the first; 0 where there is none.
         drafted: drafted tokens that the target tested.
         seconds: of it all, reading the prompt included.
-        calls: what each call wrote, and the guesses that its tree was planned from.
+        lengths: how many of the tokens each call wrote; the first one ends the prompt.
     """
 
     tokens: list[int]
@@ -131,7 +113,7 @@ class Run:
     decode_tps: float
     drafted: int = 0
     seconds: float = 0.0
-    calls: Sequence[tuple[tuple[int, ...], StreamGuesses]] = ()
+    lengths: Sequence[int] = ()
 
 
 _FEW = 8  # tokens that are too few to be timed
@@ -148,77 +130,35 @@ ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
 """Makes the logits processors for a prompt."""
 
 
-@dataclass
-class _Noted(Planner):
-    """A planner that notes its plans, for counting behind the generation.
-
-    Attributes:
-        make: makes what plans, for the text's verify rule; ``None``: tokens are not drawn.
-        calls: what steps wrote, and the guesses that they were planned from.
-    """
-
-    make: Callable[[VerifyRule | None], Planner]
-    calls: list[tuple[tuple[int, ...], StreamGuesses]] = field(default_factory=list)
-    _guesses: StreamGuesses = NO_GUESSES
-    _rule: VerifyRule | None = None
-
-    def told(self, rule: type[VerifyRule]) -> type[VerifyRule]:
-        """The same rule, which the proposers of this text get when it is made."""
-
-        def begin(made: VerifyRule, *given: Any) -> None:
-            rule.__init__(made, *given)
-            self._rule = made
-
-        told = type(f"Told{rule.__name__}", (rule,), {"__init__": begin})
-        return cast(type[VerifyRule], told)
-
-    def first(self, root: int) -> Plan:
-        self.drafting = self.make(self._rule)
-        return self.drafting.first(root)
-
-    def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        self.calls.append((tuple(tokens), self._guesses))
-        self.drafting.accept(plan, tokens, seconds)
-
-    def plan(
-        self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
-    ) -> Plan:
-        self._guesses = guesses
-        return self.drafting.plan(root, guesses, verified)
-
-    def finish(self) -> None:
-        self.drafting.finish()
-
-
-def _timed(responses: Iterator[PlainResponse], started: float) -> dict[str, Any]:
-    """The fields of a ``Run`` that the responses of either program tell, begun at ``started``."""
+def _timed(responses: Iterator[PlainResponse], started: float) -> Run:
+    """The run of either program's responses, begun at ``started``."""
     tokens: list[int] = []
-    text = ""
     arrivals: list[float] = []
-    ends: list[int] = []  # of mlx_lm's calls: a token that is no draft of its second model
-    calls, drafted = None, 0
+    lengths: list[int] = []
+    text, drafted, target_calls, calls, call = "", 0, 0, 0, -1
     for response in responses:
         if len(tokens) < response.generation_tokens:
             tokens.append(response.token)
             arrivals.append(time.perf_counter())
-            if not response.from_draft:
-                ends.append(len(tokens))
+            before, call = call, getattr(response, "target_calls", calls)
+            if call != before:
+                lengths.append(0)
+            lengths[-1] += 1
+            calls += not response.from_draft  # the token that ends a call of mlx_lm's
         text += response.text
-        calls = getattr(response, "target_calls", None)
         drafted = getattr(response, "drafted_tokens", 0)
+        target_calls = getattr(response, "target_calls", len(lengths))
     ended = time.perf_counter()
-    first = arrivals[0] if arrivals else ended
-    if len(ends) < len(tokens) and ends[-1:] != [len(tokens)]:
-        ends.append(len(tokens))  # the last call was cut short
-    return {
-        "tokens": tokens,
-        "text": text,
-        "target_calls": calls or len(ends),
-        "decode_tps": (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
-        "drafted": drafted,
-        "seconds": ended - started,
-        "calls": [(tuple(tokens[start:end]), NO_GUESSES) for start, end in pairwise([0, *ends])],
-    }
+    decoding = ended - arrivals[0] if arrivals else 0.0
+    return Run(
+        tokens,
+        text,
+        target_calls,
+        (len(tokens) - 1) / decoding if len(tokens) > 1 else 0.0,
+        drafted,
+        ended - started,
+        lengths,
+    )
 
 
 # A model, for us and for mlx_lm -------------------------------------------------------------
@@ -260,7 +200,7 @@ class Mounted:
         def run(prompt: Sequence[int]) -> Run:
             with stock_modules(self.plain):
                 started = time.perf_counter()
-                found = _timed(
+                return _timed(
                     plain_stream_generate(
                         self.plain, self.tokenizer, list(prompt), self.max_tokens, draft_model,
                         sampler=sampler_of and sampler_of(prompt),
@@ -268,50 +208,35 @@ class Mounted:
                     ),
                     started,
                 )  # fmt: skip
-            if draft_model is None:
-                found["calls"] = ()
-            return Run(**found)
 
         return run
 
     def ours(
         self,
-        drafts: Drafts | Alone | ByWorth,
+        drafts: Drafts,
         sampler_of: SamplerOf | None = None,
         processors_of: ProcessorsOf | None = None,
     ) -> Way:
         """``specstream_mlx.stream_generate``, greedy without samplers."""
-        if isinstance(drafts, str):
-            drafts = _ALONE[drafts]
-        head = self.model.head
+        model, head = self.model, self.model.head
         read = None if head is not None and head.config.own_rows else self.read
-        if isinstance(drafts, ByWorth):
-            used = self.model.guessing if drafts.streams else None
-            history = new_history(history_of(self.model).costs, used)
-
-        def planned(prompt: Sequence[int], rule: VerifyRule | None) -> Planner:
-            if drafts is None:
-                return rule_planner(self.model, prompt, rule=rule)
-            if isinstance(drafts, DraftSettings):
-                return fixed_planner(drafts, self.model, prompt, rule)
-            material = Material(prompt, self.model, rule)
-            proposers = [make(material) for make in drafts.proposers.makers]
-            return RulePlanner(history, used, self.model.config["vocab_size"], proposers)
+        if isinstance(drafts, ByWorth) and not drafts.streams:
+            model = replace(model, streams=None)
+        settings = drafts.proposers if isinstance(drafts, ByWorth) else drafts
+        history = rule.new_history(rule.history_of(self.model).costs, model.guessing)
 
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
-            sampler = sampler_of and sampler_of(prompt)
-            rule, noted = find_rule(None, sampler), _Noted(partial(planned, prompt))
-            found = _timed(
-                stream_generate(
-                    self.model, self.tokenizer, prompt, self.max_tokens,
-                    settings=noted, sampler=sampler,
-                    logits_processors=processors_of and processors_of(prompt),
-                    verify=noted.told(rule), prompt_cache=read,
-                ),
-                started,
-            )  # fmt: skip
-            return Run(**found | {"calls": noted.calls})
+            with patch.object(rule, "history_of", lambda *_: history):
+                return _timed(
+                    stream_generate(
+                        model, self.tokenizer, prompt, self.max_tokens, settings=settings,
+                        sampler=sampler_of and sampler_of(prompt),
+                        logits_processors=processors_of and processors_of(prompt),
+                        prompt_cache=read,
+                    ),
+                    started,
+                )  # fmt: skip
 
         return run
 
@@ -373,7 +298,7 @@ class Base:
     def _compare_forms(self) -> float:
         """Rate of mlx_lm on packed weights over that on expanded ones, by five texts.
 
-        Where a few tokens behind the beginning of one show that a form is several times faster,
+        Where a few tokens after the beginning of one show that a form is several times faster,
         they will do: a whole text of a real model may take the other form many minutes.
         """
         forms = (self._held, "expanded" if self._held == "packed" else "packed")
@@ -407,8 +332,8 @@ class Compared(Generic[Name]):
 
     Attributes:
         runs: of each way, for each prompt, one a round.
-        rates: tokens/s of a way on a prompt behind the first token, the median of the rounds with
-            the machine's drift taken out; only where anything is generated behind that.
+        rates: tokens/s of a way on a prompt after the first token, the median of the rounds with
+            the machine's drift taken out; only where anything is generated after that.
     """
 
     runs: dict[Name, list[list[Run]]]
@@ -438,6 +363,16 @@ class Compared(Generic[Name]):
         pairs = zip(self.runs[name], expected, strict=True)
         return sum(all(run.tokens == right.tokens for run in runs) for runs, right in pairs)
 
+    def counts(self, name: Name, expected: Sequence[Run]) -> dict[str, int]:
+        """Count a way's texts, tokens and calls, and the texts whose tokens are as expected."""
+        runs = self.first_runs(name)
+        return {
+            "items": len(runs),
+            "tokens": sum(len(run.tokens) for run in runs),
+            "calls": sum(run.target_calls for run in runs),
+            "same_output_as_plain": self.same(name, expected),
+        }
+
     def figures(self, name: Name, baseline: Name) -> dict[str, float]:
         """Compute the figures that are reported of one way of decoding.
 
@@ -463,6 +398,36 @@ class Compared(Generic[Name]):
             "nodes": sum(run.drafted for run in runs) / calls,
         }
         return {key: round(value, 3) for key, value in found.items()}
+
+
+_AROUND = 2  # timings before, and as many after
+_PASSES = 4
+
+
+def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
+    """The median of each one's timings, each over how slow the machine was around it.
+
+    That is the median, for the timings next to it, of their time over what they usually take. So
+    all are to have their turns in random order, round by round: in the same order, slowness that
+    comes in step with the rounds is taken for somebody's own. What had a single turn each stays as
+    it is.
+    """
+    slowness = [1.0] * len(timings)
+    for _ in range(_PASSES):
+        usual = _medians(timings, slowness)
+        off = [seconds / usual[name] for name, seconds in timings]
+        slowness = [
+            statistics.median(off[max(0, i - _AROUND) : i] + off[i + 1 : i + 1 + _AROUND] or [1.0])
+            for i in range(len(off))
+        ]
+    return _medians(timings, slowness)
+
+
+def _medians(timings: Sequence[tuple[Name, float]], slowness: Sequence[float]) -> dict[Name, float]:
+    found: dict[Name, list[float]] = defaultdict(list)
+    for (name, seconds), slow in zip(timings, slowness, strict=True):
+        found[name].append(seconds / slow)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def interleaved(
@@ -524,9 +489,9 @@ _WARM_UPS = 100  # texts
 
 def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
     """Decode until the costs of steps are known, as they are after some minutes of use."""
-    ours = mounted.ours(None)
+    ours = mounted.ours(ByWorth())
     for number in range(_WARM_UPS):
-        if history_of(mounted.model).costs.complete:
+        if rule.history_of(mounted.model).costs.complete:
             return
         ours(prompts[number % len(prompts)])
     raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")

@@ -5,29 +5,25 @@ greedily through its chat template, batch 1; the second turn of a conversation f
 answer to the first, the same for every method. Methods take turns on every text, see ``runner``:
 mlx_lm, and what ``generate`` does with streams alone, with lookup alone and with both. Then a chain
 and a tree of fixed shape show how often streams are right; ``--acceptance`` measures that alone,
-times nothing, and so may run beside other work.
+times nothing, and so may run on a busy machine.
 
 ``tokens a call`` is all tokens over all calls of the target, the call that writes an answer's first
-token included. ``speed`` is the median over texts of (tokens/s behind the first token) / (mlx_lm's
-on the same text). Spec-Bench has another convention, shown beside it: of each question all new
+token included. ``speed`` is the median over texts of (tokens/s after the first token) / (mlx_lm's
+on the same text). Spec-Bench has another convention, shown too: of each question all new
 tokens over all wall time, reading the prompts included, and of these the mean over questions, over
 mlx_lm's mean. (Its ``speed.py`` reads the answers that ``--answers`` keeps, and counts the
 baseline's tokens by encoding the text again, less one; here both sides have those that were
 written.) Its answers have up to 1,024 tokens; the default here is
 256.
-
-``python -m benchmarks.spec_bench`` is the same command in a clone.
 """
 
 import json
 import statistics
-import sys
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +32,15 @@ from specstream_mlx.errors import is_integer, shown
 from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
 
-from .report import Kept, machine_suffix, measured_on, table, write_report, write_text
+from .report import Store, machine_suffix, measured_on, table, write_report, write_text
 from .runner import (
+    ALONE,
     CHAIN,
     LOOKUP_ALONE,
     MLX_LM,
-    STREAMS_ALONE,
     TREE,
-    Alone,
     Base,
+    ByWorth,
     Compared,
     Drafts,
     Mounted,
@@ -63,15 +59,11 @@ TASKS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag"
 ALL, MEAN = "all", "geometric mean"
 
 BOTH = "both"
-BY_WORTH: dict[str, Drafts | Alone] = {
-    STREAMS_ALONE: STREAMS_ALONE,
-    LOOKUP_ALONE: LOOKUP_ALONE,
-    BOTH: None,
-}
+BY_WORTH: dict[str, Drafts] = {**ALONE, BOTH: ByWorth()}
 """What is timed: as is worth most, step by step."""
 
-STREAM_SHAPES: dict[str, Drafts | Alone] = {"chain": CHAIN, "tree of 8": TREE}
-LOOKUP_SHAPES: dict[str, Drafts | Alone] = {
+STREAM_SHAPES: dict[str, Drafts] = {"chain": CHAIN, "tree of 8": TREE}
+LOOKUP_SHAPES: dict[str, Drafts] = {
     "lookup, 8 nodes": DraftSettings(lookup=True, num_streams=0),
     "both, 8 nodes": DraftSettings(lookup=True),
 }
@@ -107,21 +99,18 @@ def read_questions(path: Path) -> list[Question]:
     """The questions of a file in Spec-Bench's format."""
     questions: dict[int, Question] = {}
     for line, values in read_json_lines(path):
-        where = f"{path}, line {line}"
-        if not isinstance(values, dict):
-            raise UserError(f"{where} is {shown(values)}, expected a question as a JSON object")
-        number: Any = values.get("question_id")
-        category = values.get("category")
-        turns: Any = values.get("turns")
-        if not is_integer(number):
-            raise UserError(f"{where}: question_id is {shown(number)}, expected an integer")
+        known = values if isinstance(values, dict) else {}
+        number, category, turns = (known.get(name) for name in ("question_id", "category", "turns"))
+        fits = (
+            is_integer(number) and isinstance(category, str) and isinstance(turns, list) and turns
+        )
+        if not fits or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise UserError(
+                f"{path}, line {line} is {shown(values)}, expected a question_id (an integer), a "
+                "category and turns (a list of texts)"
+            )
         if number in questions:
-            raise UserError(f"{where}: question_id {number} is there twice, expected once")
-        if not isinstance(category, str) or not category:
-            raise UserError(f"{where}: category is {shown(category)}, expected a name")
-        is_list = isinstance(turns, list) and turns
-        if not is_list or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise UserError(f"{where}: turns is {shown(turns)}, expected a list of texts")
+            raise UserError(f"{path}, line {line}: question_id {number} is there twice")
         questions[number] = Question(number, category, tuple(turns))
     if not questions:
         raise UserError(f"{path} is empty, expected a question on each line")
@@ -146,31 +135,33 @@ class Answered:
     """The answers to all questions.
 
     Attributes:
-        questions: which were asked.
+        questions: that were answered.
         of: of each text, which question it answers, by its place in ``questions``.
-        found: the texts' runs; those of fixed shapes have no rates.
+        compared: the texts' runs; those of fixed shapes have no rates.
         left_out: turns whose prompt is longer than the model's context.
     """
 
     questions: Sequence[Question]
     of: Sequence[int]
-    found: Compared[str]
+    compared: Compared[str]
     left_out: int
 
     def of_task(self, task: str) -> "Answered":
         """The answers to the questions of a task, or of ``ALL``."""
-        kept = [i for i, q in enumerate(self.of) if task in (ALL, self.questions[q].task)]
-        runs = {name: [some[i] for i in kept] for name, some in self.found.runs.items()}
+        own = [i for i, q in enumerate(self.of) if task in (ALL, self.questions[q].task)]
+        runs = {name: [some[i] for i in own] for name, some in self.compared.runs.items()}
         rates = {
-            (name, kept.index(i)): rate for (name, i), rate in self.found.rates.items() if i in kept
+            (name, own.index(i)): rate
+            for (name, i), rate in self.compared.rates.items()
+            if i in own
         }
-        of = [self.of[i] for i in kept]
+        of = [self.of[i] for i in own]
         return Answered(self.questions, of, Compared(runs, rates), self.left_out)
 
     def by_question(self, name: str) -> dict[int, list[Run]]:
         """The runs of a method, turn by turn, for the place of each question that has any."""
         found: dict[int, list[Run]] = {}
-        for question, run in zip(self.of, self.found.first_runs(name), strict=True):
+        for question, run in zip(self.of, self.compared.first_runs(name), strict=True):
             found.setdefault(question, []).append(run)
         return found
 
@@ -208,7 +199,7 @@ def answer(
             prompt = prompt_of(mounted, chats[i])
             if prompt is not None:
                 prompts[i] = prompt
-            else:  # nor do the turns behind it fit
+            else:  # nor do the turns after it fit
                 left_out += len(questions[i].turns) - turn
                 del chats[i]
         if not prompts:
@@ -223,27 +214,12 @@ def answer(
     return Answered(questions, of, Compared(runs, rates), left_out)
 
 
-def accept_lengths(run: Run) -> list[int]:
-    """Tokens that each call wrote, those behind the answer's end left out.
-
-    The first call ends the prompt and drafts nothing.
-    """
-    ends = [min(end, len(run.tokens)) for end in accumulate(len(t) for t, _ in run.calls)]
-    if not ends:  # plain decoding notes no calls
-        return [1] * run.target_calls
-    return [end - start for start, end in pairwise([0, *ends])]
-
-
-def kept_way(kept: Kept, name: str | Sequence[Any], way: Way) -> Way:
-    """A way that makes only runs that are not kept yet, without what is not reported."""
+def stored_way(store: Store, name: str | Sequence[Any], way: Way) -> Way:
+    """A way that makes only runs that are not stored yet."""
+    names = [field.name for field in fields(Run)]
 
     def run(prompt: Sequence[int]) -> Run:
-        def decoded() -> dict[str, Any]:
-            found = way(prompt)
-            calls = [(tokens, None) for tokens, _ in found.calls]
-            return asdict(replace(found, calls=())) | {"calls": calls}
-
-        return Run(**kept.get((name, list(prompt)), decoded))
+        return Run(**store.get((name, list(prompt), names), lambda: asdict(way(prompt))))
 
     return run
 
@@ -252,7 +228,7 @@ def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[
     """A method's answers in Spec-Bench's format, one a question.
 
     There, what ends the prompt is no call of its own for Medusa, Hydra, EAGLE and REST; so it is
-    none of ``accept_lengths``, but it is one of ``decoding_steps``, which nothing reads.
+    none of the ``accept_lengths``, but one of the ``decoding_steps``, which nothing reads.
     """
     return [
         {
@@ -267,7 +243,7 @@ def answer_lines(answered: Answered, method: str, model_name: str) -> list[dict[
                     "decoding_steps": [run.target_calls for run in runs],
                     "new_tokens": [len(run.tokens) for run in runs],
                     "wall_time": [run.seconds for run in runs],
-                    "accept_lengths": [n for run in runs for n in accept_lengths(run)[1:]],
+                    "accept_lengths": [n for run in runs for n in run.lengths[1:]],
                 }
             ],
             "tstamp": time.time(),
@@ -292,22 +268,13 @@ def rows_of(answered: Answered, timed: Sequence[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for task in (*TASKS, ALL):
         part = answered.of_task(task)
-        plain = part.found.first_runs(MLX_LM)
-        for name in part.found.runs if part.of else ():
-            runs = part.found.first_runs(name)
-            row = {
-                "task": task,
-                "mode": "lossless",
-                "method": name,
-                "questions": len(set(part.of)),
-                "items": len(runs),
-                "tokens": sum(len(run.tokens) for run in runs),
-                "same_output_as_plain": part.found.same(name, plain),
-                "call_reduction": sum(len(r.tokens) for r in runs)
-                / sum(r.target_calls for r in runs),
-            }
+        plain = part.compared.first_runs(MLX_LM)
+        for name in part.compared.runs if part.of else ():
+            counts: dict[str, Any] = part.compared.counts(name, plain)
+            row = {"task": task, "method": name, "questions": len(set(part.of)), **counts}
+            row["call_reduction"] = row["tokens"] / row["calls"]
             if name in timed:
-                row["speedup"] = part.found.speedup(name, MLX_LM)
+                row["speedup"] = part.compared.speedup(name, MLX_LM)
                 row["spec_bench_speedup"] = overall_rate(part, name) / overall_rate(part, MLX_LM)
             rows.append(row)
     return rows
@@ -361,43 +328,40 @@ def markdown(
             name: f"{{{name}[speedup]:.2f}}x ({{{name}[spec_bench_speedup]:.2f}}x)"
             for name in timed
         }
-        lines += ["", "Speed over mlx_lm behind the first token, and in brackets with the prompt, "]
+        lines += ["", "Speed over mlx_lm after the first token, and in brackets with the prompt, "]
         lines[-1] += "in Spec-Bench's convention:"
         lines += ["", *table(columns | speeds, tasks.values())]
     return lines
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The questions, and how they are answered.
-
-    Attributes:
-        questions: to be asked.
-        max_tokens: of an answer.
-        acceptance: whether acceptance alone is measured.
-    """
-
-    questions: Sequence[Question]
-    max_tokens: int
-    acceptance: bool = False
-
-
 def compare(
-    asked: Asked,
+    questions: Sequence[Question],
     subject: Subject,
     output: Path,
+    *,
+    max_tokens: int,
+    acceptance: bool = False,
     answers: Path | None = None,
-    kept: Path | None = None,
+    runs_file: Path | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``."""
-    questions, max_tokens, acceptance = asked.questions, asked.max_tokens, asked.acceptance
+    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``.
+
+    Args:
+        questions: to be answered.
+        subject: the base with its streams.
+        output: directory of the report.
+        max_tokens: of an answer.
+        acceptance: whether nothing is timed.
+        answers: directory of the answers in Spec-Bench's format; ``None``: none are written.
+        runs_file: of the runs so far, see ``Store``.
+    """
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
     mounted = mount_lossless(base, subject)
     prompts = first_prompts(mounted, questions)
     model = mounted.model
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
-    runs = Kept(kept, depends_on(facts, subject))
+    runs = Store(runs_file, depends_on(facts, subject))
     ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
     if model.streams is None:
         ours = {name: how for name, how in ours.items() if name in WITHOUT_STREAMS}
@@ -407,7 +371,7 @@ def compare(
     timed = [] if acceptance else [name for name in ways if name == MLX_LM or name in BY_WORTH]
     for name in timed:
         ways[name](prompts[0])  # warms up
-    ways = {name: kept_way(runs, name, way) for name, way in ways.items()}
+    ways = {name: stored_way(runs, name, way) for name, way in ways.items()}
     answered = answer(mounted, questions, ways, timed)
     rows = rows_of(answered, timed)
     means, facts = means_of(rows), facts | {"left_out": answered.left_out}
@@ -468,10 +432,3 @@ def stamps(*paths: Path | None) -> list[tuple[str, float]]:
             found = [file for kind in ("safetensors", "json") for file in path.glob(f"*.{kind}")]
         files += sorted(found)
     return [(str(file), file.stat().st_mtime) for file in files]
-
-
-if __name__ == "__main__":
-    from specstream_mlx.cli import main
-
-    sys.argv[1:1] = ["benchmark", "spec-bench"]
-    main()

@@ -10,11 +10,8 @@ that of one token a step.
 ``speedup`` is the median over texts of (decode-only tokens/s) / (mlx_lm's on the same text); ``CR``
 is target calls of plain decoding / target calls, which is also the accepted length; ``extra
 parameters`` are what a method adds to the base.
-
-``python -m benchmarks.speedup`` is the same command in a clone.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +34,7 @@ from .runner import (
     PRUNED,
     TREE,
     Base,
+    ByWorth,
     Drafts,
     Mounted,
     expected_runs,
@@ -152,7 +150,7 @@ _FIXED = {
 
 RULE = Suite(
     "Is what is worth most, step by step, faster than any fixed tree?",
-    {mode: {RULE_WAY: None, **_FIXED} for mode in MODES},
+    {mode: {RULE_WAY: ByWorth(), **_FIXED} for mode in MODES},
     ("task", "writer", "method", "speedup", "CR", "nodes a call", "tokens/s"),
     items=12,
     rounds=4,
@@ -213,7 +211,7 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
         ways = {
             name: drafts
             for name, drafts in ways.items()
-            if drafts is None or drafts.drafts_with(None)
+            if isinstance(drafts, ByWorth) or drafts.drafts_with(None)
         }
     if not ways:
         raise UserError(
@@ -235,7 +233,7 @@ def measure(
     drafts = drafting_ways(suite, job.mode, mounted.model)
     found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
     prompts = [text.prompt for text in found_texts]
-    if None in drafts.values():
+    if RULE_WAY in drafts:
         measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
@@ -261,8 +259,8 @@ def measure(
     return rows
 
 
-def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts) -> int:
-    """Parameters that a way to draft, or mlx_lm's plain decoding, needs beside the base's."""
+def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts | None) -> int:
+    """Parameters that a way to draft, or mlx_lm's plain decoding, adds to the base's."""
     adapter = mounted.model.adapter
     if adapter is None:
         return 0
@@ -305,9 +303,10 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         wrong = row["items"] - row["same_output_as_plain"]
         if wrong and row["method"] != MLX_LM and device.backend() == "cpu":
+            where = ", ".join(row[name] for name in ("task", "writer", "method") if name in row)
             note(
-                f"error: {row['task']}, {row['writer']}, {row['method']}: {wrong} of "
-                f"{row['items']} texts differ from plain decoding, expected none"
+                f"error: {where}: {wrong} of {row['items']} texts differ from plain decoding, "
+                "expected none"
             )
             raise SystemExit(1)
 
@@ -331,44 +330,40 @@ class Subject:
     weights: str = "auto"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The texts of a comparison, and how they are decoded.
+def compare(
+    suite_name: str,
+    texts: Texts,
+    tasks: Sequence[str],
+    subject: Subject,
+    output: Path,
+    *,
+    writers: Sequence[str] = (),
+    rounds: int | None = None,
+    max_tokens: int | None = None,
+    label: str = "",
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through.
 
-    Attributes:
-        suite: its name.
+    Args:
+        suite_name: one of ``SUITES``.
         texts: that are decoded.
         tasks: tasks, or a name for the user's texts.
+        subject: the model.
+        output: directory of the report.
         writers: who answers, of the demonstration model; empty: all.
-        rounds: how often each text is decoded.
-        max_tokens: of a text.
+        rounds, max_tokens: how often each text is decoded, and how far; ``None``: the suite's.
+        label: part of the files' name.
     """
-
-    suite: str
-    texts: Texts
-    tasks: Sequence[str]
-    writers: Sequence[str]
-    rounds: int
-    max_tokens: int
-
-
-def compare(
-    asked: Asked, subject: Subject, output: Path, label: str = ""
-) -> tuple[str, list[dict[str, Any]]]:
-    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through."""
-    suite, rounds = SUITES[asked.suite], asked.rounds
+    suite = SUITES[suite_name]
+    rounds = rounds or suite.rounds
     as_fastest = subject.weights == "auto"
-    base = Base(
-        subject.directory,
-        asked.max_tokens,
-        subject.weights,
-        fastest_baseline=as_fastest,
-    )
+    most = max_tokens or suite.max_tokens
+    base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
     own = None
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
         own = Job(writer_of(model), model.mode, subject.adapter, "")
-        if asked.writers:
+        if writers:
             raise UserError(
                 "--writers was given with a model or an adapter of yours, expected without: it "
                 "chooses between what is bundled"
@@ -380,28 +375,21 @@ def compare(
             )
         drafting_ways(suite, own.mode, model)
     if own:
-        jobs = [replace(own, task=task) for task in asked.tasks]
+        jobs = [replace(own, task=task) for task in tasks]
     else:
-        jobs = jobs_of(suite, asked.tasks, asked.writers or WRITERS)
+        jobs = jobs_of(suite, tasks, writers or WRITERS)
     trained = own is None or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
-        **asked.texts.facts(),
+        **texts.facts(),
         "rounds": rounds,
         "streams": "trained" if trained else "no",
     }
-    file = "-".join(filter(None, (asked.suite, label, machine_suffix(facts))))
+    file = "-".join(filter(None, (suite_name, label, machine_suffix(facts))))
     rows: list[dict[str, Any]] = []
     text = ""
-    for job in track(jobs, asked.suite):
-        rows += measure(base, job, suite, asked.texts, rounds)
+    for job in track(jobs, suite_name):
+        rows += measure(base, job, suite, texts, rounds)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))
     return text, rows
-
-
-if __name__ == "__main__":
-    from specstream_mlx.cli import main
-
-    sys.argv[1:1] = ["benchmark", "speedup"]
-    main()

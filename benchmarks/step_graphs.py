@@ -1,12 +1,11 @@
-"""The work of a step for host and memory, uncomputed: its graph is built, never evaluated.
+"""The work of a step for the host, uncomputed: its graph is built, never evaluated.
 
     python -m benchmarks.step_graphs
     python -m benchmarks.step_graphs --no-timing    # on a busy machine
 
 On a GPU the host builds the next step while the device waits, so the milliseconds of Python count,
-as do the operations that it hands over and the bytes that these read. All three follow from the
-graph. The loop itself runs, ours and mlx_lm's, and is told that a device has answered. So weights
-need not be there either, and a model of any size takes no memory.
+as do the operations that it hands over. The loop itself runs, ours and mlx_lm's, as if a device had
+answered. So weights need not be there either, and a model of any size takes no memory.
 
 What ``mx.fast`` computes in one kernel on a GPU and in many on a CPU counts as one operation
 (rotations, norms, attention, dequantized rows; whether Metal has a kernel for so many rows of
@@ -42,7 +41,6 @@ from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import Mode
 from specstream_mlx.hardware import device
-from specstream_mlx.hardware.weights import parameter_bytes
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
 from specstream_mlx.request import Request
@@ -51,7 +49,6 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.settings import StreamSettings
 
-from .own_process import in_own_process
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways, streams_of
 
@@ -79,69 +76,19 @@ _FUSED = re.compile(r"Compiled\w+")
 
 @dataclass(frozen=True)
 class StepGraph:
-    """The operations, bytes and host times of one step.
+    """The operations and host times of one step.
 
     Attributes:
         operations: of its graph, by kind; what ``mx.compile`` has fused is one.
-        weight_bytes: of the weights that it reads, as often as it reads them.
-        kv_bytes: of the keys and values that it reads.
         first_ms: Python from reading the step before to the first hand-over to the device.
         last_ms: the same to the last one.
         all_ms: the same to where the host waits; medians.
     """
 
     operations: Mapping[str, int]
-    weight_bytes: int
-    kv_bytes: int
     first_ms: float | None
     last_ms: float | None
     all_ms: float | None
-
-    @property
-    def count(self) -> int:
-        """The number of operations."""
-        return sum(self.operations.values())
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of weights, keys and values."""
-        return self.weight_bytes + self.kv_bytes
-
-
-# Rows of a step ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """Rows of one step.
-
-    The head is passed up to three times, since each pass waits for what the last one decided: by
-    the early exit, by the kept nodes, and by the accepted node's streams.
-
-    Attributes:
-        lower: through the layers below the MSA layers.
-        upper: through the MSA layers.
-        heads: through the head, pass by pass.
-    """
-
-    lower: int
-    upper: int
-    heads: tuple[int, ...]
-
-
-PLAIN_ROWS = StepRows(1, 1, (1,))
-"""Of a step of plain decoding."""
-
-
-def rows_of(plan: Plan) -> StepRows:
-    """The rows of a step."""
-    nodes, streams = len(plan.tree), plan.streams
-    kept = min(plan.keep or nodes, nodes)
-    early_exit = (len(set(plan.tree.parents[1:].tolist())),) if kept < nodes else ()
-    if not plan.runs_streams:
-        return StepRows(nodes, kept, (*early_exit, kept))
-    with_streams = min(plan.beside or kept, kept)
-    return StepRows(nodes, kept + with_streams * streams, (*early_exit, kept, streams))
 
 
 # Models without weights ---------------------------------------------------------------------
@@ -328,25 +275,21 @@ def measured(
     return dict(found.most_common()), medians or [None] * 3
 
 
-def step_graph(
-    model: SpeculativeModel, settings: DraftSettings, timed: int = 0, context: int = CONTEXT
-) -> StepGraph:
-    """A step of ours behind a context."""
+def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0) -> StepGraph:
+    """A step of ours."""
     decoder = _Uncomputed(model)
-    decoder.prefill(mx.zeros((context,), mx.int32))
+    decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
     request = Request([0], fixed_planner(settings, model, [0]))
     run = steps_of(TokenSequence(None, request, decoder))
     found, milliseconds = measured(decoder.graphs, run, timed)
-    with as_on_a_gpu(lambda *_: None):
-        rows = rows_of(next(run).plan)
-    return StepGraph(found, *bytes_read(model, rows, context), *milliseconds)
+    return StepGraph(found, *milliseconds)
 
 
-def plain_graph(model: SpeculativeModel, timed: int = 0, context: int = CONTEXT) -> StepGraph:
-    """A step of mlx_lm's own loop on the same model; arguments as of ``step_graph``."""
+def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
+    """A step of mlx_lm's own loop on the same model."""
     graphs: list[Sequence[mx.array]] = []
     caches = make_prompt_cache(model.model)
-    model.model(mx.zeros((1, context), mx.int32), cache=caches)
+    model.model(mx.zeros((1, CONTEXT), mx.int32), cache=caches)
     _forget(caches)
     token = mx.zeros((1,), mx.int32)
     mx.eval(token)
@@ -357,24 +300,7 @@ def plain_graph(model: SpeculativeModel, timed: int = 0, context: int = CONTEXT)
 
     run = generate_step(token, model.model, max_tokens=-1, sampler=greedy, prompt_cache=caches)
     found, milliseconds = measured(graphs, run, timed)
-    return StepGraph(found, *bytes_read(model, PLAIN_ROWS, context), *milliseconds)
-
-
-def bytes_read(model: SpeculativeModel, rows: StepRows, context: int) -> tuple[int, int]:
-    """Bytes of weights, and of keys and values, that a step reads behind ``context`` tokens.
-
-    Every pass reads the weights of its layers, or those of the head, once. Shortlists are left out.
-    """
-    layers, streams = model.model.layers, model.streams
-    first = streams.config.first_msa_layer if streams else len(layers)
-    head = parameter_bytes(getattr(model.model, "lm_head", None) or model.model.model.embed_tokens)
-    weights = sum(map(parameter_bytes, layers)) + len(rows.heads) * head
-    read = first * (context + rows.lower) + (len(layers) - first) * (context + rows.upper)
-    if streams is not None and rows.upper > rows.lower:
-        weights += parameter_bytes(streams)
-    (cache, *_) = caches = make_prompt_cache(model.model)
-    model.model(mx.zeros((1, 1), mx.int32), cache=caches)
-    return weights, read * (cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2]
+    return StepGraph(found, *milliseconds)
 
 
 # The tables ---------------------------------------------------------------------------------
@@ -384,8 +310,6 @@ COLUMNS = {
     "method": "{method}",
     "operations": "{operations}",
     "of mlx_lm's": "{share:.2f}",
-    "MB of weights": "{weights:.0f}",
-    "MB of keys and values": "{kv:.1f}",
     "ms to the first hand-over": "{first_ms:.2f}",
     "to the last": "{last_ms:.2f}",
     "in all": "{all_ms:.2f}",
@@ -413,8 +337,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
         base, count = plain[row["model"]], sum(row["operations"].values())
         shares = {"share": count / sum(base["operations"].values())}
         shares["time_share"] = row["all_ms"] and row["all_ms"] / base["all_ms"]
-        sizes = {"weights": row["weight_bytes"] / 1e6, "kv": row["kv_bytes"] / 1e6}
-        shown.append({**row, **shares, **sizes, "operations": count})
+        shown.append({**row, **shares, "operations": count})
     lines = [
         f"{measured_on(facts)}; {facts['commit']}. Llamas of layers x hidden size in 4 bits, "
         f"{CONTEXT} tokens in the cache, four streams in four layers as the trainers make them. "
@@ -441,11 +364,11 @@ def main(
     timing: bool = option(True, FLAG, "Time nothing."),
     output: Path = OUTPUT,
 ) -> None:
-    """Count a step's operations and bytes and time the host, for three models."""
+    """Count a step's operations and time the host, for three models."""
     rows: list[dict[str, Any]] = []
     timed = TIMED if timing else 0
     for name in track(SHAPES, "graphs"):
-        rows += in_own_process(rows_of_model, name, timed)
+        rows += rows_of_model(name, timed)
     facts = device.describe() | {"commit": commit(), "context": CONTEXT, "timed": timed}
     name = f"step-graphs-{machine_suffix(facts)}"
     print(write_report(output, name, {"facts": facts, "rows": rows}, markdown(rows, facts)))

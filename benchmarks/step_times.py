@@ -1,7 +1,7 @@
 """Where a step's time goes on this device: the host's share, and the wait for what is computed.
 
     python -m benchmarks.step_times                       # the demonstration model
-    python -m benchmarks.step_times --models 16x2048      # random weights: layers x hidden size
+    python -m benchmarks.step_times --models 36x512       # random weights: layers x hidden size
 
 The loop itself runs. Milliseconds of a step are medians. ``waiting`` is the host's for the device,
 at the reading of the step; ``first hand-over`` and ``last`` are counted from there, or from where
@@ -21,17 +21,18 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
+from mlx_lm.models.llama import Model, ModelArgs
 
-from specstream_mlx import SpeculativeModel, bundled, demonstration, load
+from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.hardware import device
+from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import TEXT, integer, option
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
+from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .own_process import in_own_process
-from .random_llama import Size, random_llama, with_streams
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways, streams_of
 from .texts import Texts
@@ -76,7 +77,7 @@ def _marks() -> Iterator[list[tuple[str, float, float]]]:
 
 def times_of(run: Iterator[Any], steps: int) -> dict[str, float]:
     """Median milliseconds of a run's steps: ``step``, ``waiting``, ``first``, ``last``."""
-    found: list[tuple[float, float, float, float]] = []
+    times: list[tuple[float, float, float, float]] = []
     with _marks() as noted:
         for number in range(WARM_UP + steps):
             noted.clear()
@@ -88,44 +89,74 @@ def times_of(run: Iterator[Any], steps: int) -> dict[str, float]:
             handed = [end for name, _, end in noted if name == "async_eval" and end > anchor]
             if number < WARM_UP or not handed:
                 continue
-            # A step that is enqueued ahead waits for its token behind the hand-over.
+            # A step that is enqueued ahead waits for its token after the hand-over.
             waiting = sum(end - start for start, end in waits) if waits else ended - handed[-1]
-            found.append((ended - began, waiting, handed[0] - anchor, handed[-1] - anchor))
+            times.append((ended - began, waiting, handed[0] - anchor, handed[-1] - anchor))
     names = ("step", "waiting", "first", "last")
-    medians = (1e3 * statistics.median(column) for column in zip(*found, strict=True))
+    medians = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
     return dict(zip(names, medians, strict=True))
 
 
-def step_times(model: SpeculativeModel, prompt: list[int], steps: int) -> Iterator[dict[str, Any]]:
+def size_of(name: str) -> tuple[int, int]:
+    """Read layers and hidden size, as in ``36x512``."""
+    layers, _, hidden = name.partition("x")
+    fits = layers.isdecimal() and hidden.isdecimal() and int(layers) > 1 and int(hidden) > 0
+    if not fits or int(hidden) % 64:
+        raise UserError(
+            f"the random Llama is {name!r}, expected at least 2 layers and a hidden size that is a "
+            "multiple of 64, such as 36x512"
+        )
+    return int(layers), int(hidden)
+
+
+def random_llama(layers: int, hidden: int) -> SpeculativeModel:
+    """A random Llama with four untrained lossless streams in the top quarter of its layers."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden * 11 // 4,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": hidden // 64,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 65536,
+    }
+    mx.random.seed(0)
+    model = Model(ModelArgs.from_dict(config))
+    model.set_dtype(device.fast_dtype(mx.float16))
+    streams = Streams(
+        StreamConfig(
+            mode="lossless",
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_streams=4,
+            num_msa_layers=max(1, layers // 4),
+            pruner_rank=8,
+            stream_mlp="base+adapter",
+            stream_adapter_rank=8,
+        )
+    )
+    mx.eval(model.parameters(), streams.parameters())
+    return SpeculativeModel(model, config, Path("random"), streams=streams)
+
+
+def rows_of_model(name: str, steps: int) -> Iterator[dict[str, Any]]:
     """Yield a row for mlx_lm's plain step and for each method."""
-    ways: dict[str, Any] = {}
-    if model.mode == "lossless":
-        ways[MLX_LM] = partial(generate_step, mx.array(prompt), model.model, max_tokens=-1)
-    for name, settings in fixed_ways(streams_of(model).config).items():
-        ways[name] = partial(decode, model, Request(prompt, settings))
-    for name, start in ways.items():
-        yield {"method": name, **times_of(start(), steps)}
-
-
-def models_of(name: str, vocabulary: int) -> Iterator[tuple[SpeculativeModel, list[int]]]:
-    """The demonstration model with its lossless streams, or random ones in both modes."""
     if name == DEMONSTRATION:
         model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
-        (text,) = Texts("test", 1).of_task(model, tokenizer, "sql")
-        yield model, text.prompt
-        return
-    size = Size.parse(name)
-    for _, model in with_streams(*random_llama(size.layers, size.hidden, vocabulary)):
-        yield model, np.array(mx.random.randint(0, vocabulary, (PROMPT,))).tolist()
-
-
-def rows_of_model(name: str, steps: int, vocabulary: int) -> list[dict[str, Any]]:
-    """The rows of a model's table."""
-    return [
-        {"model": name, **row}
-        for model, prompt in models_of(name, vocabulary)
-        for row in step_times(model, prompt, steps)
-    ]
+        prompt = Texts("test", 1).of_task(model, tokenizer, "sql")[0].prompt
+    else:
+        model = random_llama(*size_of(name))
+        prompt = np.array(mx.random.randint(0, VOCABULARY, (PROMPT,))).tolist()
+    ways: dict[str, Any] = {
+        MLX_LM: partial(generate_step, mx.array(prompt), model.model, max_tokens=-1)
+    }
+    for way, settings in fixed_ways(streams_of(model).config).items():
+        ways[way] = partial(decode, model, Request(prompt, settings))
+    for way, start in ways.items():
+        yield {"model": name, "method": way, **times_of(start(), steps)}
 
 
 def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, str]) -> list[str]:
@@ -137,7 +168,6 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, str]) -> list[str]
 
 def main(
     models: str = option(DEMONSTRATION, TEXT, "demonstration, and sizes of random Llamas."),
-    vocabulary: int = option(VOCABULARY, integer(16), "Tokens of random Llamas."),
     steps: int = option(40, integer(1), "Steps of each method that are timed."),
     output: Path = OUTPUT,
 ) -> None:
@@ -145,10 +175,8 @@ def main(
     names = models.split(",")
     for name in names:
         if name != DEMONSTRATION:
-            Size.parse(name)
-    rows: list[dict[str, Any]] = []
-    for name in track(names, "steps"):
-        rows += in_own_process(rows_of_model, name, steps, vocabulary)
+            size_of(name)
+    rows = [row for name in track(names, "steps") for row in rows_of_model(name, steps)]
     facts = device.describe() | {"commit": commit()}
     values = {"facts": facts, "rows": rows}
     print(

@@ -101,30 +101,24 @@ def measure_acceptance(
     model: SpeculativeModel,
     prompts: Sequence[Sequence[int]],
     settings: DraftSettings,
-    max_tokens: int = 128,
+    max_tokens: int = MAX_TOKENS,
     end_tokens: Collection[int] = (),
 ) -> AcceptanceCounts:
     """Generate from every prompt and count the streams' right candidates where steps begin."""
-    if model.streams is None or not settings.speculates:
+    if model.streams is None:
         raise UserError("acceptance was to be measured without streams, expected some that draft")
-    config = model.streams.config
-    settings.check(model.config["vocab_size"], config)
-    depth = settings.streams_run(config)
-    counts = AcceptanceCounts(depth, settings.tree_width)
+    counts = AcceptanceCounts(settings.streams_run(model.streams.config), settings.tree_width)
     for prompt in prompts:
         text: list[int] = []
         drafts: list[tuple[int, StreamGuesses]] = []
-        for step in decode(model, Request(prompt, settings)):
+        request = Request(prompt, settings, max_tokens=max_tokens, end_tokens=end_tokens)
+        for step in decode(model, request):
             text += step.tokens
-            ended = next((i for i, token in enumerate(text) if token in end_tokens), None)
-            if ended is not None:
-                text = text[: ended + 1]
-                break
             drafts.append((len(text), step.result.guesses()))
-            if len(text) >= max_tokens:
-                break
+        ends = (i + 1 for i, token in enumerate(text) if token in end_tokens)
+        text = text[: next(ends, None)]
         for start, guesses in drafts:
-            counts.add(guesses, text[start : start + depth])
+            counts.add(guesses, text[start:])
     return counts
 
 

@@ -11,11 +11,10 @@ Mac, ``specstream-mlx benchmark speedup`` replaces the prediction with a measure
 """
 
 import math
-import statistics
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -50,10 +49,6 @@ HOST_STEP_MS, HOST_LAYER_MS = 0.3, 0.05
 """Assumptions: the host reads the accepted tokens before it can build the next step's graph;
 plain decoding in mlx_lm builds ahead. On the Linux test machine, a layer's graph takes 0.06 to
 0.11 ms (NOTES.md)."""
-
-Host = Literal["free", "waited for", "overlapping"]
-"""The host's time: none; or the device begins when all of a step's graph is built, as it did
-before; or, as it does, when the first layers are, and then computes while the host builds."""
 
 HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
 """Of the trainers' heads: paths that a stream guesses for, their rank, tokens of a shortlist."""
@@ -151,28 +146,18 @@ class Setting:
     context: int = option(CONTEXT, integer(0), "Tokens in the cache.")
     msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run.")
 
-    def step_ms(
-        self,
-        chip: Chip,
-        model: Shape,
-        bits: Bits,
-        rows: int,
-        streams: int,
-        host: Host = "overlapping",
-    ) -> float:
-        """Milliseconds of a step: tree and streams through the model and through the head."""
+    def step_ms(self, chip: Chip, model: Shape, bits: Bits, rows: int, streams: int) -> float:
+        """Milliseconds of a step: tree and streams through the model and through the head.
+
+        The device begins when the first layers are built, and computes while the host builds on.
+        """
 
         def layers(rows: int, count: int) -> float:
             return layers_ms(chip, model, bits, rows, count, self.context)
 
-        heads = head_ms(chip, model, bits, rows)
-        heads += stream_heads_ms(chip, model, bits, streams)
+        heads = head_ms(chip, model, bits, rows) + stream_heads_ms(chip, model, bits, streams)
         device = layers(rows, model.layers - self.msa_layers)
         device += layers(rows * (1 + streams), self.msa_layers) + heads
-        if host == "free":
-            return device
-        if host == "waited for":
-            return HOST_STEP_MS + HOST_LAYER_MS * model.layers + device
         first = FIRST_HANDED_OVER + 1
         rest = HOST_LAYER_MS * (model.layers - first) + heads  # these are handed over last
         return HOST_STEP_MS + HOST_LAYER_MS * first + max(device, rest)
@@ -187,7 +172,6 @@ def predict(
     bits: Bits,
     tree: AcceptanceTable,
     setting: Setting = USUAL,
-    host: Host = "overlapping",
 ) -> Prediction:
     """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
 
@@ -205,26 +189,11 @@ def predict(
             break
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
-        cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance), host)
+        cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance))
         found = Prediction(*named, "beside", draft, rows, plain, cost, length)
         best = max(best, found, key=lambda p: p.speedup)
     return best
 
-
-def by_host(tree: AcceptanceTable, setting: Setting) -> list[dict[str, Any]]:
-    """The medians of all chips' speedups with each ``Host``, by model and bits."""
-    rows = []
-    for model, bits in product(MODELS, get_args(Bits)):
-        row = {"model": model.name, "bits": bits}
-        for host in get_args(Host):
-            speedups = [predict(c, model, bits, tree, setting, host).speedup for c in CHIPS]
-            row[host] = round(statistics.median(speedups), 3)
-        rows.append(row)
-    return rows
-
-
-HOST_COLUMNS = {"model": "{model}", "bits": "{bits}"}
-HOST_COLUMNS |= {f"host {host}": f"{{row[{host}]:.2f}}x" for host in get_args(Host)}
 
 POINT_COLUMNS = {
     "what": "{p.what}",
@@ -251,11 +220,7 @@ CHIP_COLUMNS = {
 
 
 def markdown(
-    found: list[Prediction],
-    hosts: list[dict[str, Any]],
-    tree: AcceptanceTable,
-    checked: list[Point],
-    setting: Setting,
+    found: list[Prediction], tree: AcceptanceTable, checked: list[Point], setting: Setting
 ) -> list[str]:
     """The lines of the report."""
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
@@ -286,13 +251,6 @@ def markdown(
         "",
         *table({"prediction": "{chip}"} | cells, predictions),
         "",
-        "## Prediction by what the host's time is taken to be",
-        "",
-        "Medians of the speedups on all chips: with no host time; where the device waits for the "
-        "whole graph, as it did before; where it begins with the first layers, as it does.",
-        "",
-        *table(HOST_COLUMNS, (row | {"row": row} for row in hosts)),
-        "",
         "## The cost model's prediction beside published timings",
         "",
         *table(
@@ -319,7 +277,6 @@ def main(
         predict(chip, model, bits, acceptance, setting)
         for chip, model, bits in product(CHIPS, MODELS, get_args(Bits))
     ]
-    hosts, checked = by_host(acceptance, setting), points()
     values = {
         "label": LABEL,
         "replaced_by": COMMAND,
@@ -327,12 +284,11 @@ def main(
         "assumptions": list(ASSUMPTIONS),
         "acceptance": acceptance.acceptance,
         "predictions": [p.values() for p in found],
-        "by_host": hosts,
     }
     name = f"simulation-{tree.stem}" if tree else "simulation"
     if setting != USUAL:
         name += f"-context-{setting.context}-msa-{setting.msa_layers}"
-    print(write_report(output, name, values, markdown(found, hosts, acceptance, checked, setting)))
+    print(write_report(output, name, values, markdown(found, acceptance, points(), setting)))
 
 
 if __name__ == "__main__":

@@ -39,19 +39,18 @@ from specstream_mlx.options import (
 )
 
 from ..llama_cpp_reference import llama_ways
-from ..report import OUTPUT, Kept, machine_suffix, write_report
+from ..report import OUTPUT, Store, machine_suffix, write_report
 from ..runner import MLX_LM, Base, Compared, Mounted, Way, in_turn, measure_costs
 from ..spec_bench import (
     Question,
-    accept_lengths,
     answer,
     depends_on,
     first_prompts,
-    kept_way,
     mount_lossless,
     read_questions,
     spread,
     stamps,
+    stored_way,
 )
 from ..speedup import Subject, check_texts
 from .methods import MLX_LM_DRAFTS, PLAIN, Method, Sources, methods_of, mounted_heads
@@ -67,7 +66,7 @@ def _listed(words: str, fits: Any, read: Any) -> Kind:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What competes, and on what."""
 
     model: str | None = option(None, TEXT, "Model in MLX format. Default: smollm2.")
@@ -160,10 +159,10 @@ class Entry:
 class Contest:
     """What all classes have in common: options, methods, runs so far, other programs' ways."""
 
-    asked: Asked
+    options: Options
     methods: Sequence[Method]
     sources: Sources
-    kept: Kept
+    store: Store
     outside: Mapping[str, Way]
     answers: dict[tuple[Any, ...], Answers] = field(default_factory=dict)
 
@@ -180,7 +179,7 @@ class Contest:
             "sampler_of": sampler_of if temperature else None,
             "processors_of": processors_of if one.dictated else None,
         }
-        timed, draft = not self.asked.acceptance, self.sources.draft_model
+        timed, draft = not self.options.acceptance, self.sources.draft_model
         entries = [Entry(MLX_LM, None, mounted.mlx_lm(**how), timed)]
         others = timed and not temperature and one.adapter is None and not one.dictated
         if others and draft is not None:
@@ -190,7 +189,7 @@ class Contest:
             if method.guesses and method.head is None and mounted.model.streams is None:
                 continue
             ours = replace(mounted, model=method.head or mounted.model)
-            for nodes in (None, *self.asked.tree_size):
+            for nodes in (None, *self.options.tree_size):
                 answers = self.answers.setdefault(
                     (method.name, nodes, one.adapter, temperature, one.dictated), Answers()
                 )
@@ -204,7 +203,7 @@ class Contest:
             entries += [Entry(name, None, w, timed, same=False) for name, w in self.outside.items()]
         facts = [one.adapter and stamps(bundled.adapter_path(one.adapter)), temperature]
         return [
-            replace(e, way=kept_way(self.kept, [e.name, e.timed, *facts, one.dictated], e.way))
+            replace(e, way=stored_way(self.store, [e.name, e.timed, *facts, one.dictated], e.way))
             for e in entries
         ]
 
@@ -213,7 +212,7 @@ class Contest:
         shortest = sorted(prompts, key=len)[:8]
         for model in (mounted.model, *(self.sources.heads or {}).values()):
             measure_costs(replace(mounted, model=model), shortest)
-        for entry in replace(self, kept=Kept(None, ())).entries(mounted, one, 0.0):
+        for entry in replace(self, store=Store(None, ())).entries(mounted, one, 0.0):
             if entry.timed:
                 entry.way(shortest[0])
 
@@ -225,7 +224,7 @@ def rows_of(
     plain, rows = part.first_runs(MLX_LM), []
     for entry in entries:
         runs = part.first_runs(entry.name)
-        lengths = [n for run in runs for n in accept_lengths(run)[1:]]
+        lengths = [n for run in runs for n in run.lengths[1:]]
         row: dict[str, Any] = {
             "group": one.group,
             "class": one.name,
@@ -234,12 +233,9 @@ def rows_of(
             "temperature": temperature,
             "method": entry.method,
             "nodes": entry.nodes,
-            "items": len(runs),
-            "tokens": sum(len(run.tokens) for run in runs),
-            "calls": sum(run.target_calls for run in runs),
-            "same_output_as_plain": part.same(entry.name, plain),
             "same": entry.same,
             "accepted": statistics.fmean(lengths) if lengths else 1.0,
+            **part.counts(entry.name, plain),
         }
         ratios = sorted(part.ratios(entry.name, MLX_LM).values()) if entry.timed else []
         if ratios:
@@ -250,7 +246,7 @@ def rows_of(
     return rows
 
 
-def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
+def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
     """Let all methods write all texts; writes ``rivals-NAME-MACHINE`` after every class.
 
     Returns:
@@ -260,34 +256,39 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
         UserError: the streams are shared; model, sources and texts do not go together; or a file
             cannot be read.
     """
-    directory = model_directory(demonstration.model_path(asked.model, demonstration.silent))
+    directory = model_directory(demonstration.model_path(options.model, demonstration.silent))
     config = read_config(directory)
-    subject = Subject(directory, directory.name, asked.adapter_path or bundled.streams_for(config))
-    if asked.datastore is not None and open_datastore(asked.datastore).most >= config["vocab_size"]:
-        raise UserError(f"the datastore {asked.datastore} has tokens that the model has not")
+    subject = Subject(
+        directory, directory.name, options.adapter_path or bundled.streams_for(config)
+    )
+    if (
+        options.datastore is not None
+        and open_datastore(options.datastore).most >= config["vocab_size"]
+    ):
+        raise UserError(f"the datastore {options.datastore} has tokens that the model has not")
     questions: list[Question] = []
-    if asked.questions is not None:
-        questions = spread(read_questions(asked.questions), asked.per_category)
-    classes = classes_of(asked.classes, fitting_adapters(config), bool(questions))
-    base = Base(directory, asked.max_tokens, fastest_baseline=not asked.acceptance)
+    if options.questions is not None:
+        questions = spread(read_questions(options.questions), options.per_category)
+    classes = classes_of(options.classes, fitting_adapters(config), bool(questions))
+    base = Base(directory, options.max_tokens, fastest_baseline=not options.acceptance)
     mounted = mount_lossless(base, subject)
     draft = None
-    if asked.draft_model is not None:
-        draft = load_draft_model(asked.draft_model, mounted.tokenizer)
-    heads = mounted_heads(mounted.model, [Path(path) for path in asked.draft_head or ()])
-    sources = Sources(asked.datastore, draft, heads)
-    methods = methods_of(sources, asked.methods)
-    outside, notes = _llama(asked, subject, mounted)
+    if options.draft_model is not None:
+        draft = load_draft_model(options.draft_model, mounted.tokenizer)
+    heads = mounted_heads(mounted.model, [Path(path) for path in options.draft_head or ()])
+    sources = Sources(options.datastore, draft, heads)
+    methods = methods_of(sources, options.methods)
+    outside, notes = _llama(options, subject, mounted)
     facts = base.facts() | {
-        "model": demonstration.NAME if demonstration.is_meant(asked.model) else subject.name,
-        "max_tokens": asked.max_tokens,
-        "per_class": asked.per_category,
+        "model": demonstration.NAME if demonstration.is_meant(options.model) else subject.name,
+        "max_tokens": options.max_tokens,
+        "per_class": options.per_category,
     }
     files = stamps(
-        *(asked.draft_head or ()), asked.datastore, None if draft is None else draft.path
+        *(options.draft_head or ()), options.datastore, None if draft is None else draft.path
     )
-    kept = Kept(asked.runs, [*depends_on(facts, subject), files])
-    contest = Contest(asked, methods, sources, kept, outside)
+    store = Store(options.runs, [*depends_on(facts, subject), files])
+    contest = Contest(options, methods, sources, store, outside)
     rows: list[dict[str, Any]] = []
     values = {
         "facts": facts,
@@ -295,7 +296,7 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
         "rows": rows,
         "parameters": {method.name: method.parameters(mounted.model) for method in methods},
     }
-    name = "-".join(filter(None, ("rivals", asked.name, machine_suffix(facts))))
+    name = "-".join(filter(None, ("rivals", options.name, machine_suffix(facts))))
     text, adapter = "", None
     for some in _together(classes):
         first = some[0]
@@ -305,21 +306,21 @@ def compare(asked: Asked, output: Path) -> tuple[str, list[dict[str, Any]]]:
             for other in heads.values():  # they guess above the same LoRA
                 other.model = mounted.model.model
         # Rows that were read are one model's alone: heads do not know of the LoRA under them.
-        mounted = replace(mounted, read=PromptCache() if asked.acceptance else None)
+        mounted = replace(mounted, read=PromptCache() if options.acceptance else None)
         own = [one for one in questions if one.task in {each.task for each in some}]
         if first.prompts is not None:
-            prompts = first.prompts(mounted, asked.per_category)
+            prompts = first.prompts(mounted, options.per_category)
         else:
             prompts = first_prompts(mounted, own)
-        if not asked.acceptance:
+        if not options.acceptance:
             contest.warm_up(mounted, first, prompts)
-        for temperature in dict.fromkeys(asked.temperature):
+        for temperature in dict.fromkeys(options.temperature):
             entries = contest.entries(mounted, first, temperature)
             timed = [entry.name for entry in entries if entry.timed]
             ways = {entry.name: entry.way for entry in entries}
             if first.prompts is None:
                 answered = answer(mounted, own, ways, timed)
-                parts = {one: answered.of_task(one.task).found for one in some}
+                parts = {one: answered.of_task(one.task).compared for one in some}
             else:
                 parts = {first: in_turn(prompts, ways, timed)}
             for one, part in parts.items():
@@ -335,18 +336,20 @@ def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:
     return [*filter(None, [questions]), *([one] for one in classes if one.prompts is not None)]
 
 
-def _llama(asked: Asked, subject: Subject, mounted: Mounted) -> tuple[dict[str, Way], list[str]]:
+def _llama(
+    options: Options, subject: Subject, mounted: Mounted
+) -> tuple[dict[str, Way], list[str]]:
     """llama.cpp's ways; and a note where there are none."""
     file = demonstration.package_file()
-    if asked.acceptance or file is None or subject.directory != demonstration.directory():
+    if options.acceptance or file is None or subject.directory != demonstration.directory():
         return {}, []
     context, ends = mounted.model.config["max_position_embeddings"], mounted.tokenizer.eos_token_ids
-    ways = llama_ways(file, context, asked.max_tokens, ends)
+    ways = llama_ways(file, context, options.max_tokens, ends)
     return ({}, [f"llama.cpp: {ways}."]) if isinstance(ways, str) else (ways, [])
 
 
-def main(*, asked: Asked, output: Path = OUTPUT) -> None:
+def main(*, options: Options, output: Path = OUTPUT) -> None:
     """Compare methods of drafting, in speed and in how often they are right."""
-    text, rows = compare(asked, output)
+    text, rows = compare(options, output)
     print(text)
     check_texts([row for row in rows if row["same"]])

@@ -3,7 +3,7 @@
 Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv
 2402.02057). A window of W columns and N - 1 levels goes through every step: level 0 are guesses
 for the next W - 1 tokens, each further level what the target said to the level before it, one place
-on. A column of it is an n-gram that the target itself might write, and is kept in a pool by the
+on. A column of it is an n-gram that the target itself might write, and goes into a pool by the
 token before it. The window needs no attention of its own: it is a draft tree, level 0 a chain below
 the root, and each column a chain below its place in level 0.
 """
@@ -27,7 +27,7 @@ class Lookahead(Proposer):
     Args:
         material: see there.
         columns, ngram: W and N; the authors' are 5 and 7, which add 29 rows to every step.
-        most: G, n-grams behind a token that the pool holds.
+        most: G, n-grams after a token that the pool holds.
     """
 
     def __init__(self, material: Material, columns: int = 5, ngram: int = 3, most: int = 5):
@@ -41,7 +41,7 @@ class Lookahead(Proposer):
         self._backoff, self._rounds, self._placed = Backoff(), 0, False
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Read tokens, and judge the n-grams behind the root by them."""
+        """Read tokens, and judge the n-grams after the root by them."""
         path: Path = ()
         for token in tokens:
             guesses = self._following(path)
@@ -55,7 +55,7 @@ class Lookahead(Proposer):
         self._newest = tokens[-1]
 
     def begin(self, verified: Verified, price: Price) -> None:
-        """Move the window on by what the target said behind it."""
+        """Move the window on by what the target said after it."""
         if self._placed:
             self._move(verified)
         self._root = self._newest
@@ -63,7 +63,7 @@ class Lookahead(Proposer):
         self._placed = not self._backoff.begin(cost)
 
     def children(self, path: Path) -> Guesses:
-        """Guess what the pool has behind the root and ``path``, the newest n-grams first."""
+        """Guess what the pool has after the root and ``path``, the newest n-grams first."""
         rates = [
             self._rates[min(len(path), 1), min(rank, 1)]
             for rank, _ in enumerate(self._following(path))
@@ -84,7 +84,7 @@ class Lookahead(Proposer):
         ]
 
     def _move(self, verified: Verified) -> None:
-        """Take the target's tokens behind the columns as a new level; full columns are n-grams."""
+        """Take the target's tokens after the columns as a new level; full columns are n-grams."""
         said = [verified.after(path) for path in self._paths()]
         new = [self._any(1)[0] if token is None else token for token in said]
         levels = [*self._levels, new]
@@ -97,7 +97,7 @@ class Lookahead(Proposer):
         self._levels = [levels[1][1:], *levels[2:]]
 
     def _keep(self, before: int, ngram: Path) -> None:
-        """Keep an n-gram as the newest behind a token."""
+        """Keep an n-gram as the newest after a token."""
         known = self._pool.setdefault(before, [])
         if ngram in known:
             known.remove(ngram)
@@ -105,10 +105,10 @@ class Lookahead(Proposer):
         del known[: -self._most]
 
     def _following(self, path: Path) -> list[int]:
-        """List the tokens behind the root and ``path``, those of the newest n-grams first."""
+        """List the tokens after the root and ``path``, those of the newest n-grams first."""
         depth, known = len(path), reversed(self._pool.get(self._root, []))
-        behind = [ngram[depth] for ngram in known if ngram[:depth] == path and depth < len(ngram)]
-        return list(dict.fromkeys(behind))
+        after = [ngram[depth] for ngram in known if ngram[:depth] == path and depth < len(ngram)]
+        return list(dict.fromkeys(after))
 
     def _any(self, count: int) -> list[int]:
         """Draw tokens of the prompt, as the authors begin."""

@@ -108,7 +108,7 @@ class Method:
                 settings |= PROPOSERS[part](self.sources, answers)
         return Proposers(**settings)
 
-    def by_worth(self, answers: Answers) -> Drafts | ByWorth:
+    def by_worth(self, answers: Answers) -> Drafts:
         """How it drafts where the rule decides how much."""
         return ONE_TOKEN if self.name == PLAIN else ByWorth(self.proposers(answers), self.guesses)
 

@@ -2,8 +2,8 @@
 
 After https://github.com/apoorvumang/prompt-lookup-decoding, whose defaults Spec-Bench takes: the
 longest n-gram of at most 3 tokens at the text's end that occurs earlier, there the first occurrence
-with 10 tokens behind it, which are the draft. ``lookup`` differs in that it takes the newest match,
-looks again behind every node, and proposes two tokens.
+with 10 tokens after it, which are the draft. ``lookup`` differs in that it takes the newest match,
+looks again after every node, and proposes two tokens.
 """
 
 import math
@@ -18,10 +18,10 @@ _LONGEST, _RUN = 3, 10
 
 
 class PromptLookup(Proposer):
-    """The run of tokens behind the earliest match of the text's end.
+    """The run of tokens after the earliest match of the text's end.
 
     The draft is the papers'. So that the rule may draft a part of it, each token has a probability:
-    how often runs behind n-grams of that length have begun rightly in this text. A token of the run
+    how often runs after n-grams of that length have begun rightly in this text. A token of the run
     makes its n-gram longer.
 
     Args:
@@ -30,7 +30,7 @@ class PromptLookup(Proposer):
 
     def __init__(self, material: Material):
         self._text: list[int] = []
-        self._first: dict[tuple[int, ...], int] = {}  # place behind an n-gram's first occurrence
+        self._first: dict[tuple[int, ...], int] = {}  # place after an n-gram's first occurrence
         self._rates: HitRates[int] = HitRates(lambda length: PRIORS[length])
         self._read(material.prompt)
         self._length, self._run = self._find()

@@ -101,23 +101,25 @@ def speedup(
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.texts import WRITERS, Texts, chosen_tasks, names_in
 
-    suite = benchmark.SUITES[asked.suite]
     if texts.prompts is not None:
         own = tuple(prompt_lines(texts.prompts))
         chosen = Texts(texts.prompts.name, texts.items or len(own), own)
         tasks = [texts.prompts.stem]
     else:
-        chosen = Texts(texts.texts or "test", texts.items or suite.items)
+        usual = benchmark.SUITES[asked.suite].items
+        chosen = Texts(texts.texts or "test", texts.items or usual)
         tasks = chosen_tasks(texts.tasks or model.adapter or "")
-    wanted = benchmark.Asked(
+    text, rows = benchmark.compare(
         asked.suite,
         chosen,
         tasks,
-        names_in(asked.writers, WRITERS, "writer") if asked.writers else (),
-        asked.rounds or suite.rounds,
-        asked.max_tokens or suite.max_tokens,
+        _subject(model, texts.prompts),
+        output,
+        writers=names_in(asked.writers, WRITERS, "writer") if asked.writers else (),
+        rounds=asked.rounds,
+        max_tokens=asked.max_tokens,
+        label=asked.name,
     )
-    text, rows = benchmark.compare(wanted, _subject(model, texts.prompts), output, asked.name)
     print(text)
     benchmark.check_texts(rows)
 
@@ -168,8 +170,15 @@ def spec_bench(*, model: ModelOptions, bench: SpecBenchOptions, output: Path = _
     from specstream_mlx.benchmarks.speedup import check_texts
 
     questions = benchmark.spread(benchmark.read_questions(bench.questions), bench.per_category)
-    asked = benchmark.Asked(questions, bench.max_tokens, bench.acceptance)
-    text, rows = benchmark.compare(asked, _subject(model), output, answers, bench.runs)
+    text, rows = benchmark.compare(
+        questions,
+        _subject(model),
+        output,
+        max_tokens=bench.max_tokens,
+        acceptance=bench.acceptance,
+        answers=answers,
+        runs_file=bench.runs,
+    )
     print(text)
     check_texts(rows)
 

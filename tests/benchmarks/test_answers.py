@@ -1,20 +1,13 @@
-"""The scores of answers, and who is credited with an accepted draft."""
+"""The scores of answers, and of drafts."""
 
 from types import SimpleNamespace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from benchmarks.answers import by_lookup, drafted, perplexity, quality
+from benchmarks.answers import drafted, perplexity, quality
 from benchmarks.runner import Run
 from benchmarks.texts import Text
-from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
-
-
-def run_of(calls):
-    tokens = [token for written, _ in calls for token in written]
-    return Run(tokens, "", target_calls=len(calls), decode_tps=1.0, calls=calls)
 
 
 def test_quality():
@@ -53,17 +46,7 @@ def test_perplexity_is_that_of_the_likeliest_accepted_answer():
     assert perplexity(mounted, items) == pytest.approx((2**3 * 6**2) ** (1 / 5))
 
 
-def test_drafts_are_lookups_where_no_stream_proposed_them():
-    prompt = [1, 2, 3, 4, 9, 1, 2]  # behind 1 2 stands 3, behind 3 stands 4
-    streams = StreamGuesses(np.array([[3], [7]]), np.array([[-0.1], [-0.1]]))
-    assert by_lookup(prompt, run_of([((3, 4, 5), NO_GUESSES)])) == 2
-    assert by_lookup(prompt, run_of([((3, 4, 5), streams)])) == 1  # 4 alone
-    assert by_lookup(prompt, run_of([((3, 7, 5), streams)])) == 0
-    assert by_lookup(prompt, run_of([((3,), NO_GUESSES), ((4, 8), NO_GUESSES)])) == 1
-
-
 def test_depths_count_calls_that_accepted_as_many_drafts():
-    calls = [((1, 2, 3), NO_GUESSES), ((4,), NO_GUESSES), ((5, 6), NO_GUESSES)]
-    found = drafted([[8]], [run_of(calls)])
+    found = drafted([Run([1] * 6, "", 3, 1.0, lengths=[3, 1, 2])])
     assert found["depths"] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0, 0]
     assert found["call_reduction"] == 2

@@ -6,7 +6,6 @@ from types import ModuleType
 import pytest
 
 from benchmarks.llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
-from benchmarks.spec_bench import accept_lengths
 
 
 class Llama:
@@ -50,7 +49,7 @@ def test_passes_are_counted_and_texts_end_as_ours_do():
     plain, lookup = (ways[name]([1, 2]) for name in (LLAMA, LLAMA_LOOKUP))
     assert plain.tokens == lookup.tokens == [10, 11, 12, 13, 14, 15, 16, 17]
     assert (plain.target_calls, lookup.target_calls) == (8, 4)
-    assert accept_lengths(lookup) == [1, 3, 3, 1]
+    assert lookup.lengths == [1, 3, 3, 1]
     assert len(llama_ways("file", 64, 5, ends={17})[LLAMA]([1]).tokens) == 5
     assert plain.decode_tps > 0 and plain.seconds >= (len(plain.tokens) - 1) / plain.decode_tps
 

@@ -1,4 +1,8 @@
-"""The runner on ways to decode that are made up."""
+"""The runner on ways to decode that are made up, and timings on a machine that changes."""
+
+import math
+import random
+import statistics
 
 import pytest
 from draft_heads import model_with_head
@@ -6,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import random_prompt, speculative_model
 from tiny_models import tiny_tokenizer
 
-from benchmarks.runner import Mounted, Run, interleaved
+from benchmarks.runner import Mounted, Run, interleaved, without_drift
 from specstream_mlx import DraftSettings, PromptCache
 
 
@@ -42,6 +46,40 @@ def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name,
         ways.append([mounted.ours(DraftSettings(tree_size=size)) for size in (2, 6)])
     alone, together = ([way(prompt) for way in some] for some in ways)
     for run, other in zip(alone, together, strict=True):
-        assert [tokens for tokens, _ in run.calls] == [tokens for tokens, _ in other.calls]
-        assert run.tokens == other.tokens
+        assert (run.tokens, run.lengths) == (other.tokens, other.lengths)
+        assert sum(run.lengths) == len(run.tokens)
+        assert run.target_calls in (len(run.lengths), len(run.lengths) + 1)
     assert read.reused == (0 if name in ("eagle", "ppd") else len(prompt) - 1)
+
+
+TRUE = {name: 1 + name / 10 for name in range(12)}
+
+
+def timings(rounds, shuffled=True, period=95, noise=0.01):
+    """Each of ``TRUE`` in turn, on a machine that becomes twice as slow and fast again."""
+    draws, found = random.Random(0), []
+    for _ in range(rounds):
+        for name in draws.sample(list(TRUE), len(TRUE)) if shuffled else TRUE:
+            slow = 1.5 + 0.5 * math.sin(2 * math.pi * len(found) / period)
+            found.append((name, TRUE[name] * slow * math.exp(draws.gauss(0, noise))))
+    return found
+
+
+def spread(found):
+    """By how much the names are off, one from another."""
+    return statistics.stdev(math.log(found[name] / value) for name, value in TRUE.items())
+
+
+def test_what_lasts_for_some_timings_is_taken_out():
+    seen = timings(10)
+    medians = {name: statistics.median(s for n, s in seen if n == name) for name in TRUE}
+    assert spread(medians) > 0.04
+    assert spread(without_drift(seen)) < 0.015
+
+
+def test_steady_timings_and_single_ones_stay_as_they_are():
+    assert without_drift(timings(1)) == dict(timings(1))
+    steady = [(name, seconds) for _ in range(3) for name, seconds in TRUE.items()]
+    assert without_drift(steady) == pytest.approx(TRUE)
+    assert without_drift([("a", 2.0)]) == {"a": 2.0}
+    assert without_drift([]) == {}

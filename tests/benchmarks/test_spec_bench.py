@@ -1,12 +1,9 @@
 """``benchmark spec-bench``: its questions, its figures by hand, and what it writes."""
 
-import importlib
 import json
-import os
-from pathlib import Path
+import re
 
 import command_line
-import numpy as np
 import pytest
 
 from benchmarks.runner import MLX_LM, Compared, Run
@@ -15,7 +12,6 @@ from benchmarks.spec_bench import (
     MEAN,
     Answered,
     Question,
-    accept_lengths,
     answer_lines,
     means_of,
     overall_rate,
@@ -50,18 +46,17 @@ def test_questions_belong_to_six_tasks(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ([[1]], "line 1 is [1], expected a question as a JSON object"),
+        ([[1]], "line 1 is [1], expected a question_id (an integer), a category and turns"),
         ([line(1, "qa", "a"), line(1, "qa", "b")], "line 2: question_id 1 is there twice"),
-        ([line(1, None, "a")], "line 1: category is None, expected a name"),
-        ([line(1, "qa", "a", 2)], "line 1: turns is ['a', 2], expected a list of texts"),
+        ([line(1, None, "a")], "line 1 is {"),
+        ([line(1, "qa", "a", 2)], "line 1 is {"),
         ([], "is empty, expected a question on each line"),
     ],
 )
 def test_a_line_that_is_no_question_is_named(tmp_path, lines, sentence):
     path = write(tmp_path / "q.jsonl", lines)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(sentence)):
         read_questions(path)
-    assert str(error.value).startswith(str(path)) and sentence in str(error.value)
 
 
 def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():
@@ -79,17 +74,14 @@ def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categori
 # Figures ------------------------------------------------------------------------------------
 
 
-def run_of(text, lengths, seconds, past=0):
-    """A run of calls of so many tokens, the last one with some behind the end."""
-    calls = [((0,) * n, None) for n in lengths]
-    calls[-1] = ((0,) * (lengths[-1] + past), None)
+def run_of(text, lengths, seconds):
+    """A run of calls of so many tokens."""
     tokens = [ord(letter) for letter in text]
-    assert sum(lengths) == len(tokens)
-    return Run(tokens, text, len(lengths), 1.0, seconds=seconds, calls=calls)
+    return Run(tokens, text, len(lengths), 1.0, seconds=seconds, lengths=lengths)
 
 
 def plain_run(text, seconds):
-    return Run([ord(letter) for letter in text], text, len(text), 1.0, seconds=seconds)
+    return run_of(text, [1] * len(text), seconds)
 
 
 @pytest.fixture
@@ -99,7 +91,7 @@ def answered():
     runs = {
         MLX_LM: [[plain_run("abcd", 4.0)], [plain_run("efgh", 4.0)], [plain_run("ij", 4.0)]],
         "both": [
-            [run_of("abcd", [1, 3], 1.0, past=2)],
+            [run_of("abcd", [1, 3], 1.0)],
             [run_of("efgh", [2, 2], 1.0)],
             [run_of("ix", [2], 2.0)],
         ],
@@ -138,7 +130,6 @@ def test_answers_have_spec_benchs_format(answered):
     assert chat["choices"] == [found]
     plain, _ = answer_lines(answered, MLX_LM, "model")
     assert plain["choices"][0]["accept_lengths"] == [1] * 6
-    assert accept_lengths(Run([], "", 0, 0.0)) == []
 
 
 # The command --------------------------------------------------------------------------------
@@ -206,24 +197,3 @@ def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again
     assert run(base, *options).stdout == first.stdout
     again = (here / "runs.jsonl").read_text().splitlines()
     assert again[:-1] == kept[:-1] and len(again) == len(kept)
-
-
-@pytest.mark.skipif("SPEC_BENCH" not in os.environ, reason="SPEC_BENCH names no Spec-Bench clone")
-def test_spec_benchs_own_scripts_run_unchanged_on_our_answers(base, here, monkeypatch, capsys):
-    """``SPEC_BENCH=DIR``, a clone of hemingkx/Spec-Bench: its ``speed.py`` and ``equal.py``."""
-    monkeypatch.syspath_prepend(Path(os.environ["SPEC_BENCH"]) / "evaluation")
-    speed, equal = (importlib.import_module(name) for name in ("speed", "equal"))
-    result = run(base, "--answers", "answers")
-    assert result.exit_code == 0, result.output
-    answers = here / "answers"
-    lengths = [
-        length
-        for one in (answers / "lookup-alone.jsonl").read_text().splitlines()
-        for length in json.loads(one)["choices"][0]["accept_lengths"]
-    ]
-    capsys.readouterr()
-    found = speed.speed(answers / "lookup-alone.jsonl", answers / "mlx_lm.jsonl", base, "overall")
-    assert all(value > 0 for value in found[:3])
-    assert np.mean(found[3]) == pytest.approx(np.mean(lengths))
-    equal.run_compare(f"{answers}/", "lookup-alone.jsonl", "mlx_lm.jsonl")
-    assert capsys.readouterr().out.endswith("Result totally Equal!\n")

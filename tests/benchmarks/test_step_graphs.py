@@ -3,23 +3,17 @@
 from collections import Counter
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from trees import full_tree
 
 from benchmarks import step_graphs
-from benchmarks.random_llama import random_llama, with_streams
 from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
 from benchmarks.step_graphs import (
-    StepRows,
     as_on_a_gpu,
     model_of,
     operations,
-    rows_of,
     rows_of_model,
     step_graph,
 )
-from specstream_mlx import DraftSettings
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
 
@@ -36,8 +30,7 @@ def test_what_a_step_asks_for():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     rows = rows_of_model("small", timed=1)
-    weights = next(row["weight_bytes"] for row in rows)
-    assert mx.get_peak_memory() - before < weights / 10
+    assert mx.get_peak_memory() - before < 1e6  # bytes, of a model of several
     by_method = {row["method"]: row for row in rows}
     for name in (MLX_LM, "one token a step"):
         counts = by_method[name]["operations"]
@@ -50,23 +43,7 @@ def test_what_a_step_asks_for():
     assert abs(totals["one token a step"] - totals[MLX_LM]) <= 5
     beside = by_method["lossless, chain"]
     assert beside["operations"]["scaled_dot_product_attention"] == LAYERS
-    assert beside["weight_bytes"] > weights
     assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
-
-
-def test_rows_of_a_step():
-    models = dict(with_streams(*random_llama(4, 64, 50)))
-    tree = full_tree(1, np.arange(8).reshape(2, 4), 2)  # 7 nodes, 3 of them with children
-    for mode, settings, rows in (
-        ("lossless", DraftSettings(speculation=False), StepRows(7, 7, (7,))),
-        ("lossless", DraftSettings(), StepRows(7, 35, (7, 4))),
-        ("lossless", DraftSettings(num_streams=2), StepRows(7, 21, (7, 2))),
-        ("lossless", DraftSettings(stream_nodes=2), StepRows(7, 7 + 2 * 4, (7, 4))),
-        ("lossless", DraftSettings(stream_nodes=9), StepRows(7, 35, (7, 4))),
-        ("shared", DraftSettings(max_nodes=5), StepRows(7, 25, (3, 5, 4))),
-    ):
-        plan_of = settings.plans(models[f"untrained, {mode}"].streams.config)
-        assert rows_of(plan_of(tree)) == rows
 
 
 @pytest.mark.parametrize("settings", [ONE_TOKEN, CHAIN], ids=["plain", "chain"])

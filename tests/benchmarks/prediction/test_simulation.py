@@ -1,7 +1,6 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
 from functools import partial
-from typing import get_args
 
 import pytest
 from command_line import result_of
@@ -71,23 +70,17 @@ def test_the_expected_length_is_one_and_the_paths_acceptances():
     assert expected_length(tree, best_shape(NEVER, 3)) == 1
 
 
-def test_the_device_waits_for_the_first_layers_alone():
+def test_the_device_waits_for_the_first_layers_alone(monkeypatch):
     """A step takes as long as its device, and the host before; a fast device waits for the host."""
-    setting, rows, streams = simulation.USUAL, 6, 4
-    slow, fast = chip("M2"), chip("M3 Ultra")
 
-    def step(machine, model, host):
-        return setting.step_ms(machine, model, 4, rows, streams, host)
+    def step(machine, model):
+        return simulation.USUAL.step_ms(chip(machine), model, 4, 6, 4)
 
-    first = simulation.HOST_STEP_MS + 2 * simulation.HOST_LAYER_MS
-    for machine, model in ((slow, LARGE), (slow, SMALL), (fast, LARGE)):
-        free, before, now = (step(machine, model, host) for host in get_args(simulation.Host))
-        assert before - free == pytest.approx(0.3 + 0.05 * model.layers)
-        assert free + first - 1e-9 <= now < before
-    assert step(slow, LARGE, "overlapping") == pytest.approx(step(slow, LARGE, "free") + first)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "HOST_LAYER_MS", 1.0)
-        assert step(fast, SMALL, "overlapping") > SMALL.layers
+    slow, usual = step("M2", LARGE), step("M3 Ultra", SMALL)
+    monkeypatch.setattr(simulation, "HOST_LAYER_MS", 2 * simulation.HOST_LAYER_MS)
+    assert step("M2", LARGE) == pytest.approx(slow + simulation.HOST_LAYER_MS)  # of two layers
+    monkeypatch.setattr(simulation, "HOST_LAYER_MS", 1.0)
+    assert step("M3 Ultra", SMALL) > max(SMALL.layers, usual)
 
 
 @pytest.mark.skipif(not (RESULTS / "simulation.json").exists(), reason="no prediction is kept")

@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 from command_line import refusal, result_of
 from draft_heads import write as write_head
-from random_models import request
 from tiny_models import stream_adapter_directory
 
 from benchmarks.rivals import compare
 from benchmarks.rivals.compare import main
-from benchmarks.rivals.methods import Sources, methods_of, mounted_heads
+from benchmarks.rivals.methods import Sources, methods_of
 from benchmarks.rivals.report import markdown, means_of
 from benchmarks.rivals.suffix import Answers
 from benchmarks.rivals.texts import classes_of
-from benchmarks.runner import MLX_LM, ONE_TOKEN
-from specstream_mlx import DraftSettings, UserError, bundled, load
+from benchmarks.runner import MLX_LM
+from specstream_mlx import UserError, bundled
 from specstream_mlx.drafting.fixed import names_of
-from specstream_mlx.scheduler import decode
 
 BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
@@ -118,25 +116,6 @@ def test_what_was_measured_is_not_measured_again(base, here, monkeypatch):
     monkeypatch.setattr("benchmarks.runner.stream_generate", None)
     assert run(base, *asked, "--tree-size", "3,5", "--temperature", "0,1").exit_code == 0
     assert rows_in(here) == first
-
-
-def test_an_adapters_lora_is_under_heads_and_other_streams_too(base, head, streams):
-    """Mounted after them, as for the texts of adapters: all write what it writes."""
-    model, _ = load(base)
-    tuned = stream_adapter_directory(base.parent / "tuned", base, lora_rank=4)
-    rivals = mounted_heads(model, [head, streams])
-
-    def text(one, settings):
-        asked = request([5, 7, 11], settings, max_tokens=12)
-        return [token for step in decode(one, asked) for token in step.tokens][:12]
-
-    alone = text(model, ONE_TOKEN)
-    model.swap_adapter(tuned)
-    expected = text(model, ONE_TOKEN)
-    assert expected != alone
-    for rival in rivals.values():
-        rival.model = model.model
-        assert text(rival, DraftSettings(tree_size=4)) == expected
 
 
 def test_no_rows_of_another_adapters_lora_are_shared(base, streams, head, here, monkeypatch):

@@ -53,16 +53,6 @@ def test_pld_drafts_ten_tokens_behind_the_earliest_match(seed):
     assert drafter.children((99,)) == []
 
 
-def test_pld_is_as_sure_as_it_has_been_right():
-    drafter = PromptLookup(Material([*range(20)] * 2))
-    ((_, before),) = drafter.children(())
-    drafter.accept(list(range(20)))
-    ((_, right),) = drafter.children(())
-    assert before < right < 0
-    drafter.accept([50, *range(1, 20), 60, *range(1, 20)])
-    assert drafter.children(())[0][1] < right
-
-
 # suffix ---------------------------------------------------------------------------------------
 
 
