@@ -16,7 +16,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .drafting import Planner
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
 from .engine.kv import KVQuantization
-from .engine.profile import NO_PROFILE, Profile
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown
@@ -54,7 +53,6 @@ def stream_generate(
     settings: DraftSettings | Proposers | Planner | None = None,
     stop: Sequence[str] = (),
     verify: VerifyName | type[VerifyRule] | None = None,
-    profile: Profile = NO_PROFILE,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
     """Generate text, one response per token, as ``mlx_lm.stream_generate`` does.
@@ -97,8 +95,6 @@ def stream_generate(
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
             to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy: its text is
             not distributed as the model's.
-        profile: adds up the seconds of each part of the generation. To do so it waits at the end of
-            every part, which makes the generation slower and changes nothing else.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Yields:
@@ -145,7 +141,6 @@ def stream_generate(
         verify=verify,
         prompt_cache=prompt_cache,
         progress=prompt_progress_callback,
-        profile=profile,
     )
     return responses(model, tokenizer, request, decode(model, request), stop, caches)
 

@@ -279,7 +279,7 @@ def load(
 ) -> tuple[SpeculativeModel, TokenizerWrapper]: ...
 
 
-@checked()
+@checked()  # type: ignore[misc]
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,

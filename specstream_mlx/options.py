@@ -504,7 +504,6 @@ _KINDS = {
     "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),
     "num_draft_tokens": integer(1),
     "verify": optional(instance("a rule's name, a class or None", str, type)),
-    "profile": having("a Profile", "border"),
     "verbose": FLAG,
     # batches
     "prompts": instance("a list of prompts", list, tuple),

@@ -10,7 +10,6 @@ from .drafting import Planner
 from .drafting.draft_model import check_draft_model
 from .drafting.settings import DraftSettings, Proposers
 from .engine.kv import NEVER_QUANTIZED, KVQuantization
-from .engine.profile import NO_PROFILE, Profile
 from .engine.sampling import sampling_of
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
@@ -36,7 +35,7 @@ class Request:
             is the last, and no further call is enqueued; without them decoding never ends.
         prefill_step_size: number of prompt tokens per pass.
         quantization: settings of the KV cache's quantization.
-        sampler, logits_processors, verify, prompt_cache, profile: see ``stream_generate``.
+        sampler, logits_processors, verify, prompt_cache: see ``stream_generate``.
         progress: called before the prompt is read, after each pass, and when the first token is
             there; tokens that ``prompt_cache`` holds count as read.
     """
@@ -52,7 +51,6 @@ class Request:
     verify: VerifyName | type[VerifyRule] | None = None
     prompt_cache: PromptCache | None = None
     progress: Progress | None = None
-    profile: Profile = NO_PROFILE
 
     @property
     def rule(self) -> type[VerifyRule]:

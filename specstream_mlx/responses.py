@@ -123,8 +123,6 @@ def respond(
             response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
             response.accepted_length = response.generation_tokens / response.target_calls
             response.peak_memory = mx.get_peak_memory() / 1e9
-            if response.finish_reason:
-                request.profile.border("host", log_probs)
             yield replace(response, text=text)
             if response.finish_reason:
                 return

@@ -20,7 +20,6 @@ from .drafting.settings import USUAL, DraftSettings
 from .engine.guess import NO_GUESSES
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
-from .engine.profile import NO_PROFILE
 from .engine.step import Decoder, StepResult
 from .engine.verify.rule import VerifyRule, check_drawn
 from .errors import UserError
@@ -81,7 +80,7 @@ class TokenSequence:
         model: base and adapter; ``None``: ``decoder`` has a model of its own.
         request: a request that has been checked; without a model its ``drafting`` is a planner.
         decoder: reads the prompt; ``None``: a new ``Decoder``. One of a model elsewhere has its
-            ``prefill``, ``step``, ``commit``, ``caches`` and ``profile``, and takes no plain steps.
+            ``prefill``, ``step``, ``commit`` and ``caches``, and takes no plain steps.
         reused: number of the prompt's tokens that ``decoder`` has read already.
 
     Attributes:
@@ -103,7 +102,6 @@ class TokenSequence:
         decoder: Any = None,
         reused: int = 0,
     ):
-        request.profile.start()
         self.model, self.request, self._cache = model, request, request.prompt_cache
         self._mounted = _mounted(model)
         self._unrecorded: list[int] = []  # tokens of rows that the prompt cache does not know yet
@@ -117,7 +115,7 @@ class TokenSequence:
                 self._generation = self._cache.begin(model, request.prompt, request.quantization)
                 caches, reused = self._cache.caches, self._cache.reused
             share = model.ranks.share if model.ranks else None
-            parts = model.model, model.streams, caches, request.profile
+            parts = model.model, model.streams, caches
             decoder = Decoder(*parts, share=share, head=model.head)
             if self._cache is not None:
                 self._cache.caches = decoder.caches
@@ -160,7 +158,6 @@ class TokenSequence:
     def start(self, broadcast: Broadcast | None) -> None:
         """Plan the first step; the prompt has been read."""
         request, model = self.request, self.model
-        request.profile.border("prefill")
         self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
         self._broadcast = broadcast
         if model is None or model.decides:
@@ -432,7 +429,6 @@ class Scheduler:
         if all(plan.pipelined for plan in plans):
             roots = [mx.array([sequence.root]) for sequence in self._present]
             return self._enqueue_plain(plans, roots, start)
-        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):
             results = self._decoder.step(plans, [one.rule for one in self._present])
         mx.async_eval(*_arrays(results))
@@ -440,7 +436,6 @@ class Scheduler:
 
     def _enqueue_plain(self, plans: list[Plan], roots: list[mx.array], start: float) -> _Call:
         """Enqueue a call of one token a sequence, each after a root of its own, (1,)."""
-        self._decoder.profile.border("host")
         with mx.stream(device.generation_stream):  # what comes from another stream is waited for
             rules = [sequence.rule for sequence in self._present]
             results = self._decoder.next_token(mx.stack(roots), rules)
@@ -473,8 +468,6 @@ class Scheduler:
         present = self._present
         mx.eval(*_arrays(results))
         accepted = [result.accepted(plan.tree) for plan, result in zip(plans, results, strict=True)]
-        profile = self._decoder.profile
-        profile.border("host")
         written = []
         with mx.stream(device.generation_stream):
             for plan, result, (_, path, _) in zip(plans, results, accepted, strict=True):
@@ -485,7 +478,6 @@ class Scheduler:
             for sequence, tokens in zip(present, written, strict=True):
                 sequence.rule.commit(tokens)
             self._quantize()
-            profile.border("compaction", [(c.keys, c.values) for c in self._decoder.caches])
         seconds = self._seconds(start)
         each = zip(present, written, plans, results, accepted, strict=True)
         steps = [
@@ -524,9 +516,8 @@ class Scheduler:
             seconds = steps[0][1].seconds if self._on_time else None
             for costs in self._costs:
                 costs.note(count, rows, guesses, tokens, seconds)
-        # A profile takes its own time, and a call of several says nothing of one of them.
-        timed = self._decoder.profile is NO_PROFILE and count == 1
-        timed = timed and (self._alone is None or self._alone())
+        # A call of several says nothing of one of them.
+        timed = count == 1 and (self._alone is None or self._alone())
         for sequence, step in steps:
             sequence.take(step, step.seconds if timed else None)
         self._count += 1

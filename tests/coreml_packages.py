@@ -239,7 +239,7 @@ class MixedTrees:
         true = tuple(self._left[: self._rng.integers(0, 5)])
 
         def children(path):
-            found = guesses.behind(path)[: SIZES.candidates]
+            found = guesses.after(path)[: SIZES.candidates]
             if path != true[: len(path)] or len(path) == len(true):
                 return found
             token = true[len(path)]

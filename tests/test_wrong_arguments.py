@@ -111,7 +111,6 @@ GENERATE = [
     ("stop", [""], "a stop string is empty"),
     ("verify", 5, "verify is 5, expected a rule's name, a class or None"),
     ("verify", "magic", "verify is 'magic', expected one of"),
-    ("profile", None, "profile is None, expected a Profile"),
     ("settings", {}, "settings is {}, expected DraftSettings or None"),
     ("verbose", "yes", "verbose is 'yes', expected True or False"),
     ("tree_width", 1.5, "tree_width is 1.5, expected an integer of at least 1"),

@@ -81,7 +81,7 @@ def full_tree(root, candidates, width, log_probs=None):
     """The full tree of (gamma, k) candidates."""
     log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
     guesses = StreamGuesses(candidates, log_probs)
-    return tree_of(root, list(all_nodes(lambda path: guesses.behind(path)[:width])))
+    return tree_of(root, list(all_nodes(lambda path: guesses.after(path)[:width])))
 
 
 class Known(Proposer):

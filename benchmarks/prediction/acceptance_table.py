@@ -83,7 +83,7 @@ class AcceptanceCounts:
     def add(self, guesses: StreamGuesses, following: Sequence[int]) -> None:
         """Count one step: its guesses, and what the target wrote after them."""
         for depth, token in enumerate(following[: guesses.depth]):
-            candidates = [guess for guess, _ in guesses.behind(tuple(following[:depth]))]
+            candidates = [guess for guess, _ in guesses.after(tuple(following[:depth]))]
             if not candidates:  # no stream guessed behind this path
                 return
             self.reached[depth] += 1

@@ -56,7 +56,7 @@ class Eagle:
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
         """Run ``fc`` and the layer."""
         a = self.network.fc(mx.concatenate([embeddings, features], axis=1))
-        return self.network.layers[0].behind(a, a, rows)
+        return self.network.layers[0].after(a, a, rows)
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
         """Return the target's LM head."""

@@ -47,7 +47,7 @@ class _PromptTokensOfText:
 
     def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
         rows = Rows(self._caches[0].offset)
-        self._model.fill(tokens[None], [UncommittedRows(cache, rows) for cache in self._caches])
+        self._model.logits(tokens[None], [UncommittedRows(cache, rows) for cache in self._caches])
         self.commit(len(tokens))
         mx.eval([cache.state for cache in self._caches])
 

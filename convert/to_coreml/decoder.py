@@ -19,7 +19,6 @@ from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import USUAL, DraftSettings, Proposers
 from specstream_mlx.engine.plan import DraftTree, Plan, StreamPlace
-from specstream_mlx.engine.profile import NO_PROFILE, Profile
 from specstream_mlx.engine.rows import TreeNodes, shapes_of
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.engine.step import StepResult, StreamResult
@@ -46,7 +45,6 @@ class PackageDecoder:
     def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
         self.contents, self.adapter = contents, contents.adapter(adapter)
         self.caches: list[Any] = []  # the states are the executor's
-        self.profile: Profile = NO_PROFILE
         self._executor, self._states = executor, executor.states()
         self._in_order = np.arange(contents.sizes.most_nodes, dtype=np.int32)
         self._rows: list[int] = []  # tokens of the rows, those of the last step's path included

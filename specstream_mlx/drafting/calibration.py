@@ -124,9 +124,9 @@ class StreamAverages:
         if guesses.depth:
             self._pending.append(_Guessed(guesses))
 
-    def behind(self, path: Path) -> Guesses:
+    def after(self, path: Path) -> Guesses:
         """Return the newest guesses for the token after ``path``, corrected; empty: none."""
-        guesses = self._newest.behind(path)
+        guesses = self._newest.after(path)
         if not guesses:
             return guesses
         trunk = path == self._trunk[: len(path)]
@@ -161,7 +161,7 @@ class StreamAverages:
 
     def _judge(self, guessed: _Guessed, token: int) -> bool:
         """Count the guesses for this token; returns whether deeper ones may still be reached."""
-        guesses = guessed.guesses.behind(guessed.path)
+        guesses = guessed.guesses.after(guessed.path)
         if not guesses:  # no stream guessed after this path
             return False
         hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
@@ -182,6 +182,6 @@ class StreamAverages:
 def _trunk_of(guesses: StreamGuesses) -> Path:
     """Return the path of first guesses."""
     path: Path = ()
-    while behind := guesses.behind(path):
+    while behind := guesses.after(path):
         path = (*path, behind[0][0])
     return path

@@ -67,7 +67,7 @@ class DraftModel(Proposer):
             return
         path: Path = ()
         for token in tokens:
-            if all(guess != token for guess, _ in self._guesses.behind(path)):
+            if all(guess != token for guess, _ in self._guesses.after(path)):
                 break
             path = (*path, token)
         self._backoff.note(len(path))
@@ -83,7 +83,7 @@ class DraftModel(Proposer):
 
     def children(self, path: Path) -> Guesses:
         """Return the model's guesses after a path that it has read; elsewhere it has none."""
-        return self._averages.behind(path)
+        return self._averages.after(path)
 
     def spent(self) -> float:
         """Return the seconds of the passes since the last call."""
@@ -161,7 +161,7 @@ class _PathGuesses(StreamGuesses):
     def depth(self) -> int:
         return 1 + max(map(len, self._guessed), default=-1)
 
-    def behind(self, path: Path) -> Guesses:
+    def after(self, path: Path) -> Guesses:
         return self._guessed.get(path, [])
 
 
@@ -194,7 +194,7 @@ class _Reader:
             if last:
                 logits = self._model.logits(self._ids(part), stand_ins)
             else:
-                self._model.fill(self._ids(part), stand_ins)
+                self._model.logits(self._ids(part), stand_ins)
             commit(stand_ins, [range(len(part))])
             if not last:
                 mx.eval([cache.state for cache in self._caches])

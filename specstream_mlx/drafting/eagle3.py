@@ -63,7 +63,7 @@ class Layer(nn.Module):
         self.mlp = MLP(args)
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
-    def behind(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
+    def after(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
         """Compute ``y + MLP(n(y))`` of ``y = residual + Attn(x)``, x (rows, width)."""
         mask: Any = rows.make_mask(len(x))  # mlx-lm's attention takes "causal" too
         y = residual + self.self_attn(x[None], mask, rows)[0]
@@ -127,7 +127,7 @@ class Eagle3:
         layer = self.network.midlayer
         normed = layer.hidden_norm(features)
         x = mx.concatenate([layer.input_layernorm(embeddings), normed], axis=1)
-        output = layer.behind(x, normed if self.norm_before_residual else features, rows)
+        output = layer.after(x, normed if self.norm_before_residual else features, rows)
         return self.network.norm(output) if self.norm_output else output
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:

@@ -70,10 +70,10 @@ class FixedPlanner(Planner):
         for proposer in self._proposers:
             proposer.begin(verified, FREE)
         depth = guesses.depth if self._depth is None else min(guesses.depth, self._depth)
-        behind = guesses.behind
+        behind = guesses.after
         if self._proposers:
             self._averages.take(guesses)
-            behind = self._averages.behind
+            behind = self._averages.after
 
         def guessed(path: Path) -> Guesses:
             return behind(path)[: self._width] if len(path) < depth else []

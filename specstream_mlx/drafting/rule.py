@@ -221,7 +221,7 @@ class RulePlanner(Planner):
             proposer.begin(verified, price)
         paths = [path for proposer in self._proposers for path in proposer.required()]
         self._required = len(with_paths((), paths))
-        nodes = self._likeliest(pool(self._proposers, self.averages.behind))
+        nodes = self._likeliest(pool(self._proposers, self.averages.after))
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             alone = _best(self._choices(self._likeliest(pool(self._proposers))).values())

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..hardware.cpu import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams, rows_of
-from .profile import NO_PROFILE, Profile
+from .key_selection import AskingRope
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
 """Layers whose output the device computes while the host builds the next ones: unlike plain steps,
@@ -30,10 +30,6 @@ trees cannot be enqueued ahead, so the device would wait for all of it otherwise
 
 FINAL = -1
 """The boundary after the final norm."""
-
-
-class UnsupportedModelError(UserError):
-    """The model's structure is not one that can be run in stages."""
 
 
 class BorrowedModel:
@@ -45,27 +41,25 @@ class BorrowedModel:
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
         streams: streams of the mounted adapter, or ``None``.
-        profile: measures the MHA rows.
-        traced: whether passes are compiled or differentiated; then none keeps tables for the next,
-            nor is any of it computed before it is complete.
+        traced: whether passes are compiled or differentiated; then none keeps tables for the
+            next, nor is any of it computed before it is complete.
         boundaries: hidden states to keep for a draft head, see ``take_features``.
 
     Attributes:
         observe: called with number, input and output of every layer; ``None``: nothing is.
 
     Raises:
-        UnsupportedModelError: the model's structure is not one that can be run in stages.
+        UserError: the model's structure is not one that can be run in stages.
     """
 
     def __init__(
         self,
         model: nn.Module,
         streams: Streams | None = None,
-        profile: Profile = NO_PROFILE,
         traced: bool = False,
         boundaries: Sequence[int] = (),
     ):
-        self._mounted, self._profile = streams, profile
+        self._mounted = streams
         self.observe: Callable[[int, mx.array, mx.array], None] | None = None
         self.boundaries, self._features = boundaries, dict[int, mx.array]()
         self._architecture = architecture_of(model_type_of(model))
@@ -119,7 +113,7 @@ class BorrowedModel:
         layer, config = self._layers[number], streams.config
         if config.stream_mlp != "base":
             if "mlp" not in layer:
-                raise UnsupportedModelError(
+                raise UserError(
                     f"layer {number} has no mlp, which a stream_mlp of {config.stream_mlp!r} takes "
                     "the place of"
                 )
@@ -194,21 +188,13 @@ class BorrowedModel:
         return self._through(hidden)
 
     def logits(self, tokens: mx.array, caches: Sequence[Any], early: bool = False) -> mx.array:
-        """Run all stages without streams; returns logits (sequences, rows, vocab)."""
-        return self._whole(tokens, caches, early, self._profile)
+        """Run all stages without streams; returns logits (sequences, rows, vocab).
 
-    def fill(self, tokens: mx.array, caches: Sequence[Any]) -> None:
-        """Run embedding and layers to fill the KV caches."""
-        self._whole(tokens, caches, False, NO_PROFILE)  # logits are never computed
-
-    def _whole(
-        self, tokens: mx.array, caches: Sequence[Any], early: bool, profile: Profile
-    ) -> mx.array:
-        """Run all stages, and keep what lies at the last boundaries."""
+        A pass that is there to fill the KV caches does not evaluate them.
+        """
 
         def run(hidden: mx.array) -> mx.array:
             hidden = self.layers(hidden, caches, early=early)
-            profile.border("MHA rows", hidden)
             if not self.boundaries:
                 return hidden
             normed = self._norm(hidden)
@@ -319,13 +305,13 @@ def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
                 owner[part] = copy(owner[part])
                 owner = owner[part]
             return root, owner
-    raise UnsupportedModelError("the model does not hold its layers in one list")
+    raise UserError("the model does not hold its layers in one list")
 
 
 def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
     """Return a module that heads or streams need."""
     if name not in owner:
-        raise UnsupportedModelError(
+        raise UserError(
             f"the model has no {name} beside its layers, which a draft head or a stream_head of "
             "'conditioned' reads"
         )
@@ -336,9 +322,9 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
     """Find the name of the attention within ``layer``, the model's ``number``-th."""
     name = next((name for name, m in layer.children().items() if "rope" in m), None)
     if name is None:
-        raise UnsupportedModelError(f"layer {number} has no attention with rope")
+        raise UserError(f"layer {number} has no attention with rope")
     if isinstance(layer[name]["rope"], DynamicNTKScalingRoPE):
-        raise UnsupportedModelError(
+        raise UserError(
             f"layer {number} scales its rope by the length of the text, "
             "expected a rope that depends on positions alone"
         )
@@ -394,27 +380,6 @@ def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
         rotated = rope(single, offset=offset.reshape(-1))
         return rotated.reshape(sequences, rows, heads, size).swapaxes(1, 2)
     return rope(x.swapaxes(0, 2), offset=offset).swapaxes(0, 2)
-
-
-class AskingRope:
-    """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
-
-    Layers rotate their queries first, then their keys. ``ask`` is a function of the queries of the
-    next call and the layer's softcap; or ``None``.
-    """
-
-    def __init__(self, attention: nn.Module):
-        self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
-        self._softcap = getattr(attention, "attn_logit_softcapping", None)
-        self.ask: Callable[[mx.array, float | None], None] | None = None
-
-    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        rotated = self._rope(x, *args, **kwargs)
-        ask, self.ask = self.ask, None
-        if ask is not None:
-            scale = x.shape[-1] ** -0.5 if self._scale is None else self._scale
-            ask(rotated * scale, self._softcap)
-        return rotated
 
 
 class StreamMLP:

@@ -206,7 +206,7 @@ class HeadWatch:
 
     def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
         """Take in a head's guesses, and the tokens after them; says once if too few are right."""
-        guessed = guesses.behind(()) if self._left and tokens else []
+        guessed = guesses.after(()) if self._left and tokens else []
         if not guessed:
             return
         best, _ = max(guessed, key=lambda each: each[1])

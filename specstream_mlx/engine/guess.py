@@ -56,7 +56,7 @@ class StreamGuesses:
         """The number of streams, gamma."""
         return len(self.tokens)
 
-    def behind(self, path: Path) -> Guesses:
+    def after(self, path: Path) -> Guesses:
         """Return the guesses for the token after ``path``; none if no stream guessed there."""
         if self.parents is not None:
             return self._by_path.get(path, [])
@@ -100,6 +100,11 @@ NO_GUESSES = StreamGuesses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float
 _GROUP = 64
 _SHORT = 1024
 """Values that are sorted as quickly as partitioned."""
+
+
+def normalized(logits: mx.array) -> mx.array:
+    """Turn logits into log-probabilities over the last axis."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def best_tokens(
@@ -216,7 +221,7 @@ class Scorer:
 
     def _features(self, stream: int, before: mx.array) -> mx.array:
         """Compute the LM head's inputs (sequences, paths, h)."""
-        return self._head.behind(*self._of_streams[stream], self._model.embed(before))
+        return self._head.after(*self._of_streams[stream], self._model.embed(before))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
         """Score the tokens of stream ``stream`` after the tokens ``before`` (sequences, paths).

@@ -7,8 +7,10 @@ narrows it in place once the layer's keys are there.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
@@ -29,6 +31,27 @@ class KeySelection:
     num_streams: int
     main: int
     beside: Sequence[Sequence[int]] | None = None
+
+
+class AskingRope:
+    """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
+
+    Layers rotate their queries first, then their keys. ``ask`` is a function of the queries of the
+    next call and the layer's softcap; or ``None``.
+    """
+
+    def __init__(self, attention: nn.Module):
+        self._rope, self._scale = attention["rope"], getattr(attention, "scale", None)
+        self._softcap = getattr(attention, "attn_logit_softcapping", None)
+        self.ask: Callable[[mx.array, float | None], None] | None = None
+
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        rotated = self._rope(x, *args, **kwargs)
+        ask, self.ask = self.ask, None
+        if ask is not None:
+            scale = x.shape[-1] ** -0.5 if self._scale is None else self._scale
+            ask(rotated * scale, self._softcap)
+        return rotated
 
 
 class SelectingRows(UncommittedRows):

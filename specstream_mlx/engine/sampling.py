@@ -19,6 +19,7 @@ from mlx_lm.sample_utils import (
 
 from ..errors import UserError, shown
 from ..options import SamplerOptions, check_arguments
+from .guess import normalized
 from .noise import Noise
 from .plan import DraftTree
 from .prune import rows_of_all
@@ -209,11 +210,6 @@ def random_seed() -> int:
     for part in np.array(mx.random.randint(0, 1 << 16, (4,))).tolist():
         seed = seed << 16 | part
     return seed
-
-
-def normalized(logits: mx.array) -> mx.array:
-    """Turn logits into log-probabilities over the last axis."""
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def takes_arg_max(sampler: Sampler | None) -> bool:

@@ -17,14 +17,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
+from ..errors import UserError
 from ..models.streams import Streams
-from .borrowed_model import BorrowedModel, UnsupportedModelError
+from .borrowed_model import BorrowedModel
 from .draft_head import AcceptedRows, DraftHead, MountedHead, Rank, accepted_rows
 from .guess import NO_GUESSES, WHOLE_HEAD, Scorer, StreamGuesses, guess, without_barred
 from .key_selection import KeySelection, SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
-from .profile import NO_PROFILE, Profile
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
@@ -123,7 +123,6 @@ class Decoder:
         streams: the streams of the mounted adapter, or ``None``.
         caches: KV caches of the first sequence, one per layer, from ``kv.make_caches``. Between
             two steps quantized ones may replace them in the decoder's own list, ``caches``.
-        profile: measures the parts of a step.
         shortlists: whether conditioned streams score shortlists alone; ``None``: where more tokens
             than ``WHOLE_HEAD`` may be drafted.
         share: function that returns rank 0's array on all ranks, where several processes run the
@@ -132,7 +131,7 @@ class Decoder:
         head: a draft head, which guesses where there are no streams; ``None``: there is none.
 
     Raises:
-        UnsupportedModelError: the model cannot be run in stages, or a cache is of another kind.
+        UserError: the model cannot be run in stages, or a cache is of another kind.
     """
 
     def __init__(
@@ -140,22 +139,21 @@ class Decoder:
         model: nn.Module,
         streams: Streams | None,
         caches: Sequence[KVCache | QuantizedKVCache],
-        profile: Profile = NO_PROFILE,
         shortlists: bool | None = None,
         share: Callable[[mx.array], mx.array] | None = None,
         head: MountedHead | None = None,
     ):
-        self.profile, self._share = profile, share
+        self._share = share
         self.caches: list[CommittedRows] = list(caches)
         self._shortlists = shortlists
         for number, cache in enumerate(caches):
             if not isinstance(cache, KVCache | QuantizedKVCache):
-                raise UnsupportedModelError(
+                raise UserError(
                     f"layer {number} has a {type(cache).__name__}, "
                     "expected a KVCache or a QuantizedKVCache"
                 )
         boundaries = () if head is None else head.boundaries
-        borrowed = BorrowedModel(model, streams, profile, boundaries=boundaries)
+        borrowed = BorrowedModel(model, streams, boundaries=boundaries)
         # Of each sequence, none where no head is mounted.
         self._heads: list[DraftHead] = [] if head is None else [head.begin(borrowed)]
         self._gathered: Gathered | None = None
@@ -224,7 +222,8 @@ class Decoder:
 
     def prefill(self, tokens: mx.array) -> None:
         """Commit prompt tokens (n,) of a single sequence without streams."""
-        self.model.fill(tokens[None], self._new_rows(Rows(self.caches[0].offset)))
+        # Logits are never computed.
+        self.model.logits(tokens[None], self._new_rows(Rows(self.caches[0].offset)))
         for head, features in self._read_by_heads():
             head.read(tokens, features)
         commit(self._uncommitted, [range(tokens.size)])
@@ -241,11 +240,9 @@ class Decoder:
         if not isinstance(offset, int):
             rows = Rows(offset[:, None], mx.ones((len(tokens), 1, 1), mx.bool_))
         logits = self.model.logits(tokens, self._new_rows(rows))
-        self.profile.border("head", logits)
         commit(self._uncommitted, [range(1)] * len(rules))
         pairs = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
         predictions = self._shared([predictions for predictions, _ in pairs])
-        self.profile.border("verify", predictions)
         for number, (head, features) in enumerate(self._read_by_heads()):
             head.follow(AcceptedRows(features, tokens[number], predictions[number], mx.array(1)))
             head.commit(1)
@@ -268,7 +265,7 @@ class Decoder:
         Returns:
             One result for each sequence, unevaluated; read them, then call ``commit``.
         """
-        profile, trees, shared = self.profile, [plan.tree for plan in plans], self._are_shared
+        trees, shared = [plan.tree for plan in plans], self._are_shared
         plan = widest(plans, shared)
         count, sizes = plan.streams, [len(tree) for tree in trees]
 
@@ -287,7 +284,6 @@ class Decoder:
 
         # 2. MHA layers, over the nodes alone.
         main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
-        profile.border("MHA rows", main)
 
         # 3. Prune by the early exit's scores.
         if plan.prunes:
@@ -315,7 +311,6 @@ class Decoder:
             _ranking(*one, plan.width) for one in zip(rules, trees, each, results, strict=True)
         ]
         guesses = self._guesses(ranks, results, hidden, plan, present)
-        profile.border("head", [(one.candidates, one.log_probs) for one in guesses])
         return [
             result if adapter.streams is None else replace(result, streams=guessed)
             for result, guessed, adapter in zip(results, guesses, self._adapters, strict=True)
@@ -361,7 +356,6 @@ class Decoder:
         [scores] = self._shared([scores])
         kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
         nodes, main = nodes.keep(kept, in_play), at(main, kept)
-        self.profile.border("pruning", main, nodes.ancestors, nodes.positions)
         return nodes, main
 
     def _through_msa_layers(
@@ -385,7 +379,6 @@ class Decoder:
                 new = SelectingRows(self.caches[number], rows, rotate, selection)
             self._uncommitted[number] = new
         hidden = self.model.layers(hidden, self._uncommitted, first, main_rows=main_rows)
-        self.profile.border("MSA rows", hidden)
         return hidden
 
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
@@ -404,14 +397,12 @@ class Decoder:
         logits: Sequence[mx.array],
     ) -> tuple[list[TreeNodes], list[StepResult]]:
         """Verify each tree under its sequence's rule; also returns each one's kept nodes."""
-        self.profile.border("head", logits)
         each = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
         judged = [
             rule.verify(tree, kept, own)
             for rule, tree, kept, own in zip(rules, trees, each, logits, strict=True)
         ]
         decided = self._shared([last for last, _, _ in judged] + [own for _, own, _ in judged])
-        self.profile.border("verify", decided)
         lasts, predictions = decided[: len(rules)], decided[len(rules) :]
         results = [
             StepResult(last, predicted, processed, own.kept, own.in_play)
@@ -514,9 +505,6 @@ class Decoder:
                 rank = _ranking(rules[number], tree, nodes, result, plan.width)
                 guessed = StreamResult(*head.guess(rank, plan.expand, plan.width))
                 results[number] = replace(result, streams=guessed)
-        if self._heads:
-            found = [one.streams.candidates for one in results if one.streams is not None]
-            self.profile.border("head", found)
         return results
 
 

@@ -62,7 +62,7 @@ class ConditionedHead(nn.Module):
             before: (.., count, h) embeddings of the tokens before.
         """
         features = self.normalized(features)
-        return self.behind(features, self.of_streams(features), before)
+        return self.after(features, self.of_streams(features), before)
 
     def of_streams(self, features: mx.array) -> mx.array:
         """Apply the streams' half of D to normalized features and add b; returns (.., count, r)."""
@@ -70,7 +70,7 @@ class ConditionedHead(nn.Module):
         down = self.down.weight[..., :dims].swapaxes(-1, -2)
         return features @ down + self.biases[..., :count, :]
 
-    def behind(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
+    def after(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
         """Compute the features (.., h) of a stream after several tokens.
 
         Args:

@@ -120,7 +120,7 @@ class Writing:
         *drafts, _ = step.tokens
         drafters: list[str | None] = []
         for depth, token in enumerate(drafts):
-            guessed = dict(self._guesses.behind(tuple(drafts[:depth])))
+            guessed = dict(self._guesses.after(tuple(drafts[:depth])))
             drafters.append("streams" if token in guessed else "lookup")
         self._guesses = step.result.guesses()
         self._steps.append(step)

@@ -65,7 +65,7 @@ class StreamForward:
         vocab_size: the base's number of tokens.
 
     Raises:
-        UnsupportedModelError: the model cannot be run in pieces.
+        UserError: the model cannot be run in pieces.
     """
 
     def __init__(

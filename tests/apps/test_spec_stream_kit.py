@@ -25,9 +25,9 @@ from specstream_mlx.convert.to_coreml.recordings import FORMAT, write
 from trees import fixed_trees
 
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guess import StreamGuesses
+from specstream_mlx.engine.guess import StreamGuesses, normalized
 from specstream_mlx.engine.noise import Noise
-from specstream_mlx.engine.sampling import Sampling, drawn_tokens, normalized
+from specstream_mlx.engine.sampling import Sampling, drawn_tokens
 
 pytestmark = pytest.mark.slow
 

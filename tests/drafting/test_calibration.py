@@ -21,7 +21,7 @@ def guesses(depths=slice(None)):
 
 def guessed(averages):
     averages.take(guesses())
-    return [[averages.behind(path[:depth]) for depth in range(3)] for path in ((1, 3), (0, 0))]
+    return [[averages.after(path[:depth]) for depth in range(3)] for path in ((1, 3), (0, 0))]
 
 
 def test_a_text_begins_with_a_little_doubt():
@@ -83,7 +83,7 @@ def test_probabilities_stay_probabilities_and_without_guesses_there_are_none():
         found = [math.exp(p) for _, p in level]
         assert max(found) <= 0.99 and sum(found) <= MOST_TOGETHER + 1e-9
     averages.take(NO_GUESSES)
-    assert averages.behind(()) == []
+    assert averages.after(()) == []
     averages.accept([1, 2])
 
 

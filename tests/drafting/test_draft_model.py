@@ -59,7 +59,7 @@ def test_every_guess_is_a_plain_pass_over_its_path(base, monkeypatch):
         assert len(paths) > 4
         for path in paths:
             expected = best_behind(draft, [*text, *path], 4)
-            found = drafter._guesses.behind(path)
+            found = drafter._guesses.after(path)
             assert [token for token, _ in found] == [token for token, _ in expected]
             assert [s for _, s in found] == pytest.approx([s for _, s in expected], abs=1e-3)
 

@@ -64,7 +64,7 @@ def every_path(candidates, log_probs, lookup, lookup_size):
             known = lookup.children(path) if depth < lookup_size else []
             if depth < len(candidates):
                 row = zip(candidates[depth].tolist(), log_probs[depth].tolist(), strict=True)
-                known = pooled(averages.behind(path) if lookup_size else list(row), known)
+                known = pooled(averages.after(path) if lookup_size else list(row), known)
             below |= {(*path, token): score + log_prob for token, log_prob in known}
         found |= below
         level = below

@@ -104,7 +104,7 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path, monkeyp
         drafting.accept(drafting.first(3), [3], None)
         history.tokens, history.time = 128.0 * rate, 128.0
         plan = drafting.plan(3, guesses(rng))
-        nodes = list(itertools.islice(likeliest(drafting.averages.behind, LEAST), MOST_NODES - 1))
+        nodes = list(itertools.islice(likeliest(drafting.averages.after, LEAST), MOST_NODES - 1))
         relative = {place: measured.relative(place) for place in measured.points}
         gain = best_by_force(rate, nodes, relative, value)[0]
         gain -= best_by_force(rate, [], relative, value)[0]

@@ -25,7 +25,7 @@ from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.rows import TreeShapes
-from specstream_mlx.engine.step import Decoder, UnsupportedModelError
+from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import read_model
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.scheduler import decode
@@ -125,7 +125,7 @@ def test_two_threads_may_run_one_model_at_a_time(monkeypatch):
 def test_what_it_cannot_drive_is_refused(config, message, monkeypatch):
     monkeypatch.setitem(BASES, "other", config)
     model = speculative_model("other")
-    with pytest.raises(UnsupportedModelError, match=message):
+    with pytest.raises(UserError, match=message):
         Decoder(model.model, model.streams, make_prompt_cache(model.model))
 
 

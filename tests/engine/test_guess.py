@@ -115,7 +115,7 @@ def check_guesses(result, width, expected_after):
     """
     guesses, expanded, paths = result.guesses(), [], [()]
     for path in paths:
-        found = guesses.behind(path)
+        found = guesses.after(path)
         if not found:
             continue
         expanded.append(path)
@@ -181,8 +181,8 @@ def test_streams_deeper_than_the_tree_guess_nothing(mode, shortlists):
     few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
     _, result, _ = step_of(model, few, shortlists)
     assert result.streams.candidates.shape == (1, 1, 16)
-    expected = step_of(model, every, shortlists)[1].guesses().behind(())
-    found = result.guesses().behind(())
+    expected = step_of(model, every, shortlists)[1].guesses().after(())
+    found = result.guesses().after(())
     assert [token for token, _ in found] == [token for token, _ in expected]
     assert [score for _, score in found] == pytest.approx([s for _, s in expected], abs=1e-4)
 
@@ -266,9 +266,9 @@ def test_the_likeliest_paths_are_followed(seed):
         for path, score in level.items():
             row = tables[depth, path[-1] if path else 5]
             best = np.argsort(-row)[:3].tolist()
-            assert [token for token, _ in guesses.behind(path)] == best
-            assert [s for _, s in guesses.behind(path)] == pytest.approx(row[best].tolist())
+            assert [token for token, _ in guesses.after(path)] == best
+            assert [s for _, s in guesses.after(path)] == pytest.approx(row[best].tolist())
             below |= {(*path, token): score + row[token] for token in best}
         others = set(below) - set(sorted(below, key=below.get)[-3:])
-        assert not any(guesses.behind(path) for path in others) or depth == 3
+        assert not any(guesses.after(path) for path in others) or depth == 3
         level = {path: below[path] for path in set(below) - others}

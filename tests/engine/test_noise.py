@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from specstream_mlx import UserError
+from specstream_mlx.engine.guess import normalized
 from specstream_mlx.engine.noise import STRENGTHS, Coupling, Noise
-from specstream_mlx.engine.sampling import normalized
 
 
 def test_a_seed_means_the_same_in_every_version():

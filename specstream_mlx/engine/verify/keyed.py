@@ -6,10 +6,10 @@ from typing import ClassVar
 import mlx.core as mx
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from ..guess import Candidates, best_tokens
+from ..guess import Candidates, best_tokens, normalized
 from ..noise import STRENGTHS, Coupling, Noise
 from ..plan import DraftTree
-from ..sampling import KeyedSampler, drawn_tokens, normalized, random_seed, sampling_of
+from ..sampling import KeyedSampler, drawn_tokens, random_seed, sampling_of
 from .rule import VerifyRule
 
 

@@ -2,11 +2,10 @@
 
 import mlx.core as mx
 
-from ..guess import Candidates, best_tokens
 from ..plan import DraftTree
 from ..rows import TreeNodes
 from .keyed import KeyedRule
-from .rule import accepted_lengths
+from .rule import VerifyRule, accepted_lengths
 
 TYPICAL_PROBABILITY = 0.09
 """Medusa's epsilon: a draft of higher probability is always typical."""
@@ -22,23 +21,13 @@ class TypicalRule(KeyedRule):
 
     name = "typical"
     needs_probabilities = True
+    rank_guesses = VerifyRule.rank_guesses  # without the noise of ``keyed``
 
     def _last(
         self, tree: DraftTree, nodes: TreeNodes, logits: mx.array, predictions: mx.array
     ) -> mx.array:
         log_probs = self._log_probs(logits, self._coins(tree, nodes.kept))
         return typical(nodes.tokens, nodes.parents, nodes.ancestors, log_probs, nodes.in_play)
-
-    def rank_guesses(
-        self,
-        logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        ids: mx.array | None = None,
-        stream: int | None = None,
-    ) -> Candidates:
-        return best_tokens(logits, width, ids)
 
 
 def typical(

@@ -96,7 +96,7 @@ def compare(logits_of, text, step, model):
     paths, depths = [()], set()
     while paths:
         path = paths.pop()
-        if not (found := guesses.behind(path)):
+        if not (found := guesses.after(path)):
             continue
         depths.add(len(path))
         logits, tokens = logits_of(text, path)

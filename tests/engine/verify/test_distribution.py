@@ -17,8 +17,8 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import paired
 from trees import full_tree
 
-from specstream_mlx.engine.guess import drawn_candidates
-from specstream_mlx.engine.sampling import Sampling, normalized
+from specstream_mlx.engine.guess import drawn_candidates, normalized
+from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.engine.verify.rejection import drafts_after, recursive_rejection
 from specstream_mlx.engine.verify.rule import follow
 
