@@ -34,7 +34,6 @@ from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.run import listening
 from specstream_mlx.serve.service import Service
-from specstream_mlx.serve.worker import Worker
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
@@ -237,8 +236,8 @@ def main(
     """Press on a server with clients that come and go, and compare all their texts."""
     base, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     models = resident(base, {name: bundled.adapter_path(name) for name in bundled.adapter_names()})
-    worker = Worker(tokenizer, most_texts=_TEXTS, most_waiting=_QUEUE, base=base)
-    found = press(Service(models, tokenizer, worker), seconds, clients, max_tokens)
+    service = Service(models, tokenizer, most_texts=_TEXTS, most_waiting=_QUEUE)
+    found = press(service, seconds, clients, max_tokens)
     wrong = compare(found, models, tokenizer, max_tokens)
     facts = device.describe() | {"seconds": seconds, "clients": clients, "max_tokens": max_tokens}
     values = {

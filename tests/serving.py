@@ -8,11 +8,10 @@ import uvicorn
 
 from specstream_mlx import load, stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
-from specstream_mlx.serve.app import Limits, make_app
+from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.run import listening
 from specstream_mlx.serve.service import Service
-from specstream_mlx.serve.worker import Worker
 
 CHAT = [{"role": "user", "content": "please send the report to the team"}]
 
@@ -32,8 +31,7 @@ class Resident:
 
     def service(self, most_tokens=400, patience=5.0, **worker):
         """A service whose worker has these settings."""
-        decoding = Worker(self.tokenizer, **worker)
-        return Service(self.models, self.tokenizer, decoding, most_tokens, patience)
+        return Service(self.models, self.tokenizer, most_tokens, patience, **worker)
 
     def solo(self, name, prompt, max_tokens, temperature=0.0, seed=0, **arguments):
         """(text, token ids) that ``stream_generate`` alone writes, with drafts of a fixed shape."""
@@ -44,10 +42,17 @@ class Resident:
 
 
 @contextmanager
-def running(service, limits=Limits(), page=None):  # noqa: B008
+def running(service, page=None):
     """Serve, and yield the address."""
+    with serving(make_app(service, page)) as address:
+        yield address
+
+
+@contextmanager
+def serving(app):
+    """Serve an application, and yield the address."""
     opened = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(service, limits, page), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, args=([opened],))
     thread.start()
     try:

@@ -8,7 +8,6 @@ from specstream_mlx import UserError, bundled, demonstration, load
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.service import Service
-from specstream_mlx.serve.worker import Worker
 from specstream_mlx.terminal.notes import note
 
 PAGE = Path(__file__).parent / "page"
@@ -25,5 +24,4 @@ def page_app() -> Starlette:
         raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
     base, tokenizer = load(demonstration.base_path(note))
     models = resident(base, adapters)
-    worker = Worker(tokenizer, most_texts=len(models), base=base)
-    return make_app(Service(models, tokenizer, worker), page=PAGE)
+    return make_app(Service(models, tokenizer, most_texts=len(models)), PAGE)

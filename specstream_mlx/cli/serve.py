@@ -86,19 +86,19 @@ def serve(
             Decoding(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
-        from ..serve.app import LOOPBACK, Limits, make_app
+        from ..serve.app import LOOPBACK, make_app
         from ..serve.resident import BASE
         from ..serve.run import serve as serve_app
         from ..serve.service import Service
-        from ..serve.worker import Worker
 
         models, tokenizer = _resident(model, adapter_path, adapters)
         is_local = host in LOOPBACK
         if not is_local and api_key is None:
             note(f"Whoever reaches {host} can use this server: see --api-key")
-        worker = Worker(tokenizer, texts, queue, kept_tokens, models[BASE])
-        limits = Limits(api_key, LOOPBACK if is_local else frozenset(), body_bytes)
-        app = make_app(Service(models, tokenizer, worker, max_tokens), limits)
+        hosts = LOOPBACK if is_local else frozenset()
+        limits = {"most_texts": texts, "most_waiting": queue, "kept_tokens": kept_tokens}
+        service = Service(models, tokenizer, max_tokens, **limits)
+        app = make_app(service, None, api_key, hosts, body_bytes)
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")

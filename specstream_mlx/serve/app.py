@@ -1,4 +1,4 @@
-"""The HTTP side: routes, who may ask, how much, and how errors are told."""
+"""The HTTP side: routes, who may ask, how much, and errors."""
 
 import asyncio
 import hmac
@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,29 +73,22 @@ APIS: dict[str, tuple[Any, Any, Any]] = {
 """By path: what a request may say, what it asks for, and the form of the reply."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Who may ask, and how much.
-
-    Attributes:
-        api_key: that every request but those for ``/health`` must bear; ``None``: none.
-        hosts: names that a request's Host may have; empty: any. A page of another site that has
-            its name resolved to this machine gets nothing.
-        body_bytes: of one request.
-    """
-
-    api_key: str | None = field(default=None, repr=False)
-    hosts: frozenset[str] = LOOPBACK
-    body_bytes: int = 1 << 20
-
-
-def make_app(service: Service, limits: Limits = Limits(), page: Path | None = None) -> Starlette:
+def make_app(
+    service: Service,
+    page: Path | None = None,
+    api_key: str | None = None,
+    hosts: frozenset[str] = LOOPBACK,
+    body_bytes: int = 1 << 20,
+) -> Starlette:
     """Make the application, which stops the worker when it ends.
 
     Args:
         service: writes texts.
-        limits: who may ask, and how much.
         page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
+        api_key: what every request but those for ``/health`` must bear; ``None``: nothing.
+        hosts: names that a request's Host may have; empty: any. A page of another site that has
+            its name resolved to this machine gets nothing.
+        body_bytes: of one request.
     """
     metrics, started = Metrics(service.worker), int(time.time())
     base_bytes = parameter_bytes(service.models[BASE].model)
@@ -107,7 +99,7 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
         await asyncio.to_thread(service.worker.stop)
 
     async def write(kind: Any, wish_of: Any, writer: Any, request: Request) -> Response:
-        body = checked(kind, await _json(request, limits.body_bytes))
+        body = checked(kind, await _json(request, body_bytes))
         bodies = [*map(without_nulls, body.get("chats", [body]))]
         jobs = await service.prepare(*map(wish_of, bodies))
         reply = Reply(service, jobs, writer(bodies[0], service.tokenizer), metrics)
@@ -129,7 +121,7 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
         async def guarded(request: Request) -> Response:
             start = time.perf_counter()
             try:
-                _check_caller(request, limits)
+                _check_caller(request, hosts, api_key)
                 response: Any = answer(request)
                 if method == "POST":
                     response = await response
@@ -163,11 +155,7 @@ def make_app(service: Service, limits: Limits = Limits(), page: Path | None = No
                 gets[place] = partial(_file, file)
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
-
-    async def no_such_place(request: Request, error: Exception) -> Response:
-        return refusal(request.url.path, error)
-
-    handlers = {HTTPException: no_such_place}
+    handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
@@ -199,24 +187,23 @@ def refusal(path: str, error: Exception) -> Response:
     return JSONResponse(content, status, headers)
 
 
-def _check_caller(request: Request, limits: Limits) -> None:
+def _check_caller(request: Request, hosts: frozenset[str], api_key: str | None) -> None:
     """Check that a request comes from somebody who may ask."""
-    if limits.hosts:
-        found = _HOST.fullmatch(request.headers.get("host", "").lower())
-        if found is None or found[1].strip("[]") not in limits.hosts:
+    if hosts:
+        host = _HOST.fullmatch(request.headers.get("host", "").lower())
+        if host is None or host[1].strip("[]") not in hosts:
             raise RefusedError(403, "the Host is none of this server's, expected its own name")
-    if limits.api_key is None or request.url.path == "/health":
+    if api_key is None or request.url.path == "/health":
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    given = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(given.strip().encode("latin-1"), limits.api_key.encode()):
-        raise RefusedError(
-            401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
-        )
+    own = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if not hmac.compare_digest(own.strip().encode("latin-1"), api_key.encode()):
+        bearer = {"WWW-Authenticate": "Bearer"}
+        raise RefusedError(401, "the API key is missing or wrong", **bearer)
 
 
 async def _json(request: Request, most: int) -> Any:
-    """The value of a request's body."""
+    """Read a request's body."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError(415, "the Content-Type is another, expected application/json")
     too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")

@@ -20,27 +20,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants this one on Python 3.11
 
-from ..errors import shown
+from ..errors import UserError, shown
 
 
-class RefusedError(Exception):
-    """A request that is not answered.
+class RefusedError(UserError):
+    """A request that is not answered; ``field`` names the field that is wrong, if one is."""
 
-    Attributes:
-        status: of HTTP.
-        field: the name of the field that is wrong, if one is.
-        headers: of the answer.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        sentence: str,
-        field: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
+    def __init__(self, status: int, sentence: str, field: str | None = None, **headers: str):
         super().__init__(sentence)
-        self.status, self.field, self.headers = status, field, headers or {}
+        self.status, self.field, self.headers = status, field, headers
 
 
 class StoppedError(RefusedError):
@@ -55,11 +43,11 @@ class StoppedError(RefusedError):
 
 def shape(required: str = "", /, **kinds: Any) -> Any:
     """Make the kind of objects that have these fields and no others."""
-    given = {
+    fields = {
         name: Required[kind] if name in required.split() else NotRequired[kind | None]
         for name, kind in kinds.items()
     }
-    made = TypedDict("Object", given)  # type: ignore[misc]
+    made = TypedDict("Object", fields)  # type: ignore[misc]
     made.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[attr-defined]
     return made
 
@@ -266,12 +254,12 @@ def checked(kind: Any, values: Any) -> dict[str, Any]:
     except ValidationError as error:
         errors = error.errors(include_url=False)
     # Of a union the attempt that came farthest says what is wrong; of equals, all of them.
-    found = max(errors, key=lambda one: len(one["loc"]))
-    place, value = _place(found["loc"], values), found["input"]
-    if found["type"] == "extra_forbidden":
+    worst = max(errors, key=lambda one: len(one["loc"]))
+    place, value = _place(worst["loc"], values), worst["input"]
+    if worst["type"] == "extra_forbidden":
         raise RefusedError(400, f"{place} is not supported", place)
-    if found["type"] in ("missing", "union_tag_not_found"):
-        last = str(found["loc"][-1]) if found["type"] == "missing" else "type"
+    if worst["type"] in ("missing", "union_tag_not_found"):
+        last = str(worst["loc"][-1]) if worst["type"] == "missing" else "type"
         place = ".".join(filter(None, (place, last)))
         raise RefusedError(400, f"{place} is missing", place)
     expected = dict.fromkeys(
@@ -279,7 +267,7 @@ def checked(kind: Any, values: Any) -> dict[str, Any]:
         for one in errors
         if _place(one["loc"], values) == place
     )
-    if found["type"] == "union_tag_invalid":
+    if worst["type"] == "union_tag_invalid":
         place, value = f"{place}.type", value["type"]
     sentence = f"{place} is {shown(value)}, expected {' or '.join(expected)}"
     raise RefusedError(400, " ".join(sentence.split()), place)

@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import UserError
 from .decoding import Ended, Event, Job, Token
-from .fields import RefusedError
 from .metrics import Metrics
 from .service import Service
 from .tool_calls import Piece, Said
@@ -259,7 +258,7 @@ class _Streamed(StreamingResponse):
 
 def sentence_of(error: Exception) -> str:
     """Return what a client may know of an error; what went wrong inside is in the log."""
-    return str(error) if isinstance(error, UserError | RefusedError) else "the server failed"
+    return str(error) if isinstance(error, UserError) else "the server failed"
 
 
 def event(value: Any, name: str | None = None) -> str:

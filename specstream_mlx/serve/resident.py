@@ -13,10 +13,10 @@ BASE = "base"
 
 def adapters_in(folder: Path) -> dict[str, Path]:
     """Find the adapter directories in a folder, by name."""
-    found = {path.parent.name: path.parent for path in folder.glob("*/adapter_config.json")}
-    if not found:
+    paths = {path.parent.name: path.parent for path in folder.glob("*/adapter_config.json")}
+    if not paths:
         raise UserError(f"{folder} has no adapters, expected a directory of each adapter in it")
-    return dict(sorted(found.items()))
+    return dict(sorted(paths.items()))
 
 
 def resident(

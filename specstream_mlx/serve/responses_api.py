@@ -135,7 +135,7 @@ class ResponseWriter(ItemWriter):
             "parallel_tool_calls": True,
             "store": False,
             "temperature": body.get("temperature", 0.0),
-            "text": body.get("text") or {"format": {"type": "text"}},
+            "text": {"format": body.get("text", {}).get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice", "auto"),
             "tools": [dict.fromkeys(FUNCTION) | tool for tool in body.get("tools", ())],
             "top_p": body.get("top_p"),

@@ -28,20 +28,21 @@ class Service:
     Args:
         models: from ``resident``.
         tokenizer: of the base.
-        worker: decodes.
         most_tokens: of one text.
         patience: seconds without news after which a client learns that the server is alive.
+        **limits: of the ``Worker``.
     """
 
     def __init__(
         self,
         models: Mapping[str, SpeculativeModel],
         tokenizer: TokenizerWrapper,
-        worker: Worker,
         most_tokens: int = 4096,
         patience: float = 5.0,
+        **limits: int,
     ):
-        self.models, self.tokenizer, self.worker = models, tokenizer, worker
+        self.models, self.tokenizer = models, tokenizer
+        self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
         self._one_at_a_time = asyncio.Lock()

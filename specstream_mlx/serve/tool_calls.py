@@ -1,4 +1,4 @@
-"""Calls of tools: told apart from the text around them while it comes.
+"""Calls of tools, separated from the text around them while it comes.
 
 How a model writes calls is its chat template's affair. mlx-lm knows the marks around them and how
 to read what stands between (``mlx_lm.tool_parsers``); which of its parsers a model needs, its
@@ -25,7 +25,7 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
 class Said:
     """One text, split into what is said and what is called.
 
-    White space beside a call is the template's, and is left out. What looks like a call and cannot
+    White space around a call is the template's, and is left out. What looks like a call and cannot
     be read as one is text.
 
     Attributes:
@@ -48,17 +48,17 @@ class Said:
         self._rest += text
         while True:
             mark = self._end if self._in_call else self._start
-            before, found, behind = self._rest.partition(mark) if mark else (self._rest, "", "")
-            if not found:
+            before, met, after = self._rest.partition(mark) if mark else (self._rest, "", "")
+            if not met:
                 break
             if self._in_call:
                 yield from self._called(before)
             else:
                 said = before.rstrip()
-                self._opening = before[len(said) :] + found
+                self._opening = before[len(said) :] + met
                 if said:
                     yield said
-            self._rest, self._in_call = behind, not self._in_call
+            self._rest, self._in_call = after, not self._in_call
         if not self._in_call:
             sure = self._rest[: len(self._rest) - _begun(self._rest, self._start)].rstrip()
             self._rest = self._rest[len(sure) :]
@@ -67,17 +67,17 @@ class Said:
 
     def end(self) -> Iterator[Piece]:
         """Yield what was held back, once the text is complete."""
-        rest, self._rest = self._rest, ""
+        last, self._rest = self._rest, ""
         if self._in_call:
-            yield from self._called(rest, whole=not self._end)
-        elif rest.strip() or (rest and not self.calls):
-            yield rest
+            yield from self._called(last, whole=not self._end)
+        elif last.strip() or (last and not self.calls):
+            yield last
 
     def _called(self, text: str, whole: bool = True) -> Iterator[Piece]:
         """Yield the calls that stand between two marks, or else the text with its marks."""
         try:
-            found = self._parse(text, self._tools)
-            calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
+            read = self._parse(text, self._tools)
+            calls = [_call(one) for one in (read if isinstance(read, list) else [read])]
         except Exception:  # a parser may raise anything at what a model writes
             yield f"{self._opening}{text}{self._end if whole else ''}"
             return
@@ -85,9 +85,9 @@ class Said:
         yield from calls
 
 
-def _call(found: dict[str, Any]) -> dict[str, Any]:
+def _call(read: dict[str, Any]) -> dict[str, Any]:
     """Make the call that a parser has read."""
-    name, arguments, its_id = found["name"], found.get("arguments") or {}, found.get("id")
+    name, arguments, its_id = read["name"], read.get("arguments") or {}, read.get("id")
     if isinstance(arguments, str):  # some models write the arguments as text
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -29,25 +29,25 @@ class Worker:
     """A thread that decodes several texts at a time, and a queue of those that wait.
 
     Args:
+        base: its weights stay wired, its other ranks are led.
         tokenizer: of the base.
         most_texts: decoded at a time.
         most_waiting: texts that may wait.
         kept_tokens: prompt tokens whose rows stay for later prompts.
-        base: its weights stay wired, its other ranks are led; ``None``: there is no need to.
     """
 
     def __init__(
         self,
+        base: SpeculativeModel,
         tokenizer: TokenizerWrapper,
         most_texts: int = 4,
         most_waiting: int = 32,
         kept_tokens: int = 16384,
-        base: SpeculativeModel | None = None,
     ):
         self._most_texts, self._most_waiting, self._base = most_texts, most_waiting, base
-        ranks = None if base is None else base.ranks
-        self._decoding = Decoding(tokenizer, kept_tokens, ranks, lambda: self._alone)
-        self._waiting: dict[str, deque[Job]] = {}  # by model; the one served last comes last
+        self._decoding = Decoding(tokenizer, kept_tokens, base.ranks, lambda: self._alone)
+        self._waiting: list[Job] = []
+        self._served: dict[str, float] = {}  # by model: when a text of it was begun last
         self._reading: Writing | None = None
         self._alone, self._crowd = True, 0
         self._seconds: deque[float] = deque([1.0], maxlen=_MEMORY)
@@ -60,8 +60,7 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Texts that wait."""
-        with self._changed:
-            return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @property
     def decoding(self) -> int:
@@ -88,16 +87,15 @@ class Worker:
                 rounds = (self.waiting + self.decoding) / self._most_texts
                 after = max(1, math.ceil(usual * rounds / 2))
                 sentence = f"the queue is full, try again in {after} s"
-                raise RefusedError(429, sentence, headers={"Retry-After": str(after)})
-            for job in jobs:
-                self._waiting.setdefault(job.wish.model, deque()).append(job)
+                raise RefusedError(429, sentence, **{"Retry-After": str(after)})
+            self._waiting += jobs
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Write a text no further; a place in the queue is free at once."""
         job.left = True
-        with self._changed, suppress(KeyError, ValueError):  # it does not wait
-            self._waiting[job.wish.model].remove(job)
+        with self._changed, suppress(ValueError):  # it does not wait
+            self._waiting.remove(job)
 
     def stop(self) -> None:
         """End the thread; texts that are not complete end with a ``StoppedError``."""
@@ -110,7 +108,7 @@ class Worker:
 
     def _run(self) -> None:
         decoding = self._decoding
-        with nullcontext() if self._base is None else device.wired(self._base.model):
+        with device.wired(self._base.model):
             while self._goes_on():
                 for writing in [one for one in decoding.writings.values() if one.job.left]:
                     self._drop(writing)
@@ -122,7 +120,7 @@ class Worker:
                     self._step(scheduler)
             unfinished = [writing.job for writing in decoding.writings.values()]
             decoding.stop()
-        for job in (*unfinished, *(job for jobs in self._waiting.values() for job in jobs)):
+        for job in (*unfinished, *self._waiting):
             job.deliver(StoppedError())
 
     def _goes_on(self) -> bool:
@@ -135,12 +133,12 @@ class Worker:
         """Take a job of the model with the fewest texts, of several the one served longest ago."""
         running = Counter(one.job.wish.model for one in self._decoding.writings.values())
         with self._changed:
-            names = [name for name, jobs in self._waiting.items() if jobs]
-            if not names or self.decoding >= self._most_texts:
+            if not self._waiting or self.decoding >= self._most_texts:
                 return None
-            name = min(names, key=lambda name: running[name])
-            self._waiting[name] = jobs = self._waiting.pop(name)
-            return jobs.popleft()
+            names = [job.wish.model for job in self._waiting]
+            name = min(names, key=lambda name: (running[name], self._served.get(name, 0.0)))
+            self._served[name] = time.monotonic()
+            return self._waiting.pop(names.index(name))
 
     def _read(self) -> None:
         """Read one more chunk of a prompt; one at a time, so that the next one finds its rows."""

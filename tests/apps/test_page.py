@@ -2,29 +2,18 @@
 
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import urllib.request
 
 import pytest
 from browser import CHROMIUM, DRIVER, browser
 from command_line import refusal, run
-from specstream_mlx.apps.writing_tools.local_page import PAGE
+from serving import serving
+from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
 
-from specstream_mlx import bundled, generate, load
+from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.prompts import chat_prompt
 
 TEXT = "table singers(name, age, city): for singers with city Lima, what is the age?"
-
-PROGRAM = """
-from pathlib import Path
-from specstream_mlx import bundled, demonstration
-bundled.ROOT = Path({root!r})
-demonstration.base_path = lambda *_: Path({base!r})
-from specstream_mlx.cli import main
-main()
-"""
 
 CANNED = """
 window.fetch = (path, request) => {
@@ -49,18 +38,16 @@ window.fetch = (path, request) => {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory, toy_directory):
-    """Where ``specstream-mlx writing-tools`` has its page."""
+    """Where the page is."""
     root = tmp_path_factory.mktemp("toy")
     for name in bundled.adapter_names():
         shutil.copytree(toy_directory / "adapters/sql", root / "adapters" / name)
-    program = PROGRAM.format(root=str(root), base=str(toy_directory / "base"))
-    command = [sys.executable, "-c", program, "writing-tools", "--no-browser"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            yield re.search(r"at (http://127\.0\.0\.1:\d+)/", server.stderr.readline())[1]
-        finally:
-            server.send_signal(signal.SIGINT)
-            assert server.wait(30) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundled, "ROOT", root)
+        patch.setattr(demonstration, "base_path", lambda *_: toy_directory / "base")
+        app = page_app()
+    with serving(app) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -194,33 +181,22 @@ def test_corrections_grow_and_are_taken_one_by_one(page):
     assert page.until("window.copied") == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
 
 
-GRAMMAR = [
-    ("needs", "need"),
-    ("recieve", "receive"),
-    ("teh", "the"),
-    ("friday", "Friday"),
-    ("", "the "),
-    ("i has", "I have"),
-    ("team meet", "team meets,"),
-    ("adress", "address"),
-    ("writting", "writing"),
-]
-STYLE = [
-    ("use", "utilize"),
-    ("hi", "Dear"),
-    ("very", ""),
-    ("", "kindly "),
-    ("can't wait", "look forward"),
-    ("big red", "red big"),
-    ("at 9", "at 10"),
-    ("not", ""),
-]
+GRAMMAR = {
+    "needs": "need",
+    "recieve": "receive",
+    "teh": "the",
+    "friday": "Friday",
+    "": "the ",
+    "i has": "I have",
+    "team meet": "team meets,",
+}
+STYLE = {"use": "utilize", "hi": "Dear", "very": "", "": "kindly ", "big red": "red big", "not": ""}
 
 
 def test_grammar_only_leaves_out_other_words(page):
     script = "return import('/grammar.js').then((m) => arguments[0].map((p) => m.isGrammar(...p)))"
-    assert page.run(script, GRAMMAR) == [True] * len(GRAMMAR)
-    assert page.run(script, STYLE) == [False] * len(STYLE)
+    assert page.run(script, [*GRAMMAR.items()]) == [True] * len(GRAMMAR)
+    assert page.run(script, [*STYLE.items()]) == [False] * len(STYLE)
     before = "hi ana,\n\nwe needs it very soon"
     page.run(CANNED)
     put(page, before)

@@ -8,7 +8,7 @@ import pytest
 from serving import running, until
 from starlette.testclient import TestClient
 
-from specstream_mlx.serve.app import Limits, make_app
+from specstream_mlx.serve.app import make_app
 
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "noon"}], "max_tokens": 2}
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
@@ -105,7 +105,7 @@ def test_paths_that_lead_nowhere(client):
 
 
 def test_an_api_key(tiny):
-    app = make_app(tiny.service(), Limits(api_key="sésame"))
+    app = make_app(tiny.service(), api_key="sésame")
     with TestClient(app, HERE) as client:
         assert client.get("/health").status_code == 200
         right = {"authorization": "Bearer sésame".encode()}
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_stops_its_work(tiny, stream, words):
         assert time.monotonic() - start < 10
 
 
-def test_who_waits_is_told_that_the_server_is_alive(tiny):
+def test_who_waits_learns_that_the_server_is_alive(tiny):
     said = {"messages": [{"role": "user", "content": " noon" * 900}], "stream": True}
     with TestClient(make_app(tiny.service(patience=0.001)), HERE) as client:
         lines = client.post(POSTS[0], json=CHAT | said).text.splitlines()
@@ -150,7 +150,7 @@ def test_who_waits_is_told_that_the_server_is_alive(tiny):
     assert all(line[:2] in ("", ": ", "da") for line in lines)
 
 
-def test_a_server_that_ends_tells_those_who_wait(tiny):
+def test_a_server_that_ends_says_so(tiny):
     service = tiny.service(1900, most_texts=1)
     with TestClient(make_app(service), HERE) as client:
         service.worker.stop()

@@ -159,7 +159,7 @@ def check(service, seed):
     jobs = [random_job(rng, service, names) for _ in range(rng.randint(3, 7))]
     leaving = {n: rng.randint(1, 12) for n in range(len(jobs)) if rng.random() < 0.2}
     settings = {"most_texts": rng.randint(2, 5), "kept_tokens": rng.choice([0, 400])}
-    worker = Worker(service.tokenizer, **settings)
+    worker = Worker(service.models["base"], service.tokenizer, **settings)
     tokens, words, ends = [[] for _ in jobs], ["" for _ in jobs], {}
     waiting, over, events = list(jobs), Event(), 0
 

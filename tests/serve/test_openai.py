@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import openai
@@ -13,12 +12,6 @@ from serving import CHAT, running, until
 SAID = CHAT[0]["content"]
 TOOL = {"type": "function", "function": {"name": "noon"}}
 CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "noon", "arguments": "{}"}}]}
-
-
-def test_models(openai_client):
-    models = openai_client.models
-    assert [one.id for one in models.list()] == ["base", "base:shared", "base:other"]
-    assert models.retrieve("base:shared").specstream["mode"] == "shared"
 
 
 @pytest.mark.parametrize("model", ["base", "base:shared"])
@@ -229,23 +222,6 @@ def test_unknown_models(chat):
         with pytest.raises(openai.NotFoundError) as error:
             chat(model)
         assert error.value.code == "model_not_found"
-
-
-def test_many_at_once(chat, tiny):
-    models = [*tiny.models] * 3
-
-    def turns(number, before=""):
-        return [{"role": "user", "content": f"{before}number {number} of the table"}]
-
-    def ask(number):
-        reply = chat(models[number], turns(number), 10, temperature=0.7, seed=number)
-        return reply.choices[0].message.content
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(8)))
-    for number, text in enumerate(found):
-        said = turns(number, "Say it again: " if "shared" in models[number] else "")
-        assert text == tiny.solo(models[number], said, 10, 0.7, seed=number)[0]
 
 
 def test_a_full_queue_says_when_to_come_again(tiny):

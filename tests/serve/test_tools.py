@@ -34,7 +34,12 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "noon", "description": "Says when noon is."}},
 ]
+FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CHAT = [{"role": "user", "content": "the team in Łódź"}]
+IN_TEMPLATE = "".join(
+    f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
+    for n, a in CALLS
+)
 
 
 class Planted:
@@ -106,12 +111,8 @@ def test_openai_calls_and_their_results(openai_client, planting):
         turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
     reply = chats.create(model="base", messages=turns, tools=TOOLS)
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("cold", "stop")
-    written = "".join(
-        f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
-        for n, a in CALLS
-    )
     assert (
-        f"{SAID.rstrip()}{written}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
+        f"{SAID.rstrip()}{IN_TEMPLATE}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
         in (planting.prompts[-1])
     )
 
@@ -132,8 +133,7 @@ def test_openai_streams_calls(openai_client):
 
 
 def test_responses_call_and_get_results(openai_client, planting):
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    ask = {"model": "base", "tools": tools}
+    ask = {"model": "base", "tools": FLAT_TOOLS}
     reply = openai_client.responses.create(input=CHAT, **ask)
     assert planting.prompts[-1].startswith(f"<|system|>{json.dumps(TOOLS)}<|end|>")
     with openai_client.responses.stream(input=CHAT, **ask) as stream:
@@ -163,12 +163,8 @@ def test_responses_call_and_get_results(openai_client, planting):
             turns.append(output)
         last = openai_client.responses.create(input=turns, **ask)
         assert (last.output_text, len(last.output)) == ("cold", 1)
-        written = "".join(
-            f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
-            for n, a in CALLS
-        )
         assert planting.prompts[-1].endswith(
-            f"<|assistant|>{SAID.rstrip()}{written}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
+            f"<|assistant|>{SAID.rstrip()}{IN_TEMPLATE}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
             "<|assistant|>"
         )
 
@@ -221,8 +217,7 @@ def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_
     assert choice.message.tool_calls is None
     assert PLANTED.startswith(choice.message.content)
     assert "<tool_call>" in choice.message.content
-    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    ask = {"model": "base", "input": CHAT, "tools": tools}
+    ask = {"model": "base", "input": CHAT, "tools": FLAT_TOOLS}
     reply = openai_client.responses.create(**ask, tool_choice="none")
     assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
     reply = openai_client.responses.create(**ask, max_output_tokens=40)
