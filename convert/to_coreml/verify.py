@@ -68,15 +68,13 @@ def main(
 
         python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --vectors calls.json
     """
-    given = {
-        "vectors": vectors,
-        "record": record,
-        "adapter": adapter,
-        "compute-units": compute_units,
-    }
-    for one, other in (("vectors", "record"), ("vectors", "adapter"), ("record", "compute-units")):
-        if given[one] and given[other]:
-            raise UserError(f"--{one} and --{other} were both given, expected at most one")
+    for first, one, second, other in (
+        ("vectors", vectors, "record", record),
+        ("vectors", vectors, "adapter", adapter),
+        ("record", record, "compute-units", compute_units),
+    ):
+        if one and other:
+            raise UserError(f"--{first} and --{second} were both given, expected at most one")
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
     require_coremltools("verify")

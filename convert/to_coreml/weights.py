@@ -46,15 +46,6 @@ class Groups:
     bits: int  # 4 or 8, of the type that is to hold q
     uneven: int  # groups whose offset is no integer of the type
 
-    def constant(self, name: str) -> Var:
-        """The operation of this matrix."""
-        integers = types.np_int4_dtype if self.bits == 4 else np.int8
-        whole = self.offset.dtype == np.int8
-        offset = self.offset.view(integers) if whole else self.offset
-        return mb.constexpr_blockwise_shift_scale(
-            data=self.q.view(integers), scale=self.scale, offset=offset, name=name
-        )
-
 
 Value = np.ndarray | Groups
 
@@ -201,11 +192,18 @@ def rows_of(whole: Value, ids: np.ndarray) -> Value:
 
 def constant(name: str, value: Value) -> Var:
     """The operation of a constant, which is written once for all functions that have it."""
+    own = operation_name(name)
     if isinstance(value, Groups):
-        var = value.constant(operation_name(name))
-        parts = {f"{name}.{part}": var.op.inputs[part] for part in ("data", "scale", "offset")}
+        integers, offset = types.np_int4_dtype if value.bits == 4 else np.int8, value.offset
+        arrays = {
+            "data": value.q.view(integers),
+            "scale": value.scale,
+            "offset": offset.view(integers) if offset.dtype == np.int8 else offset,
+        }
+        var = mb.constexpr_blockwise_shift_scale(**arrays, name=own)
+        parts = {f"{name}.{part}": var.op.inputs[part] for part in arrays}
     else:
-        var = mb.const(val=value, name=operation_name(name))
+        var = mb.const(val=value, name=own)
         parts = {name: var}
     for weight_id, part in parts.items():
         if part.val.size >= _IN_FILE:
