@@ -99,7 +99,7 @@ def read_questions(path: Path) -> list[Question]:
     """The questions of a file in Spec-Bench's format."""
     questions: dict[int, Question] = {}
     for line, values in read_json_lines(path):
-        known = values if isinstance(values, dict) else {}
+        known: Any = values if isinstance(values, dict) else {}
         number, category, turns = (known.get(name) for name in ("question_id", "category", "turns"))
         fits = (
             is_integer(number) and isinstance(category, str) and isinstance(turns, list) and turns

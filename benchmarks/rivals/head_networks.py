@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from specstream_mlx.convert.pytorch.attention import Scoring, causal_attention, gather_rows
+from specstream_mlx.convert.pytorch.attention import Scoring, gather_rows
 from specstream_mlx.convert.pytorch.backbone import ATTENTION
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -90,16 +90,13 @@ class Hydra(nn.Module):
 class _Recurrent(nn.Module):
     """EAGLE's recurrence: the layer's output at a depth is its feature at the next one."""
 
+    first_alone = False  # whether depth 0 alone is trained
+
     def __init__(self, config: LlamaConfig, depth: int, boundaries: Sequence[int] = ()) -> None:
         super().__init__()
         config._attn_implementation = ATTENTION
         self.config, self.depth, self.boundaries = config, depth, tuple(boundaries)
         self.rotary = LlamaRotaryEmbedding(config)
-
-    @property
-    def levels(self) -> int:
-        """Depths that are computed."""
-        return self.depth
 
     def features(self, hidden: Tensor) -> Tensor:
         """Make the features (B, T, h) of the text."""
@@ -115,7 +112,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:
         paths, features, outputs = _Paths(), self.features(hidden), []
-        for level in range(self.levels):
+        for level in range(1 if self.training and self.first_alone else self.depth):
             places = torch.arange(level, level + features.shape[1], device=features.device)
             features = self.layer(
                 _ahead(embeddings, 1 + level),
@@ -129,9 +126,10 @@ class _Recurrent(nn.Module):
 
 
 class Eagle(_Recurrent):
-    """EAGLE's layer, with the base's LM head; only depth 0 is trained."""
+    """EAGLE's layer, with the base's LM head."""
 
     lm_heads: tuple[nn.Linear, ...] = ()
+    first_alone = True
 
     def __init__(self, config: LlamaConfig, depth: int) -> None:
         super().__init__(config, depth)
@@ -144,10 +142,6 @@ class Eagle(_Recurrent):
             self.fc.weight.copy_(torch.cat((torch.zeros(size, size), torch.eye(size)), dim=1))
         for weight in (self.fc.bias, layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
             nn.init.zeros_(weight)
-
-    @property
-    def levels(self) -> int:
-        return 1 if self.training else self.depth
 
     def layer(self, embeddings: Tensor, features: Tensor, **how: Any) -> Tensor:
         return self.layers[0](self.fc(torch.cat((embeddings, features), dim=-1)), **how)
@@ -227,23 +221,15 @@ class _Paths:
         self._levels: list[tuple[Tensor, Tensor]] = []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        groups = queries.shape[1] // keys.shape[1]
         self._levels.append((keys, values))
-        if len(self._levels) == 1:
-            return causal_attention(queries, keys, values, scoring)
-        pairs = [[t.repeat_interleave(groups, 1) for t in level] for level in self._levels]
-        (text_keys, text_values), *own = pairs
-        rows = queries * scoring.scale
-        length = rows.shape[2]
-        later = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1)
-        scores = (rows @ text_keys.transpose(2, 3)).masked_fill(later, float("-inf"))
-        on_path = [(rows * key).sum(-1, keepdim=True) for key, _ in own]
-        weights = torch.cat((scores, *on_path), dim=-1).softmax(-1).to(values.dtype)
-        of_text, *of_own = weights.split((length, *(1 for _ in own)), dim=-1)
-        output = of_text @ text_values
-        for weight, (_, value) in zip(of_own, own, strict=True):
-            output = output + weight * value
-        return output.transpose(1, 2)
+        length = keys.shape[2]
+        every = torch.ones(length, length, dtype=torch.bool, device=keys.device)
+        own = torch.eye(length, dtype=torch.bool, device=keys.device)
+        sees = torch.cat([every.tril(), *(own for _ in self._levels[1:])], dim=1)
+        all_keys, all_values = (torch.cat(rows, dim=2) for rows in zip(*self._levels, strict=True))
+        return F.scaled_dot_product_attention(
+            queries, all_keys, all_values, attn_mask=sees, scale=scoring.scale, enable_gqa=True
+        ).transpose(1, 2)
 
 
 def _ahead(rows: Tensor, count: int) -> Tensor:

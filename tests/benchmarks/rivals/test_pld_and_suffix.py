@@ -122,14 +122,3 @@ def test_suffix_knows_earlier_answers_and_drafts_further_behind_longer_matches()
     assert long == tuple(answer[8 : 8 + len(long)])
     assert len(long) > len(short) > 0
     assert likeliest_path(Suffix(Material([2, *answer[:2]]))) == ()
-
-
-def test_suffix_that_is_wrong_is_doubted():
-    drafter = Suffix(Material([1, 2, 3, 4, 1, 2]))
-    before = dict(drafter.children(()))[3]
-    for token in range(50, 80):
-        drafter.accept([3, 4, 1, token, 1, 2])
-    assert dict(drafter.children(()))[3] > before
-    for token in range(80, 110):
-        drafter.accept([token, 1, 2])
-    assert dict(drafter.children(()))[3] < before
