@@ -1,6 +1,7 @@
 """One random model with streams in PyTorch and in MLX, and a training step of both."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import torch
 from architecture_models import random_model
@@ -18,6 +19,7 @@ from specstream_mlx.models.streams import Streams
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.items import Item
 from specstream_mlx.train.loss import n_gram_loss
+from specstream_mlx.train.parameters import Trained
 from specstream_mlx.train.sequences import places_of, sequences_of
 from specstream_mlx.train.settings import default_alphas
 
@@ -95,21 +97,14 @@ class Sides:
         exits = bool(self.streams.config.pruner_rank)
         places = places_of(self.streams.vocabulary, self.config["vocab_size"])
         step = sequences_of(self.items, self.alphas, segment, exits, places)
-        trained = [self.streams, self.model]
+        trained = Trained(self.model, self.streams)
 
-        def loss_of(parameters):
-            for module, own in zip(trained, parameters, strict=True):
-                module.update(own)
+        def loss_of(*step):
             loss = n_gram_loss(forward, *step)
             return loss.total, loss.per_stream, loss.pruner
 
-        function = mx.value_and_grad(loss_of)
-        parameters = [module.trainable_parameters() for module in trained]
-        losses, gradients = function(parameters)
+        parameters = trained.trainable_parameters()
+        losses, gradients = nn.value_and_grad(trained, loss_of)(*step)
         mx.eval(losses, gradients)
-        for module, own in zip(trained, parameters, strict=True):
-            module.update(own)
-        flat = [dict(tree_flatten(gradient)) for gradient in gradients]
-        found = {name: np.array(g) for part in flat for name, g in part.items()}
-        found.pop("streams.vocabulary", None)
-        return losses, found
+        trained.update(parameters)
+        return losses, {n.partition(".")[2]: np.array(g) for n, g in tree_flatten(gradients)}

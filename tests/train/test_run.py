@@ -179,11 +179,10 @@ def test_a_quantized_base_is_trained_against_its_own_weights(tmp_path):
     assert reports.train[-1]["train_loss"] < 0.6 * reports.train[0]["train_loss"]
 
 
-def test_the_last_update_takes_what_was_gathered(base, tmp_path):
+def test_the_last_update_takes_what_was_gathered_and_patience_ends_a_run(base, tmp_path):
     run = make_run(base, tmp_path / "out", iters=5, grad_accumulation_steps=3, save_every=2)
-    saved, save = [], run.save
+    saved, save, updates, update = [], run.save, [], run._optimizer.update
     run.save = lambda path: (saved.append(run.progress.iterations), save(path))
-    updates, update = [], run._optimizer.update
     run._optimizer.update = lambda *given: (
         updates.append(run.progress.iterations),
         update(*given),
@@ -191,13 +190,10 @@ def test_the_last_update_takes_what_was_gathered(base, tmp_path):
     run._valid = []
     run.iterate(Reports())
     assert updates == [2, 4]
-    assert saved == [0, 3, 5, 5]  # the first update behind every two iterations, and the end
-
-
-def test_patience_ends_a_run(base, tmp_path):
-    run, reports = make_run(base, tmp_path / "out", steps_per_eval=1, patience=2), Reports()
+    assert saved == [0, 3, 5, 5]  # the first update after every two iterations, and the end
+    run = make_run(base, tmp_path / "other", steps_per_eval=1, patience=2)
     run._validate = lambda callback: setattr(run.progress, "waited", run.progress.iterations - 3)
-    run.iterate(reports)
+    run.iterate(Reports())
     assert run.progress.iterations == 5
 
 

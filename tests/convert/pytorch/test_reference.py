@@ -7,11 +7,7 @@ from both_sides import Sides
 from brute_force import forward
 from random_models import assert_close
 from specstream_mlx.convert.pytorch import losses
-from specstream_mlx.convert.pytorch.losses import (
-    Batch,
-    count_correct,
-    n_gram_loss,
-)
+from specstream_mlx.convert.pytorch.losses import count_correct, n_gram_loss
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -124,57 +120,32 @@ def test_conditioned_logits_are_the_formula_on_the_true_tokens(mode):
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_right_tokens_are_those_of_the_logits(mode, head):
-    """And a chain is as long as its streams are right, one after the other, on true tokens."""
-    vocab = 3  # so that some guesses are right
-    model, batch = (
-        tiny_model(mode, base=tiny_llama(vocab=vocab), **HEADS[head]),
-        tiny_batch(vocab=vocab),
-    )
-    correct, counts = count_correct(model, batch)
-    hits, of, chain = [0] * 4, [0] * 4, 0
+def test_losses_and_right_tokens_are_those_of_the_logits(mode, head):
+    """Means over each stream's targets; a chain is as long as its streams are right in a row."""
+    vocab, alphas = 3, [0.7, 0.3, 0.2, 0.1]  # so few tokens that some guesses are right
+    model = tiny_model(mode, base=tiny_llama(vocab=vocab), **HEADS[head])
+    batch = tiny_batch(vocab=vocab)
+    loss, (correct, counts) = n_gram_loss(model, batch, alphas), count_correct(model, batch)
+    terms, early, hits, chain = [[] for _ in alphas], [], [[] for _ in alphas], 0
     for item in range(3):
         length, start = int(batch.lengths[item]), int(batch.stream_from[item])
         tokens = batch.tokens[item : item + 1, :length]
-        out = run(model, Batch(tokens, torch.tensor([start]), torch.tensor([length])))
-        for p in range(start - 1, length - 1):
-            right = [
-                int(logits.argmax()) == int(tokens[0, p + 1 + j])
-                for j, logits in enumerate(
-                    [out.main_logits[0, p], *out.stream_logits[0, p - start + 1]]
-                )
-                if p + 1 + j < length
-            ]
-            for j, hit in enumerate(right):
-                hits[j], of[j] = hits[j] + hit, of[j] + 1
-            chain += 1 + next((n for n, hit in enumerate(right[1:]) if not hit), len(right) - 1)
-    assert correct[:4].tolist() == hits and counts[:4].tolist() == of
-    assert correct[-1] == chain > counts[-1]
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_loss_is_the_mean_cross_entropy_of_every_stream(mode, head):
-    model, batch = tiny_model(mode, **HEADS[head]), tiny_batch()
-    alphas = [0.7, 0.3, 0.2, 0.1]
-    loss = n_gram_loss(model, batch, alphas)
-    expected, early = [[] for _ in alphas], []
-    for item in range(3):
-        length, start = int(batch.lengths[item]), int(batch.stream_from[item])
-        tokens = batch.tokens[item : item + 1, :length]
-        # The streams beside the last token change nothing that is scored.
+        # The streams of the last token change nothing that is scored.
         out = model(tokens, torch.tensor([start]), torch.tensor([length]))
         exits = model.early_exit_logits(out.trunk.seed).log_softmax(-1)
         for p in range(start - 1, length - 1):
             early.append(-exits[0, p, tokens[0, p + 1]])
-            for j in range(len(alphas)):
-                if p + 1 + j < length:
-                    if j == 0:
-                        logits = out.main_logits[0, p]
-                    else:
-                        logits = out.stream_logits[0, p - start + 1, j - 1]
-                    expected[j].append(-logits.log_softmax(-1)[tokens[0, p + 1 + j]])
-    means = torch.stack([torch.stack(terms).mean() for terms in expected])
+            rows, right = [out.main_logits[0, p], *out.stream_logits[0, p - start + 1]], []
+            for j, logits in enumerate(rows[: length - 1 - p]):
+                target = tokens[0, p + 1 + j]
+                terms[j].append(-logits.log_softmax(-1)[target])
+                right.append(bool(logits.argmax() == target))
+                hits[j].append(right[-1])
+            chain += 1 + [*right[1:], False].index(False)
+    assert correct[:4].tolist() == list(map(sum, hits))
+    assert counts[:4].tolist() == list(map(len, hits))
+    assert correct[-1] == chain > counts[-1]
+    means = torch.stack([torch.stack(own).mean() for own in terms])
     early = torch.stack(early).mean()
     torch.testing.assert_close(loss.per_stream, means.detach(), atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(loss.pruner, early.detach(), atol=1e-4, rtol=1e-5)
