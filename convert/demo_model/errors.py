@@ -42,11 +42,7 @@ Edit = tuple[int, int, str]
 
 
 def with_errors(text: str, rng: random.Random) -> str:
-    """Put errors into a text, mostly one to three, at most one for each four words.
-
-    Returns:
-        The text with errors; the text itself if there is nothing in it that could be wrong.
-    """
+    """Put errors into a text, mostly one to three, at most one for each four words."""
     stays = [match.span() for match in _STAYS.finditer(text)]
     count = max(1, min(rng.choices(_COUNTS, _COUNT_WEIGHTS)[0], text.count(" ") // 4))
     made, weights = list[Edit](), dict(KINDS)

@@ -52,18 +52,9 @@ _REQUESTS = (
 def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) -> None:
     """Let the base draw prompts and answer them, and requests and questions about its answers.
 
+    Of the prompts drawn about four in five are fit, and a third as many passages come to them.
     Passages are answers that streams learn from, so what is held out holds none of these.
-
-    Args:
-        writer: the base.
-        directory: of ``train.jsonl`` and ``valid.jsonl``, prompts and completions; it is made, and
-            complete once it is there.
-        draws: of prompts; about four in five are fit, and a third as many passages come to them.
-        seed: of the draws.
-
-    Raises:
-        UserError: next to nothing that was drawn is fit, the directory's unfinished work was of
-            other settings, or a file cannot be written.
+    ``directory``, with ``train.jsonl`` and ``valid.jsonl``, is complete once it is there.
     """
     work = directory.with_name(f"{directory.name}-unfinished")
     claim(work / "draws.json", {"draws": draws, "seed": seed})
@@ -81,12 +72,7 @@ def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) ->
 
 
 def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:
-    """Let a task's tuned base answer different texts, to ``train.jsonl`` and ``valid.jsonl``.
-
-    Raises:
-        UserError: there are less than two, the directory holds answers to others, or a file cannot
-            be written.
-    """
+    """Let a task's tuned base answer different texts, to ``train.jsonl`` and ``valid.jsonl``."""
     _answer(writer, contents, directory, prompt_template(task), TASK_ANSWER_TOKENS)
 
 
@@ -101,9 +87,6 @@ def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: in
         prompts: JSONL of ``prompt``, or ``turns`` of the user's, with the ``source``.
         target: JSONL for the answers, as training reads it.
         seed: of the draws.
-
-    Raises:
-        UserError: a file cannot be read or written, or the parts that are there are of others.
     """
     wanted = [value for _, value in read_json_lines(prompts)]
     parts = target.with_name(f"{target.stem}-parts")

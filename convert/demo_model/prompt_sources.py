@@ -206,18 +206,10 @@ def runs_in(path: Path) -> set[tuple[str, ...]]:
 def lines_of(
     name: str, clones: Path, never: set[tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Draw a source's lines, the same ones every time.
-
-    Args:
-        name: the source.
-        clones: directory of its clone.
-        never: runs of eight words that no line may have.
+    """Draw a source's lines, the same ones every time, none with a run of eight words of ``never``.
 
     Returns:
         Lines to train on, and lines that are held out, from other documents, tables or dialogues.
-
-    Raises:
-        UserError: the clone is missing, or is not as expected.
     """
     source, rng = SOURCES[name], random.Random(name)
     clone = clones / source["repository"].split("/")[1]

@@ -95,11 +95,7 @@ def _pairs(path: Path, items: Iterable[tasks.Item]) -> Path:
 
 
 def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
-    """Different texts that a task's LoRA has not learned from, which it may know by heart.
-
-    Returns:
-        ``task_answers`` texts, or fewer, where the mixture hardly has others.
-    """
+    """Texts that a task's LoRA does not know by heart: ``task_answers``, or as many as exist."""
     known = {value["prompt"] for _, value in read_json_lines(learned)}
     rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
     for _ in range(10 * options.task_answers):
@@ -145,13 +141,7 @@ def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
 
 
 def stream_settings(part: str, options: MakingOptions, start: Path | None) -> TrainSettings:
-    """The settings with which streams are trained.
-
-    Args:
-        part: ``streams`` or the name of a task.
-        options: of all parts.
-        start: what they start from, in the trainer's format: of a task its LoRA.
-    """
+    """The settings with which the base's streams, or a task's on its LoRA, are trained."""
     of_base = part == STREAMS
     answers = options.work / (OWN_ANSWERS if of_base else f"{part}-answers")
     if of_base and not answers.exists():

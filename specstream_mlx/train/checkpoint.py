@@ -33,22 +33,14 @@ class Checkpoint:
         return {kind + name: array for kind, part in parts for name, array in part.items()}
 
     def save(self, path: Path) -> None:
-        """Write the file, or leave the one that is there.
-
-        Raises:
-            UserError: the file system refuses it.
-        """
+        """Write the file, or leave the one that is there."""
         meta = {"identity": self.identity, "progress": self.progress}
         with staged_file(path) as unfinished:
             mx.save_safetensors(str(unfinished), self._arrays(), {_META: json.dumps(meta)})
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
-        """Read a file.
-
-        Raises:
-            UserError: it is missing or no checkpoint.
-        """
+        """Read a file; a ``UserError`` says that it is missing or no checkpoint."""
         if not path.is_file():
             raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
         try:

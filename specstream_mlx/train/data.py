@@ -85,10 +85,7 @@ def read_split(
 
 
 def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, Any]]:
-    """Read the objects of a JSONL file by line, for which no tokenizer is needed.
-
-    Args:
-        path, template: see ``read_split``.
+    """Read the objects of a JSONL file by line, which needs no tokenizer; see ``read_split``.
 
     Raises:
         UserError: the file cannot be read, a line has another format than the first, or there is a

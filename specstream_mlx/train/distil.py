@@ -152,10 +152,9 @@ def keep_answers(
 
     Args:
         prompts: different prompts, at least two.
-        directory: directory of the files; it is made.
-        settings: settings of the answers by name.
-        answer: function that answers.
-        at_once: the most prompts of one call, after which their answers are written.
+        directory: of the files; it is made.
+        settings: of the answers, by name.
+        answer: answers at most ``at_once`` prompts, whose answers are then written.
         show: called with the progress.
 
     Raises:

@@ -10,10 +10,7 @@ from .run import Run
 
 
 def estimate(run: Run) -> str:
-    """Say what a run takes, which has not begun or was restored.
-
-    A step on its first batch and one on its longest are measured; neither changes anything.
-    """
+    """Say what a run takes, by a step on its first batch and one on its longest."""
     iterations, epoch = run.settings.iters - run.progress.iterations, run.epoch
     longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
     mx.reset_peak_memory()

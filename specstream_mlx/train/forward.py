@@ -58,14 +58,6 @@ class StreamForward:
         streams: the streams in training.
         checkpoint: whether to compute each trained layer again in the backward pass instead of
             keeping its results, to save memory; layers must not draw random numbers then.
-
-    Attributes:
-        model: the base in pieces.
-        streams: see above.
-        vocab_size: the base's number of tokens.
-
-    Raises:
-        UserError: the model cannot be run in pieces.
     """
 
     def __init__(
@@ -203,13 +195,8 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and then its streams position by position.
-    They may see the columns of all T main rows and the segment's own streams after them.
-
-    Args:
-        sequences: the sequences of the step.
-        config: the streams' configuration.
-        windows: sliding windows of the layers, ``None`` for a layer without one.
-        group_axis: whether masks have an axis for groups of heads too.
+    They may see the columns of all T main rows and the segment's own streams after them. Masks may
+    have an axis for groups of heads too.
 
     Attributes:
         main_rows: number of main rows of each segment; 0 in lossless mode.
@@ -250,10 +237,8 @@ class Visibility:
     def mask(self, window: int | None, likeliest: mx.array | None = None) -> mx.array:
         """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
 
-        Args:
-            window: a row sees main rows less than this many positions back; ``None``: all.
-            likeliest: (B * S, c, T) bool, the main rows that the streams of each position may see;
-                ``None``: all.
+        A row sees main rows less than ``window`` positions back, and streams of these the
+        ``likeliest`` (B * S, c, T) alone, where there are some.
         """
         seen = self.seen[window]
         if likeliest is not None:
@@ -270,14 +255,10 @@ class Visibility:
         return mx.broadcast_to(whole[:, None], shape).reshape(-1, *whole.shape[1:])
 
     def with_completion(self, prompt: mx.array | None, own: mx.array) -> mx.array:
-        """Join all main rows' keys or values, in order.
+        """Join main rows' keys or values in order: (B, kv_heads, T, d).
 
-        Args:
-            prompt: (B, kv_heads, prompt rows, d), if there are any.
-            own: (B * S, kv_heads, c, d) of the main rows with streams.
-
-        Returns:
-            (B, kv_heads, T, d); rows past a sequence's end mean nothing.
+        Those of ``prompt`` are (B, kv_heads, rows, d), if there are any, and those of rows with
+        streams (B * S, kv_heads, c, d). What is past a sequence's end means nothing.
         """
         sequences = self.sequences
         batch, segments, count = sequences.positions.shape
@@ -292,13 +273,7 @@ class Visibility:
 
 
 class SegmentRows:
-    """A stand-in for a layer's KV cache while the rows of segments pass.
-
-    Args:
-        main: the layer's main rows without streams.
-        visibility: the visibility of the segments' rows.
-        streams: the streams.
-    """
+    """A stand-in for a layer's KV cache while the rows of segments pass, after its main rows."""
 
     def __init__(self, main: MainRows, visibility: Visibility, streams: Streams):
         self._main, self._visibility, self._streams = main, visibility, streams

@@ -59,11 +59,7 @@ class Progress:
     waited: int = 0
 
     def check(self) -> None:
-        """Check values that a file has held.
-
-        Raises:
-            UserError: one is of another type or negative.
-        """
+        """Raise a ``UserError`` for a value of a file that is of another type or negative."""
         for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
             check_integer(name, getattr(self, name), least=0, most=2**63 - 1)
         best = self.best_length
@@ -72,13 +68,7 @@ class Progress:
 
 
 class Run:
-    """A run in memory.
-
-    Args:
-        settings: checked settings.
-        start: from ``start_of``.
-        train: training data.
-        valid: validation data; ``None``: no validation.
+    """A run in memory, of checked settings; without validation data there is no validation.
 
     Attributes:
         progress: the progress so far.
@@ -125,11 +115,7 @@ class Run:
         return Checkpoint(arrays, dict(optimizer), self._identity, progress)
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UserError: the file system refuses it.
-        """
+        """Write a checkpoint."""
         self._state().save(path)
 
     def _read(self, path: Path) -> Checkpoint:

@@ -98,11 +98,7 @@ class Resumable:
 
 
 def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, str]) -> None:
-    """Check that a checkpoint is of a run with the same settings, see ``Resumable``.
-
-    Raises:
-        UserError: one differs.
-    """
+    """Raise a ``UserError`` if a checkpoint is of a run with other settings, see ``Resumable``."""
     for name, value in expected.items():
         if (before := found.get(name)) != value:
             raise UserError(
@@ -188,11 +184,7 @@ class StreamSettings(Resumable):
     )
 
     def check_streams(self) -> None:
-        """Check every option; what follows from several, ``stream_config`` checks.
-
-        Raises:
-            UserError: a setting is out of range.
-        """
+        """Check every option; what follows from several, ``stream_config`` checks."""
         check_options(self)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
 
@@ -276,11 +268,7 @@ class StreamSettings(Resumable):
         return replace(initial, **values)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Check that a base has as many tokens as the streams may draft.
-
-        Raises:
-            UserError: it has fewer.
-        """
+        """Raise a ``UserError`` if a base has fewer tokens than the streams may draft."""
         if self.draft_vocabulary > vocab_size:
             raise UserError(
                 f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
