@@ -109,12 +109,3 @@ def test_the_command(bases, tmp_path):
     assert config["mode"] == "lossless"
     assert not (out / "adapter_config.json").exists()
     assert "exists already" in refusal(run("convert", *flags, "--to-pytorch", out))
-    both = (*flags, "--to-pytorch", tmp_path / "x", "--mlx-path", tmp_path / "y")
-    assert "were both given" in refusal(run("convert", *both))
-    assert "--overwrite and --to-pytorch were both given" in refusal(
-        run("convert", *flags, "--to-pytorch", tmp_path / "x", "--overwrite")
-    )
-    assert "expected one --adapter-path" in refusal(
-        run("convert", "--model", mlx, "--to-pytorch", tmp_path / "x")
-    )
-    assert "--mlx-path is missing" in refusal(run("convert", *flags))
