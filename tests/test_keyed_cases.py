@@ -230,19 +230,19 @@ SLOW = pytest.mark.slow
     ("check", "models", "first", "count"),
     [
         *in_parts(check_case, EVERY, 0, 20, 5),
-        *in_parts(check_case, EVERY, 1000, 150, 150, SLOW),
-        *in_parts(check_case, CONDITIONED, 2000, 250, 250, SLOW),
+        *in_parts(check_case, EVERY, 1000, 120, 120, SLOW),
+        *in_parts(check_case, CONDITIONED, 2000, 120, 120, SLOW),
         *in_parts(check_shortlists, CONDITIONED, 3000, 20, 10),
-        *in_parts(check_shortlists, CONDITIONED, 4000, 100, 100, SLOW),
+        *in_parts(check_shortlists, CONDITIONED, 4000, 60, 60, SLOW),
         *in_parts(check_proposers, EVERY, 5000, 24, 4),
         *in_parts(check_proposers, list(HEADS), 7000, 12, 4),
         *in_parts(check_proposers, FAMILIES, 9000, 4, 4),
-        *in_parts(check_proposers, EVERY, 5100, 420, 60, SLOW),
-        *in_parts(check_proposers, list(HEADS), 7100, 420, 60, SLOW),
-        *in_parts(check_proposers, FAMILIES, 9100, 120, 60, SLOW),
+        *in_parts(check_proposers, EVERY, 5100, 240, 60, SLOW),
+        *in_parts(check_proposers, list(HEADS), 7100, 240, 60, SLOW),
+        *in_parts(check_proposers, FAMILIES, 9100, 60, 60, SLOW),
     ],
 )
 def test_random_cases(check, models, first, count):
-    """Beside streams, beside draft heads, and on other families; with the slow ones 1,500 cases."""
+    """Beside streams, beside draft heads, and on other families; with the slow ones 900 cases."""
     for number in range(first, first + count):
         check(number, models)

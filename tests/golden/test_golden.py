@@ -12,19 +12,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def check(name):
-    if name.startswith("real") and not installed():
+GROUPS = [["server"], ["quick", "operations", "real quick", "help"], ["two processes"]]
+GROUPS += [["tiny alone"], ["tiny together"], ["real alone"], ["real together"]]
+GROUPS += [[name for name in PARTS if not any(name in names for names in GROUPS)]]  # commands
+"""Parts that one process makes: what the earlier ones leave in it changes none of them."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(
+            names,
+            id=", ".join(names[:4]),
+            marks=[] if PARTS[names[0]][1] else [pytest.mark.slow],
+        )
+        for names in GROUPS
+    ],
+)
+def test_all_is_as_it_is_kept(names):
+    names = [name for name in names if installed() or not name.startswith("real")]
+    if not names:
         pytest.skip("needs the weights of the demonstration model")
-    found = differences(name, in_new_process([name])[name])
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("name", [name for name, (_, is_quick) in PARTS.items() if is_quick])
-def test_what_is_quick_is_as_it_is_kept(name):
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, (_, is_quick) in PARTS.items() if not is_quick])
-def test_all_is_as_it_is_kept(name):
-    check(name)
+    found = in_new_process(names)
+    wrong = [line for name in names for line in differences(name, found[name])]
+    assert not wrong, "\n".join(wrong)

@@ -29,6 +29,7 @@ def sql(tmp_path_factory):
     return package
 
 
+@pytest.mark.slow  # half precision is the stricter one, below
 def test_a_question_is_answered_as_by_mlx(sql):
     flags = ("--coreml", sql, "-p", QUESTION, "-m", 32, "--compare")
     result = run("generate", *flags)
