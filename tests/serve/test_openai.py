@@ -164,10 +164,9 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_that_fit_a_schema(chat, openai_client, temperature):
+def test_texts_that_fit_a_schema(chat, openai_client):
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    ask = {"max_tokens": 200, "temperature": temperature, "seed": 1, "response_format": wanted}
+    ask = {"max_tokens": 200, "temperature": 1.0, "seed": 1, "response_format": wanted}
     found = [chat(extra_body={"draft": draft}, **ask).choices[0] for draft in (True, False)]
     text, same = (choice.message.content for choice in found)
     assert text == same
@@ -180,7 +179,7 @@ def test_texts_that_fit_a_schema(chat, openai_client, temperature):
     response = openai_client.responses.create(
         model="base",
         input=SAID,
-        temperature=temperature,
+        temperature=1.0,
         max_output_tokens=200,
         text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
         extra_body={"seed": 1},
