@@ -116,8 +116,8 @@ def batch_generate(
 
     Raises:
         UserError: an argument has a wrong type or is out of range; there is not one number,
-            sampler, adapter or cache for each prompt; or the model cannot run in batches: it has
-            sliding windows, learned positions, or an attention that takes no mask per sequence.
+            sampler, adapter or cache for each prompt; or the model cannot run in batches, see
+            ``check_side_by_side``.
     """
     refuse_stream(stream)
     check_side_by_side(model)

@@ -68,17 +68,14 @@ def stream_generate(
         draft_model: a second model with the same vocabulary, from ``load`` here or in mlx_lm, which
             drafts too.
         stream: refused if it is another than mlx_lm's own, on which everything here runs.
-        sampler: draws the tokens: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's
-            ``make_sampler`` returns, under a seed drawn from mlx's random state. ``None``: take the
-            likeliest token.
+        sampler: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's ``make_sampler``
+            returns, under a seed drawn from mlx's random state. ``None``: take the likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        max_kv_size: number of rows of the KV cache. mlx_lm overwrites the oldest ones beyond it;
-            drafts need all rows, so prompt and text must fit. Without effect with
-            ``prompt_cache``, or where the model chooses its caches.
-        prompt_cache: a ``PromptCache``, KV rows of earlier turns. The part of ``prompt`` that they
-            already hold is not read again; afterwards the cache holds this prompt too, and in
-            lossless mode the text. Or a list from mlx_lm's ``make_prompt_cache``: as in mlx_lm,
-            ``prompt`` goes after its rows, and afterwards it holds both prompt and text.
+        max_kv_size: number of rows of the KV cache, into which prompt and text must fit. Without
+            effect with ``prompt_cache``, or where the model chooses its caches.
+        prompt_cache: a ``PromptCache``: what it holds of ``prompt`` is not read again, and
+            afterwards it holds this prompt too, in lossless mode also the text. Or a list from
+            mlx_lm's ``make_prompt_cache``: ``prompt`` goes after its rows, as in mlx_lm.
         prefill_step_size: number of prompt tokens per pass.
         kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
         kv_group_size: number of a head's elements that share a scale, if quantized: 32, 64 or 128.

@@ -255,11 +255,10 @@ class PromptCache:
     ) -> int:
         """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
 
-        The last token's row is never kept, since its logits are needed.
-
         Args:
             model: base and adapter.
-            prompt: token ids after the ``unknown_rows``, at least one.
+            prompt: token ids after the ``unknown_rows``; the last one's row is dropped, since its
+                logits are needed.
             quantization: the new generation's settings of its KV cache.
 
         Returns:
@@ -306,11 +305,7 @@ class PromptCache:
         self.tokens += tokens
 
     def check_current(self, generation: int) -> None:
-        """Check that no later generation has taken the cache over.
-
-        Raises:
-            UserError: one has.
-        """
+        """Check that no later generation has taken the cache over."""
         if generation != self._generation:
             raise UserError(
                 "the prompt cache is in use by a later generation, expected one at a time"
@@ -465,7 +460,7 @@ def _checked_layers(
 
 
 def _check_rows(path: Path, name: str, layer: Any, expected: Sequence[int]) -> None:
-    """Check the shape and dtype of a layer's keys or values."""
+    """Check shape and dtype of a layer's keys or values."""
     _, heads, _, size = expected
     parts = list(dict(tree_flatten(getattr(layer, name))).values())
     if not parts:

@@ -198,8 +198,7 @@ def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVC
 
 def _drafts(model: "SpeculativeModel", settings: "DraftSettings | Proposers | None") -> str:
     """Describe the drafting in a few words."""
-    from ..drafting.fixed import describe, names_of
-    from ..drafting.settings import USUAL, DraftSettings
+    from ..drafting.settings import USUAL, DraftSettings, describe, names_of
 
     guessing, head = model.guessing is not None, model.head
     by = "streams" if head is None else f"the {head.config.kind} head"

@@ -51,7 +51,7 @@ def package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
     from specstream_mlx.convert.to_coreml.export import function_name
 
-    from ..drafting.fixed import describe
+    from ..drafting.settings import describe
     from ..request import Request
     from .comparison import compare_package
 

@@ -236,8 +236,7 @@ class RuleOptions:
 
     def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
         """Make the settings of drafts, see ``chosen_drafts``."""
-        from ..drafting.fixed import names_of
-        from ..drafting.settings import chosen_drafts
+        from ..drafting.settings import chosen_drafts, names_of
 
         if "tree_width" in drafts:  # without a size it asks for a full tree
             drafts = {"tree_size": None} | drafts

@@ -15,7 +15,7 @@ Children = Callable[[Path], Guesses]
 """Function of a path that returns guesses for the token after it, given that it is right."""
 
 UNLIKELY = -100.0  # log-probability of a node that is not expected to be right
-LEAST = math.log(0.02)  # of the least probable path considered: flat in benchmarks/drafting_rule.py
+LEAST = math.log(0.02)  # of the least probable path considered: flat (studied)
 
 
 class Node(NamedTuple):

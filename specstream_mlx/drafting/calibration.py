@@ -9,7 +9,7 @@ from ..engine.guess import NO_GUESSES, Guesses, Path, StreamGuesses
 
 Kind = TypeVar("Kind")
 
-# Studied, where it says so, by benchmarks/drafting_rule.py.
+# Studied: benchmarks/NOTES.md, "Which constants of the rule matter?".
 START = 0.8  # hits over expected hits when a text begins: unfamiliar text wants less (studied)
 WEIGHT = 8.0  # expected hits that ``START`` counts as: flat in the study
 MEMORY = 16.0  # expected hits that are remembered: flat in the study
@@ -61,8 +61,7 @@ class Backoff:
 
     def note(self, gain: float) -> None:
         """Take in the tokens that a round of guesses was right about."""
-        memory = GAIN_MEMORY
-        self._gain, self._rounds = averaged(self._gain, self._rounds, gain, memory)
+        self._gain, self._rounds = averaged(self._gain, self._rounds, gain, GAIN_MEMORY)
 
     def begin(self, cost: float) -> bool:
         """Begin a step; returns whether the proposer pauses in it.
@@ -147,11 +146,9 @@ class StreamAverages:
 
     def _corrected(self, guesses: Guesses, trunk: bool) -> Guesses:
         place = 0 if trunk else 1
-        first, other = self.factor(place, 0), self.factor(place, 1)
-        first_one, *others = (math.exp(score) for _, score in guesses)
         probabilities = [
-            min(MOST, first_one * first),
-            *(min(MOST, p * other) for p in others),
+            min(MOST, math.exp(score) * self.factor(place, rank))
+            for rank, (_, score) in enumerate(guesses)
         ]
         scale = min(1.0, MOST_TOGETHER / max(sum(probabilities), _LEAST))
         return [

@@ -11,7 +11,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,9 +22,7 @@ from ..hardware import device, user_cache
 from .proposer import MOST_NODES
 
 MOST_ROWS = 4 * MOST_NODES  # up to which costs differ: proposers may require more than MOST_NODES
-RATE_MEMORY = (
-    128.0  # tokens that r averages: from 32 to 512 within 2% (benchmarks/drafting_rule.py)
-)
+RATE_MEMORY = 128.0  # tokens that r averages: from 32 to 512 within 2% (studied)
 BATCH_MEMORY = 64  # passes of several after which times of another number of rows are forgotten
 BATCH_TIMES = 5  # latest times of passes of several sequences for each number of rows
 
@@ -199,11 +197,19 @@ class StepCosts:
         user_cache.write(self._path, values)
 
     def _restore(self, known: dict[str, Any]) -> None:
+        """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
         curve, timings = known.get("curve"), known["timings"]
         if curve is not None:
-            saved = read_curve(curve)
-            points = {place: saved.points[place] for place in self.curve.points}
-            self.curve = replace(saved, points=points)
+            spread, rounds, measured = (
+                float(curve[name]) for name in ("spread", "rounds", "measured")
+            )
+            points = {
+                place: tuple((int(n), float(s)) for n, s in curve["points"][place])
+                for place in self.curve.points
+            }
+            if min(s for pairs in points.values() for _, s in pairs) <= 0:
+                raise ValueError("a step takes no time")
+            self.curve = CostCurve(points, spread, int(rounds), measured)
         self._left = list(self._jobs) if timings else []
         for (place, nodes), seconds in timings:
             if (place, nodes) not in self._left:
@@ -212,20 +218,6 @@ class StepCosts:
             self._left.insert(0, (place, nodes))
             self.note(float(seconds))
         self._saved = len(self._timings)
-
-
-def read_curve(values: Mapping[str, Any]) -> CostCurve:
-    """Read the curve of a file in the user's cache; any ``ValueError`` or such: it is damaged."""
-    points = {
-        place: tuple((int(n), float(s)) for n, s in pairs)
-        for place, pairs in dict(values["points"]).items()
-    }
-    numbers = [float(values[name]) for name in ("spread", "rounds", "measured")]
-    if min(s for pairs in points.values() for _, s in pairs) <= 0:
-        raise ValueError("a step takes no time")
-    if not {"plain", "none"} & points.keys():
-        raise ValueError("no step without guesses was timed")
-    return CostCurve(points, numbers[0], int(numbers[1]), numbers[2])
 
 
 def _typical(place: Place) -> tuple[tuple[int, float], ...]:
@@ -447,9 +439,6 @@ def _seconds(line: Line, rows: float) -> float:
     """Seconds of a pass of so many rows."""
     shared, row = line
     return shared + row * rows
-
-
-# Files ---------------------------------------------------------------------------------------
 
 
 def directory() -> Path:

@@ -8,7 +8,7 @@ from .calibration import HitRates
 from .proposer import Material, Proposer
 
 # Acceptance of the newest continuation at the beginning of a text, by length of the n-gram, 0 to 4
-# (studied by benchmarks/drafting_rule.py), and of the one before it, for n-grams of any length.
+# (studied), and of the one before it, for n-grams of any length.
 PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
 SECOND_PRIOR = 0.05
 

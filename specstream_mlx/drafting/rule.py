@@ -50,8 +50,8 @@ from .pooling import pool
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Proposers
 
-# The constants of the rule. "Studied": benchmarks/drafting_rule.py decodes recorded texts with one
-# changed at a time; benchmarks/NOTES.md has its verdicts, "Which constants of the rule matter?".
+# "Studied" here and in other files of this folder: recorded texts were decoded with one constant
+# changed at a time; benchmarks/NOTES.md has the verdicts, "Which constants of the rule matter?".
 SHARED_RATE = 1.5  # start of r in shared mode, in tokens per plain step's time (studied)
 VALUE = 0.5  # start of v with an adapter that has not decoded yet, in tokens (studied)
 HISTORY_VALUE_WEIGHT = 8  # steps that ``VALUE`` counts as (studied)

@@ -244,3 +244,43 @@ def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | N
     if shaped or verify in ("rejection", "typical"):
         return draft_settings(drawn=verify == "rejection", **given)
     return Proposers(**given) if given else None
+
+
+def names_of(settings: DraftSettings | Proposers) -> list[str]:
+    """Name what proposes besides the streams."""
+    names = list[str]()
+    for make in settings.makers:
+        made: Any = getattr(make, "func", make)  # of a partial
+        names.append(_NAMES.get(made) or str(getattr(made, "__name__", "another")))
+    return names
+
+
+_NAMES: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
+
+
+def describe(settings: DraftSettings, streams: bool) -> str:
+    """Describe in a few words the drafts of a step and its pruning, with ``streams`` or without."""
+    if not settings.drafts_with(streams or None):
+        return "no drafts"
+    lookup = f"lookup of up to {settings.lookup_ngram}-grams to depth {settings.lookup_size}"
+    others = " and ".join(lookup if one == "lookup" else one for one in names_of(settings))
+    guessing, size, width = streams and settings.speculates, settings.tree_size, settings.tree_width
+    if not guessing:
+        words = f"best-first, {settings.most_nodes(0)} nodes, {others}"
+    elif size is not None:
+        words = f"best-first, {size} nodes, width {width}"
+    else:
+        words = "chain" if width == 1 else f"full {width}-ary"
+    if guessing and settings.num_streams:
+        words += f", depth {settings.num_streams}"
+    if guessing and others:
+        words += f", with {others}"
+    for said, value in (
+        ("nodes above", settings.draft_threshold),
+        ("pruned to", settings.max_nodes),
+        ("edges above", settings.prune_threshold),
+        ("streams beside", settings.stream_nodes if guessing else None),
+    ):
+        if value is not None:
+            words += f", {said} {value}"
+    return words

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specstream_mlx import DraftSettings, UserError
-from specstream_mlx.drafting.fixed import describe
-from specstream_mlx.drafting.settings import LIKELY_DRAFTS, draft_settings
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS, describe, draft_settings
 from specstream_mlx.stream_config import StreamConfig
 
 LOSSLESS = StreamConfig(

@@ -17,7 +17,7 @@ from benchmarks.rivals.suffix import Answers
 from benchmarks.rivals.texts import classes_of
 from benchmarks.runner import MLX_LM
 from specstream_mlx import UserError, bundled
-from specstream_mlx.drafting.fixed import names_of
+from specstream_mlx.drafting.settings import names_of
 
 BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
