@@ -10,11 +10,16 @@ from architecture_models import unlisted_model
 from command_line import refusal, run
 from huggingface_hub import constants
 from mlx.utils import tree_flatten
+from mlx_lm.convert import convert as mlx_lm_convert
 from mlx_lm.utils import load_model, make_shards
 from specstream_mlx.convert.to_mlx import base as conversion
-from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
+from specstream_mlx.convert.to_mlx.base import RECIPES, Quantization, convert_base
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
+
+from specstream_mlx.cli.convert import ConvertOptions
+from specstream_mlx.inspection import describe_base
+from specstream_mlx.options import kinds_of
 
 
 def convert(*args):
@@ -162,3 +167,57 @@ def test_weights_of_pytorch_alone(tmp_path):
     longer = refusal(convert("--model", base, "--mlx-path", tmp_path / "mlx"))
     assert longer.startswith(f"{sentence}, which transformers makes of pytorch_model*.bin")
     assert "save_pretrained(..., safe_serialization=True)" in longer
+
+
+# Quantization: which layers get how many bits ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
+    directory = tmp_path_factory.mktemp("recipes") / "base"
+    return tiny_llama_directory(directory, **sizes, tie_word_embeddings=False)
+
+
+def converted(base, target, *flags):
+    result = convert("--model", base, "--mlx-path", target, *flags)
+    assert result.exit_code == 0, result.output
+    return target
+
+
+def bits_by_layer(directory):
+    model, _ = load_model(directory, lazy=True)
+    return {name: m.bits for name, m in model.named_modules() if "scales" in m}
+
+
+def test_the_option_names_every_recipe():
+    assert kinds_of(ConvertOptions)["quant_predicate"].choices == RECIPES
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 128), (8, 32)])
+def test_group_sizes(bits, group_size, base, tmp_path):
+    target = converted(base, tmp_path / "mlx", "--bits", bits, "--group-size", group_size)
+    stored_as = describe_base(target)["stored_as"]
+    assert max(stored_as, key=stored_as.get) == f"{bits} bits, group {group_size}"
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.startswith("mixed")])
+def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
+    """The very tensors and bits that ``mlx_lm.convert`` writes."""
+    target = converted(base, tmp_path / "ours", "--quant-predicate", recipe)
+    theirs = tmp_path / "theirs"
+    mlx_lm_convert(str(base), str(theirs), quantize=True, quant_predicate=recipe)
+    found, expected = weights(target), weights(theirs)
+    assert found.keys() == expected.keys()
+    assert all(mx.array_equal(found[name], expected[name]) for name in expected)
+    assert bits_by_layer(target) == bits_by_layer(theirs)
+    kinds = [kind for kind in describe_base(target)["stored_as"] if "bits" in kind]
+    assert len(kinds) > 1
+
+
+def test_embeddings_and_head_at_more_bits(base, tmp_path):
+    target = converted(base, tmp_path / "mlx", "--quant-predicate", "embeddings_4_8")
+    found = bits_by_layer(target)
+    assert {found.pop("model.embed_tokens"), found.pop("lm_head")} == {8}
+    assert set(found.values()) == {4}
+    assert json.loads((target / "config.json").read_text())["quantization"]["bits"] == 4
