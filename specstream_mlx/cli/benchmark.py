@@ -109,13 +109,14 @@ def speedup(
         usual = benchmark.SUITES[asked.suite].items
         chosen = Texts(texts.texts or "test", texts.items or usual)
         tasks = chosen_tasks(texts.tasks or model.adapter or "")
+    writers = names_in(asked.writers, WRITERS, "writer") if asked.writers else ()
     text, rows = benchmark.compare(
         asked.suite,
         chosen,
         tasks,
         _subject(model, texts.prompts),
         output,
-        writers=names_in(asked.writers, WRITERS, "writer") if asked.writers else (),
+        writers=writers,
         rounds=asked.rounds,
         max_tokens=asked.max_tokens,
         label=asked.name,
