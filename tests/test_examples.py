@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from demonstration_weights import installed
 from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -36,22 +37,10 @@ from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.prompts import chat_prompt
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    path.relative_to(ROOT)
-    for path in (
-        *ROOT.glob("*.md"),
-        *(
-            page
-            for package in ("specstream_mlx", "apps", "convert", "benchmarks")
-            for page in (ROOT / package).rglob("README.md")
-        ),
-    )
-)
-SOURCES = sorted(
-    path.relative_to(ROOT)
-    for package in ("specstream_mlx", "apps", "convert", "benchmarks")
-    for path in (ROOT / package).rglob("*.py")
-)
+PACKAGES = [ROOT / package for package in ("specstream_mlx", "apps", "convert", "benchmarks")]
+PAGES = [*ROOT.glob("*.md"), *(page for package in PACKAGES for page in package.rglob("README.md"))]
+PAGES = sorted(page.relative_to(ROOT) for page in PAGES)
+SOURCES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in package.rglob("*.py"))
 
 NOT_RUN = {
     "python -m pytest": "runs this test among others",
@@ -253,7 +242,7 @@ def test_flags_named_in_running_text_exist():
             words = code.replace("\n", " ").split()
             names = [word for word in words[:2] if re.fullmatch(r"[a-z][a-z-]+", word)]
             name = " ".join(names if words[0] == "benchmark" else names[:1])
-            helps[name] = helps.get(name) or output_of(f"specstream-mlx {name} --help", ROOT)
+            helps[name] = helps.get(name) or run(*name.split(), "--help").output
             for flag in re.findall(r"--[a-z-]+", code):
                 assert re.search(rf"{flag}\b", helps[name]), f"{page}: {code}"
     assert len(helps) > 3

@@ -14,11 +14,10 @@ from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, Sa
 from .run import Decoding, Run
 
 if TYPE_CHECKING:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-
     from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 
-    from ..request import Progress, Request
+    from ..loading import SpeculativeModel
+    from ..request import Progress
     from ..responses import GenerationResponse
     from .comparison import Comparison
 
@@ -51,7 +50,7 @@ def package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
     from specstream_mlx.convert.to_coreml.export import function_name
 
-    from ..drafting.settings import describe
+    from ..drafting.settings import DraftSettings, describe
     from ..request import Request
     from .comparison import compare_package
 
@@ -83,8 +82,18 @@ def package_run(
             yield replace(response, peak_memory=peak)
 
     def compare(tokens: list[int]) -> "Comparison":
-        reference = _reference(decoder, tokenizer, request, model, length.max_tokens, stop)
-        return compare_package(reference, tokens)
+        common = {
+            "max_tokens": request.max_tokens or length.max_tokens,
+            "prefill_step_size": request.prefill_step_size,
+            "sampler": request.sampler,
+            "logits_processors": request.logits_processors or (),
+        }
+        one_token = DraftSettings(speculation=False)
+        own = {"settings": one_token, "stop": stop, "verify": request.rule}
+        loaded = _reference(decoder, model)
+        return compare_package(
+            Decoding(loaded, tokenizer, list(request.prompt), common, own), tokens
+        )
 
     settings: Any = request.drafting  # of a fitted request
     return Run(
@@ -100,25 +109,13 @@ def package_run(
     )
 
 
-def _reference(
-    decoder: "PackageDecoder",
-    tokenizer: "TokenizerWrapper",
-    request: "Request",
-    options: ModelOptions,
-    max_tokens: int,
-    stop: tuple[str, ...],
-) -> Decoding:
-    """The same text by MLX, in float32 and one token a step.
-
-    ``options`` name what the package was made of, where that is not the demonstration model and an
-    adapter that has a name.
-    """
+def _reference(decoder: "PackageDecoder", options: ModelOptions) -> "SpeculativeModel":
+    """Load what the package was made of, in float32; by default of the demonstration model."""
     import mlx.core as mx
 
     from specstream_mlx.convert.to_coreml.export import BASE, function_name
 
     from .. import bundled, demonstration
-    from ..drafting.settings import DraftSettings
     from ..loading import load, named_adapters
     from ..models.fingerprint import fingerprint
 
@@ -139,12 +136,4 @@ def _reference(
         )
     loaded.model.set_dtype(mx.float32)
     loaded.swap_adapter(directory)
-    common = {
-        "max_tokens": request.max_tokens or max_tokens,
-        "prefill_step_size": request.prefill_step_size,
-        "sampler": request.sampler,
-        "logits_processors": request.logits_processors or (),
-    }
-    one_token = DraftSettings(speculation=False)
-    own = {"settings": one_token, "stop": stop, "verify": request.rule}
-    return Decoding(loaded, tokenizer, list(request.prompt), common, own)
+    return loaded

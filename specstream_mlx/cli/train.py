@@ -1,7 +1,5 @@
 """``specstream-mlx train``."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -25,7 +23,6 @@ from ..terminal.notes import note
 from ..train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from ..terminal.progress import Show
     from ..train.data import Split
     from ..train.run import Run
     from ..train.start import Start
@@ -40,7 +37,6 @@ _WITHOUT_MEANING = ("test_batches", "config", "project_name")
 
 _SELF = "self"
 _HELD_OUT_TEXTS = 6
-_SECONDS_BETWEEN_LINES = 60.0
 _LEARNED = 1.05
 """Tokens a step that streams come to which have begun to learn; without any it is 1."""
 
@@ -287,9 +283,9 @@ def _answers(
                 answers.prompt_script,
                 start.frozen_lora,
             )
+            note(f"The base draws {answers.num_prompts} prompts")
             with progress("The base draws prompts") as show:
-                shown = _by_the_minute(show, "The base draws", "drawn")
-                asked = ask_itself(base, tokenizer, directory, asking, shown)
+                asked = ask_itself(base, tokenizer, directory, asking, show)
             if asked.drawn:
                 note(asked.sentence())
             prompts = asked.prompts
@@ -306,35 +302,13 @@ def _answers(
                 f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
                 "and are left out"
             )
+        note(f"The base answers {len(fit)} prompts")
         with progress("The base answers prompts") as show:
-            shown = _by_the_minute(show, "The base answers", "answered")
-            distil(base, tokenizer, fit, data, answering, shown)
+            distil(base, tokenizer, fit, data, answering, show)
     except KeyboardInterrupt:
         note("Stopped; the same command goes on with what is there")
         raise
     return data
-
-
-def _by_the_minute(show: "Show", doing: str, done_words: str) -> Callable[[float, float], None]:
-    """Show progress on a bar, and every minute in a line.
-
-    Without a terminal there is no bar, and a base takes hours to answer some thousand prompts.
-    """
-    last = 0.0
-
-    def shown(done: float, total: float) -> None:
-        nonlocal last
-        show(done, total)
-        now = time.monotonic()
-        if not last:
-            already = f"; {done:.0f} are {done_words}" if done else ""
-            note(f"{doing} {total:.0f} prompts{already}")
-            last = now
-        elif now - last >= _SECONDS_BETWEEN_LINES and done < total:
-            note(f"{done:.0f} of {total:.0f} prompts {done_words}")
-            last = now
-
-    return shown
 
 
 def _iterate(run: "Run") -> None:

@@ -1,9 +1,10 @@
-"""Progress with a remaining time, on a terminal, of work that takes longer than two seconds.
+"""Progress with a remaining time, of work that takes longer than two seconds: bars on a terminal.
 
 Blocks may stand within blocks: their bars are then shown together, the outermost first.
 """
 
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,8 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from .notes import note
 
 Item = TypeVar("Item")
 
@@ -25,20 +28,25 @@ class Show(Protocol):
 
 SECONDS = 2.0
 """Work that ends sooner shows nothing."""
+SECONDS_BETWEEN_LINES = 60.0
+"""Without a terminal a line says how far the work is so often: some takes hours."""
 
 _running: ContextVar[Progress | None] = ContextVar("_running", default=None)
 
 
 @contextmanager
 def progress(description: str) -> Iterator[Show]:
-    """Show a bar while the block runs, on stderr; nothing where that is no terminal."""
+    """Show a bar while the block runs, on stderr; a line a minute where that is no terminal."""
     with _bars() as bars:
         task = bars.add_task(description, total=None)
-        said, counts = description, False
+        said, counts, last = description, False, time.monotonic()
 
         def show(done: float, total: float | None, description: str | None = None) -> None:
-            nonlocal said, counts, task
+            nonlocal said, counts, task, last
             said = description or said
+            if bars.disable and total and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                note(f"{said}: {done / total:.0%}")
+                last = time.monotonic()
             if counts and total is not None:
                 bars.update(task, completed=done, total=total, description=said)
                 return

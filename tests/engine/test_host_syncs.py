@@ -1,9 +1,4 @@
-"""A step waits for the device once at most.
-
-Every way in which Python can wait for an array is watched: ``mx.eval``, the methods that hand out
-values, and numpy's conversions. What has been waited for may be read freely; any other array that
-is read is a wait of its own.
-"""
+"""A step waits for the device once at most, and all of it is on one stream."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,13 +7,13 @@ from draft_heads import model_with_head
 from mlx.utils import tree_flatten
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import paired, random_prompt, request, speculative_model
+from waits import counted_waits
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.hardware import device
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
-READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
 _TWO_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 OPERATORS = {f"__{side}{name}__" for name in _TWO_SIDED.split() for side in ("", "r", "i")}
 OPERATORS |= {f"__{name}__" for name in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
@@ -32,37 +27,6 @@ CASES = {
     "pruned": {"tree_size": 9, "max_nodes": 4},
     "pruned by a threshold": {"tree_size": 9, "prune_threshold": 0.01},
 }
-
-
-class Waits:
-    """Counts waits from its making on."""
-
-    def __init__(self, monkeypatch):
-        self.count, self._known = 0, {}
-        evaluate = mx.eval
-
-        def watched_eval(*arrays):
-            self.count += 1
-            self._know(array for _, array in tree_flatten(list(arrays)))
-            evaluate(*arrays)
-
-        monkeypatch.setattr(mx, "eval", watched_eval)
-        for name in READS:
-            monkeypatch.setattr(mx.array, name, self._watched(getattr(mx.array, name)))
-        for name in ("array", "asarray"):
-            monkeypatch.setattr(np, name, self._watched(getattr(np, name)))
-
-    def _know(self, arrays):
-        self._known |= {id(array): array for array in arrays if isinstance(array, mx.array)}
-
-    def _watched(self, read):
-        def watched(*args, **kwargs):
-            if args and isinstance(args[0], mx.array) and id(args[0]) not in self._known:
-                self.count += 1
-                self._know(args[:1])
-            return read(*args, **kwargs)
-
-        return watched
 
 
 def request_of(name, mode, sampled):
@@ -112,10 +76,9 @@ def check_streams(noted):
 
 def check_step(model, asked):
     """Twelve steps wait once each, and the operations of four are on one stream."""
-    with pytest.MonkeyPatch.context() as patch:
-        steps = decode(model, asked)
-        next(steps)  # the prompt and the tables of the first shapes
-        waits = Waits(patch)
+    steps = decode(model, asked)
+    next(steps)  # the prompt and the tables of the first shapes
+    with counted_waits() as waits:
         for count in range(1, 13):
             mx.async_eval(next(steps).log_probs())
             assert waits.count == count
@@ -176,21 +139,21 @@ def test_with_a_draft_head_too(head, tmp_path):
     check_step(model, request(random_prompt(9), DraftSettings(tree_size=9), sampler=Sampling(0.8)))
 
 
-def test_every_read_is_counted(monkeypatch):
-    waits = Waits(monkeypatch)
+def test_every_read_is_counted():
     made = mx.arange(4)
     reads = [lambda: np.array(made + 1), lambda: (made + 2).tolist(), lambda: int((made + 3)[0])]
     reads += [lambda: bool((made > 9).any()), lambda: mx.eval(made + 4), lambda: list(made + 5)]
-    for number, read in enumerate(reads, start=1):
-        read()
-        assert waits.count >= number
-    before = waits.count
-    total = made.sum()
-    mx.async_eval(total)
-    assert waits.count == before
-    mx.eval(total)
-    assert total.item() == 6
-    assert waits.count == before + 1
+    with counted_waits() as waits:
+        for number, read in enumerate(reads, start=1):
+            read()
+            assert waits.count >= number
+        before = waits.count
+        total = made.sum()
+        mx.async_eval(total)
+        assert waits.count == before
+        mx.eval(total)
+        assert total.item() == 6
+        assert waits.count == before + 1
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -58,24 +58,6 @@ class Observed:
         self.passes: list[list[str]] = []
         self.now = 1000.0
 
-    def plain(self, count: int) -> None:
-        """Note a plain step of so many sequences."""
-        self.passes.append(["p"] * count)
-        self.now += 0.9 + 0.1 * count
-
-    def planned(self, plans: Any) -> None:
-        """Note a step of trees."""
-        sizes = [len(plan.tree) for plan in plans]
-        words = [f"{p.place}/{size}/{p.width}" for p, size in zip(plans, sizes, strict=True)]
-        self.passes.append(words)
-        guesses = any(plan.width for plan in plans)
-        self.now += 1.1 + 0.06 * len(plans) * max(sizes) + 0.5 * guesses
-
-    def accepted(self, paths: Any) -> None:
-        """Note how many tokens each sequence got in the last step of trees."""
-        words = zip(self.passes[-1], paths, strict=True)
-        self.passes[-1] = [f"{word}:{len(path)}" for word, path in words]
-
     def clock(self) -> float:
         """Read the clock, which takes no time to speak of."""
         self.now += 1e-7
@@ -99,29 +81,33 @@ def observed() -> Iterator[Observed]:
     seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit
     make = StepCosts.__init__
 
-    def watched_step(self: Any, plans: Any, rules: Any) -> Any:
-        seen.planned(plans)
+    def seen_step(self: Any, plans: Any, rules: Any) -> Any:
+        sizes = [len(plan.tree) for plan in plans]
+        words = [f"{p.place}/{size}/{p.width}" for p, size in zip(plans, sizes, strict=True)]
+        seen.passes.append(words)
+        guesses = any(plan.width for plan in plans)
+        seen.now += 1.1 + 0.06 * len(plans) * max(sizes) + 0.5 * guesses
         return step(self, plans, rules)
 
-    def watched_plain(self: Any, tokens: Any, rules: Any) -> Any:
-        seen.plain(len(rules))
+    def seen_plain(self: Any, tokens: Any, rules: Any) -> Any:
+        seen.passes.append(["p"] * len(rules))
+        seen.now += 0.9 + 0.1 * len(rules)
         return plain(self, tokens, rules)
 
-    def watched_commit(self: Any, paths: Any, kept_paths: Any) -> Any:
-        seen.accepted(paths)
+    def seen_commit(self: Any, paths: Any, kept_paths: Any) -> Any:
+        words = zip(seen.passes[-1], paths, strict=True)
+        seen.passes[-1] = [f"{word}:{len(path)}" for word, path in words]
         return commit(self, paths, kept_paths)
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         self.curve = replace(self.curve, spread=0.01, rounds=6, measured=time.time())
 
-    with ExitStack() as stack:
-        enter = stack.enter_context
-        enter(patch.object(Decoder, "step", watched_step))
-        enter(patch.object(Decoder, "next_token", watched_plain))
-        enter(patch.object(Decoder, "commit", watched_commit))
-        enter(patch.object(StepCosts, "__init__", made))
-        enter(patch.object(time, "perf_counter", seen.clock))
+    with (
+        patch.multiple(Decoder, step=seen_step, next_token=seen_plain, commit=seen_commit),
+        patch.object(StepCosts, "__init__", made),
+        patch.object(time, "perf_counter", seen.clock),
+    ):
         yield seen
 
 
@@ -284,13 +270,12 @@ def operations(seen: Observed) -> Any:
             )
             next(responses)
             seen.taken()
-            with counted(mx) as counts:
+            with counted(mx) as since:
                 calls, steps = 1, []
                 for response in responses:
                     if response.target_calls > calls:
                         calls = response.target_calls
-                        steps.append((counts["waits"], counts["operations"]))
-                        counts |= {"waits": 0, "operations": 0}
+                        steps.append(since())
                     if calls == 8:
                         break
                 responses.close()
@@ -300,54 +285,42 @@ def operations(seen: Observed) -> Any:
 
 
 @contextmanager
-def counted(mx: Any) -> Iterator[dict[str, int]]:
-    """Count waits for arrays that were not waited for, and calls that make arrays."""
-    import numpy as np
+def counted(mx: Any) -> Iterator[Callable[[], tuple[int, int]]]:
+    """Count waits and calls that make arrays; what it gives returns those since its last call."""
     from mlx.utils import tree_flatten
+    from waits import READS, counted_waits
 
-    counts, known = {"waits": 0, "operations": 0}, {}
-    evaluate = mx.eval
-
-    def waited(*arrays: Any) -> None:
-        counts["waits"] += 1
-        known.update({id(one): one for _, one in tree_flatten(list(arrays))})
-        evaluate(*arrays)
-
-    def reading(read: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if args and isinstance(args[0], mx.array) and id(args[0]) not in known:
-                counts["waits"] += 1
-                known[id(args[0])] = args[0]
-            return read(*args, **kwargs)
-
-        return call
+    made_so_far = returned = waited = 0
 
     def making(make: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made_so_far
             made = make(*args, **kwargs)
             leaves = [leaf for _, leaf in tree_flatten([made])]
-            counts["operations"] += any(isinstance(leaf, mx.array) for leaf in leaves)
+            made_so_far += any(isinstance(leaf, mx.array) for leaf in leaves)
             return made
 
         return call
 
+    def since() -> tuple[int, int]:
+        nonlocal returned, waited
+        news = waits.count - waited, made_so_far - returned
+        waited, returned = waits.count, made_so_far
+        return news
+
     sides = "add sub mul truediv floordiv mod pow matmul and or lshift rshift".split()
     signs = {f"__{side}{name}__" for name in sides for side in ("", "r", "i")}
     signs |= {f"__{n}__" for n in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
-    reads = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__".split()
     with ExitStack() as stack:
         for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
             for name in dir(owner):
                 make = getattr(owner, name)
-                hidden = name in reads or name in ("eval", "async_eval", "stream")
+                hidden = name in READS or name in ("eval", "async_eval", "stream")
                 hidden = hidden or (name.startswith("_") and name not in signs)
                 if callable(make) and not hidden and not isinstance(make, type):
                     stack.enter_context(patch.object(owner, name, making(make)))
-        stack.enter_context(patch.object(mx, "eval", waited))
-        for owner, names in ((mx.array, reads), (np, ["array", "asarray"])):
-            for name in names:
-                stack.enter_context(patch.object(owner, name, reading(getattr(owner, name))))
-        yield counts
+        waits = stack.enter_context(counted_waits())
+        yield since
 
 
 def two_processes(seen: Observed) -> Any:

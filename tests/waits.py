@@ -1,0 +1,57 @@
+"""Counts waits for the device.
+
+Every way in which Python can wait for an array is watched: ``mx.eval``, the methods that hand out
+values, and numpy's conversions. What has been waited for may be read freely; any other array that
+is read is a wait of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
+
+
+class Waits:
+    """The number of waits so far."""
+
+    def __init__(self) -> None:
+        self.count, self._known = 0, dict[int, mx.array]()
+
+    def know(self, arrays: Any) -> None:
+        """Count a wait for arrays, which may be read from then on."""
+        self.count += 1
+        self._known |= {id(array): array for array in arrays if isinstance(array, mx.array)}
+
+    def watched(self, read: Any) -> Any:
+        """Make a method that reads an array count."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], mx.array) and id(args[0]) not in self._known:
+                self.know(args[:1])
+            return read(*args, **kwargs)
+
+        return call
+
+
+@contextmanager
+def counted_waits() -> Iterator[Waits]:
+    """Count the waits of the block."""
+    waits, evaluate = Waits(), mx.eval
+
+    def watched_eval(*arrays: Any) -> None:
+        waits.know(array for _, array in tree_flatten(list(arrays)))
+        evaluate(*arrays)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(mx, "eval", watched_eval))
+        for owner, names in ((mx.array, READS), (np, ["array", "asarray"])):
+            for name in names:
+                watched = waits.watched(getattr(owner, name))
+                stack.enter_context(patch.object(owner, name, watched))
+        yield waits
