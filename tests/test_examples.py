@@ -4,9 +4,12 @@ A fenced block, or the help of a command, is one test: what it shows runs from t
 new folder with small stand-ins for what a user has. Output that is shown is compared.
 """
 
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -34,6 +37,7 @@ from torch_tiny import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx import bundled, demonstration, load
+from specstream_mlx.cli import main
 from specstream_mlx.prompts import chat_prompt
 
 ROOT = Path(__file__).parents[1]
@@ -363,18 +367,13 @@ def stand_ins(block: Block) -> list[str]:
     return [name for name in MAKERS if name in needed]
 
 
-def output_of(line: str, folder: Path, *programs: Path) -> str:
-    """What a command prints, errors included; ``programs``: folders with programs to take first.
-
-    Raises:
-        AssertionError: it failed.
-    """
-    path = os.pathsep.join(map(str, (*programs, Path(sys.executable).parent, os.environ["PATH"])))
-    python_path = str(ROOT) if "python -m benchmarks" in line else ""
+def output_of_a_process(line: str, folder: Path) -> str:
+    """What a command line prints, errors included; nothing is known of earlier texts."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     result = subprocess.run(
         ["bash", "-c", line],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": python_path, "COLUMNS": "120"},
+        env=os.environ | {"PATH": path, "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -383,6 +382,38 @@ def output_of(line: str, folder: Path, *programs: Path) -> str:
     )
     assert result.returncode == 0, f"{line}\n{result.stdout}"
     return result.stdout
+
+
+def output_of(line: str, folder: Path) -> str:
+    """What ``specstream-mlx ..`` or ``python -m module ..`` prints in a folder, errors included.
+
+    It runs in this process, where everything has been imported.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    command, _, file = line.replace("\\\n", " ").partition(" < ")
+    words = shlex.split(command, comments=True)
+    stdin = (folder / file.strip()).read_bytes() if file else b""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    code = None
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+        patch.setenv("COLUMNS", "120")
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.setattr(sys, "stdout", output)
+        patch.setattr(sys, "stderr", output)
+        try:
+            if words[0] == "specstream-mlx":
+                main(words[1:])
+            else:
+                assert words[:2] == ["python", "-m"], line
+                patch.setattr(sys, "argv", words[2:])
+                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+    printed = output.buffer.getvalue().decode()
+    assert not code, f"{line}\n{printed}"
+    return printed
 
 
 FIGURES = (
@@ -415,28 +446,19 @@ def is_of_the_demonstration_model(line: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def on_the_toy(tmp_path_factory, toy_directory):
-    """A folder with a ``specstream-mlx`` to which the toy is the demonstration model.
-
-    Its one adapter has the names of all.
-    """
+def tools(tmp_path_factory, toy_directory):
+    """The toy's streams, and its one adapter under the names of all."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "streams").symlink_to(toy_directory / "streams")
     for name in bundled.adapter_names():
         shutil.copytree(toy_directory / "adapters/sql", folder / "adapters" / name)
-    program = folder / "specstream-mlx"
-    program.write_text(
-        f"#!{sys.executable}\n"
-        "from pathlib import Path\n"
-        "from specstream_mlx import bundled, demonstration\n"
-        f"bundled.ROOT = Path({str(folder)!r})\n"
-        f"demonstration.base_path = lambda *_: Path({str(toy_directory / 'base')!r})\n"
-        "demonstration.directory = demonstration.base_path\n"
-        "from specstream_mlx.cli import main\n"
-        "main()\n"
-    )
-    program.chmod(0o755)
     return folder
+
+
+@pytest.fixture
+def on_the_toy(tools, toy, monkeypatch):
+    """To ``specstream-mlx`` the toy is the demonstration model, with all adapters."""
+    monkeypatch.setattr(bundled, "ROOT", tools)
 
 
 def need_the_demonstration_model() -> None:
@@ -449,12 +471,13 @@ def need_the_demonstration_model() -> None:
 
 
 @pytest.mark.parametrize("block", cases(RUN))
-def test_commands_do_what_is_shown(block, on_the_toy, tmp_path):
+def test_commands_do_what_is_shown(block, request, tmp_path):
     """On the toy instead of the demonstration model, but for the first page."""
-    programs = [] if block.place.startswith("README.md: ") else [on_the_toy]
-    if not programs and any(
-        is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out
-    ):
+    run = output_of_a_process
+    if not block.place.startswith("README.md: "):
+        run = output_of
+        request.getfixturevalue("on_the_toy")
+    elif any(is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out):
         need_the_demonstration_model()
     for name in stand_ins(block):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -462,7 +485,7 @@ def test_commands_do_what_is_shown(block, on_the_toy, tmp_path):
     for command in block.commands:
         if command.left_out:
             continue
-        found = output_of(command.line, tmp_path, *programs)
+        found = run(command.line, tmp_path)
         if command.shown is not None:
             assert comparable(found) == comparable(command.shown)
 

@@ -137,7 +137,8 @@ def _quantize(
             f"in groups of {present.get('group_size')}; leave out --bits and --quant-predicate to "
             "keep it so, or give an unquantized model"
         )
-    predicate, bits, size = None, asked.bits, asked.group_size
+    predicate: Any = None
+    bits, size = asked.bits, asked.group_size
 
     def embeddings_8(path: str, _: nn.Module) -> dict[str, Any]:
         return {"group_size": size, "bits": 4 if "layers." in path else 8, "mode": "affine"}

@@ -81,7 +81,7 @@ def convert_gguf(
         (scratch / "generation_config.json").write_text(json.dumps(special, indent=4))
         tokenizer.save_pretrained(scratch)
         check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
-    notes = []
+    notes, stored = [], {name: tensor.size for name, tensor in tensors.items()}
     for kind in dict.fromkeys(tensor.kind for tensor in tensors.values()):
         names = [name for name, tensor in tensors.items() if tensor.kind == kind]
         packing, change = PACKINGS.get(kind), "exact"
@@ -89,7 +89,7 @@ def convert_gguf(
             change = "quantized anew"
         elif held != "float32" and any(held not in fitting[name] for name in names):
             change = f"rounded to {held}"
-        before, after = (sum(map(size, names)) for size in (lambda n: tensors[n].size, sizes.get))
+        before, after = (sum(of[name] for name in names) for of in (stored, sizes))
         notes.append(
             f"{len(names)} of {kind.name} in {f'{packing.bits} bits' if packing else held}, "
             f"{change}: {before:,} bytes are {after:,}"

@@ -102,7 +102,7 @@ def layout(header: Header, vocabulary: int) -> tuple[dict[str, Any], dict[str, T
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config["num_hidden_layers"])
     targets = {}
     for target, array in parameters:
-        source = names.get_name(target, (".weight", ".bias"))
+        source = names.get_name(target, (".weight", ".bias")) or target
         if source == "output.weight" and config["tie_word_embeddings"]:
             continue
         module = target.split(".")[-2]
