@@ -9,9 +9,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -141,6 +143,7 @@ def make_app(
             {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
         ),
         "/metrics": lambda _: PlainTextResponse(metrics.text(), media_type=by_prometheus),
+        "/openapi.json": lambda _: JSONResponse(document()),
         "/v1/models": lambda _: JSONResponse(
             {"object": "list", "data": [*map(model_object, service.models)]}
         ),
@@ -157,6 +160,28 @@ def make_app(
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
     handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+def document() -> dict[str, Any]:
+    """Make the OpenAPI document: what a request of each API may say."""
+    bodies = [(path, "validation", TypeAdapter(kind)) for path, (kind, *_) in APIS.items()]
+    place = "#/components/schemas/{model}"
+    schemas, shared = TypeAdapter.json_schemas(bodies, ref_template=place)  # type: ignore[arg-type]
+    answers = {
+        "200": {"description": "The answer, or its events."},
+        "4XX": {"description": "A refusal; one sentence names the field."},
+    }
+    paths = {}
+    for (path, _), schema in schemas.items():
+        content = {"application/json": {"schema": schema}}
+        body = {"required": True, "content": content}
+        paths[path] = {"post": {"requestBody": body, "responses": answers}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "specstream-mlx", "version": version("specstream-mlx")},
+        "paths": paths,
+        "components": {"schemas": shared["$defs"]},
+    }
 
 
 def _file(file: Path, _: Request) -> Response:

@@ -116,10 +116,20 @@ def test_an_api_key(tiny):
             {"authorization": "Bearer"},
             {"x-api-key": "sesame"},
         ):
-            for path in ("/v1/models", "/metrics"):
+            for path in ("/v1/models", "/metrics", "/openapi.json"):
                 assert client.get(path, headers=headers).status_code == 401
         assert client.get("/v1/models", headers=right).status_code == 200
         assert client.get("/v1/models", headers={"x-api-key": "sésame".encode()}).status_code == 200
+
+
+def test_the_document_lists_what_is_read(client):
+    document = client.get("/openapi.json").json()
+    assert list(document["paths"]) == POSTS
+    content = document["paths"][POSTS[0]]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    chat = document["components"]["schemas"][name]
+    assert chat["additionalProperties"] is False and chat["required"] == ["model", "messages"]
+    assert {"draft", "seed", "stop", "response_format"} <= set(chat["properties"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
