@@ -1,4 +1,4 @@
-"""The scores of answers, and of drafts."""
+"""The texts that benchmarks decode, and the scores of answers."""
 
 from types import SimpleNamespace
 
@@ -7,43 +7,59 @@ import pytest
 
 from benchmarks.answers import drafted, perplexity, quality
 from benchmarks.runner import Run
-from benchmarks.texts import Text
+from benchmarks.texts import INSTRUCTIONS, TYPED, Text, Texts, task_items
+from specstream_mlx import load
+from specstream_mlx.prompts import chat_prompt
 
 
-def test_quality():
+def test_every_task_has_typed_texts_with_answers():
+    for name in ("dev", "test"):
+        assert {path.stem for path in (TYPED / name).glob("*.jsonl")} == set(INSTRUCTIONS)
+        for task in INSTRUCTIONS:
+            items = task_items(name, task, 1000)
+            assert len(items) >= 64
+            assert all(text.strip() and answers for text, answers in items)
+
+
+def test_the_instruction_is_the_adapters_or_the_tasks(base, streams, shared):
+    model, tokenizer = load(base, adapter_path=streams)
+    ((text, answers),) = task_items("dev", "sql", 1)
+    (instructed,) = Texts("dev", 1).of_task(model, tokenizer, "sql")
+    assert instructed.answers == tuple(answers)
+    assert instructed.prompt == chat_prompt(tokenizer, f"{INSTRUCTIONS['sql']}\n{text}")
+    model.swap_adapter(shared)
+    (raw,) = Texts("dev", 1).of_task(model, tokenizer, "sql")
+    assert raw.prompt == chat_prompt(tokenizer, text)
+    own = Texts("mine.txt", 5, ("hello",)).of_task(model, tokenizer, "mine")
+    assert [one.prompt for one in own] == [chat_prompt(tokenizer, "hello")]
+
+
+def test_the_closest_of_several_answers_counts():
     items = [
         ("It are late", ["It is late", "It's late"]),
         ("All is well", ["All is well"]),
         ("Bob ask Ann", ["Bob asks Ann"]),
     ]
     found = quality(["It\u2019s  late", "All is well", "Bob asks Tom"], items)
-    assert found["exact"] == pytest.approx(2 / 3)
-    assert found["unchanged"] == 1.0
+    assert (found["exact"], found["unchanged"]) == (pytest.approx(2 / 3), 1.0)
     assert found["rouge_l"] == pytest.approx((1 + 1 + 2 / 3) / 3)
 
 
-def next_number(tokens):
-    """Logits of a model over four tokens that expects the next number, with probability 1/2."""
-    likely = (tokens[..., None] + 1) % 4 == mx.arange(4)
-    return mx.where(likely, mx.log(mx.array(1 / 2)), mx.log(mx.array(1 / 6)))
+def test_perplexity_is_that_of_the_likeliest_accepted_answer():
+    """A model over four tokens expects the next number, with probability 1/2; 3 ends a text."""
 
+    def next_number(tokens):
+        likely = (tokens[..., None] + 1) % 4 == mx.arange(4)
+        return mx.where(likely, mx.log(mx.array(1 / 2)), mx.log(mx.array(1 / 6)))
 
-class Digits:
-    """A tokenizer of the numbers 0 to 3, of which 3 ends a text."""
-
-    eos_token_id = 3
-
-    def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
+    def encode(text, add_special_tokens):
         return [int(character) for character in text]
 
-
-def test_perplexity_is_that_of_the_likeliest_accepted_answer():
-    mounted = SimpleNamespace(plain=next_number, tokenizer=Digits())
+    digits = SimpleNamespace(eos_token_id=3, encode=encode)
     items = [Text([0], ("12", "0")), Text([0, 1], ("0",))]
     # "12" and its end: three times 1/2; "0": twice 1/6
-    assert perplexity(mounted, items[:1]) == pytest.approx(2.0)
-    assert perplexity(mounted, items) == pytest.approx((2**3 * 6**2) ** (1 / 5))
+    found = perplexity(SimpleNamespace(plain=next_number, tokenizer=digits), items)
+    assert found == pytest.approx((2**3 * 6**2) ** (1 / 5))
 
 
 def test_depths_count_calls_that_accepted_as_many_drafts():

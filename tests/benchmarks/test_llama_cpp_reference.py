@@ -52,8 +52,3 @@ def test_passes_are_counted_and_texts_end_as_ours_do():
     assert lookup.lengths == [1, 3, 3, 1]
     assert len(llama_ways("file", 64, 5, ends={17})[LLAMA]([1]).tokens) == 5
     assert plain.decode_tps > 0 and plain.seconds >= (len(plain.tokens) - 1) / plain.decode_tps
-
-
-def test_where_it_is_not_installed_that_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    assert llama_ways("file", 64, 9, ends=()) == "llama-cpp-python is not installed"

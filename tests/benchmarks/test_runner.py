@@ -33,7 +33,7 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
     }
 
 
-@pytest.mark.parametrize("name", [None, "hydra", "eagle", "ppd", "medusa, own heads"])
+@pytest.mark.parametrize("name", [None, "hydra", "eagle"])
 def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name, tmp_path):
     if name is None:
         model = speculative_model()
@@ -49,19 +49,19 @@ def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name,
         assert (run.tokens, run.lengths) == (other.tokens, other.lengths)
         assert sum(run.lengths) == len(run.tokens)
         assert run.target_calls in (len(run.lengths), len(run.lengths) + 1)
-    assert read.reused == (0 if name in ("eagle", "ppd") else len(prompt) - 1)
+    assert read.reused == (0 if name == "eagle" else len(prompt) - 1)
 
 
 TRUE = {name: 1 + name / 10 for name in range(12)}
 
 
-def timings(rounds, shuffled=True, period=95, noise=0.01):
+def timings(rounds):
     """Each of ``TRUE`` in turn, on a machine that becomes twice as slow and fast again."""
     draws, found = random.Random(0), []
     for _ in range(rounds):
-        for name in draws.sample(list(TRUE), len(TRUE)) if shuffled else TRUE:
-            slow = 1.5 + 0.5 * math.sin(2 * math.pi * len(found) / period)
-            found.append((name, TRUE[name] * slow * math.exp(draws.gauss(0, noise))))
+        for name in draws.sample(list(TRUE), len(TRUE)):
+            slow = 1.5 + 0.5 * math.sin(2 * math.pi * len(found) / 95)
+            found.append((name, TRUE[name] * slow * math.exp(draws.gauss(0, 0.01))))
     return found
 
 
@@ -75,11 +75,5 @@ def test_what_lasts_for_some_timings_is_taken_out():
     medians = {name: statistics.median(s for n, s in seen if n == name) for name in TRUE}
     assert spread(medians) > 0.04
     assert spread(without_drift(seen)) < 0.015
-
-
-def test_steady_timings_and_single_ones_stay_as_they_are():
-    assert without_drift(timings(1)) == dict(timings(1))
     steady = [(name, seconds) for _ in range(3) for name, seconds in TRUE.items()]
     assert without_drift(steady) == pytest.approx(TRUE)
-    assert without_drift([("a", 2.0)]) == {"a": 2.0}
-    assert without_drift([]) == {}

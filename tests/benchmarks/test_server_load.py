@@ -4,7 +4,7 @@ import pytest
 from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from benchmarks.server_load import compare, growth, press
+from benchmarks.server_load import compare, press
 
 
 @pytest.mark.slow
@@ -32,7 +32,3 @@ def test_a_short_load(tmp_path):
     load.begun.append((ask, f"x{text}"))
     wrong = compare(load, tiny.models, tiny.tokenizer, 24)
     assert [(a, t) for a, t, _ in wrong] == [(ask, f"{text}x"), (ask, f"x{text}")]
-
-
-def test_growth():
-    assert growth([(0.0, 10)] * 3 + [(0.0, 20)] * 3 + [(0.0, 30)] * 3) == 1.5

@@ -1,7 +1,6 @@
 """``benchmark spec-bench``: its questions, its figures by hand, and what it writes."""
 
 import json
-import re
 
 import command_line
 import pytest
@@ -20,58 +19,6 @@ from benchmarks.spec_bench import (
     spread,
 )
 from specstream_mlx import UserError
-
-CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "history")
-
-
-def line(number, category, *turns):
-    return {"question_id": number, "category": category, "turns": list(turns)}
-
-
-def write(path, lines):
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return path
-
-
-# Questions ----------------------------------------------------------------------------------
-
-
-def test_questions_belong_to_six_tasks(tmp_path):
-    lines = [line(1, "coding", "a", "b"), line(2, "qa", "c") | {"reference": ["d"]}]
-    first, second = read_questions(write(tmp_path / "q.jsonl", lines))
-    assert first == Question(1, "coding", ("a", "b"))
-    assert (first.task, second.task) == ("mt_bench", "qa")
-
-
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        ([[1]], "line 1 is [1], expected a question_id (an integer), a category and turns"),
-        ([line(1, "qa", "a"), line(1, "qa", "b")], "line 2: question_id 1 is there twice"),
-        ([line(1, None, "a")], "line 1 is {"),
-        ([line(1, "qa", "a", 2)], "line 1 is {"),
-        ([], "is empty, expected a question on each line"),
-    ],
-)
-def test_a_line_that_is_no_question_is_named(tmp_path, lines, sentence):
-    path = write(tmp_path / "q.jsonl", lines)
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        read_questions(path)
-
-
-def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():
-    names = [name for name in CATEGORIES for _ in range(10)] + ["qa"] * 80 + ["rag"] * 3
-    questions = [Question(i, name, ("a",)) for i, name in enumerate(names)]
-    chosen = spread(questions, 8)
-    assert [q.category for q in chosen[:8]] == sorted(CATEGORIES)
-    assert [q.number for q in chosen[8:]] == [85, 95, 105, 115, 125, 135, 145, 155, 160, 161, 162]
-    assert spread(questions, 8) == chosen
-    counts = [[q.category for q in spread(questions, 20)[:20]].count(name) for name in CATEGORIES]
-    assert sorted(counts) == [2, 2, 2, 2, 3, 3, 3, 3]
-    assert sorted(spread(questions, None), key=lambda q: q.number) == questions
-
-
-# Figures ------------------------------------------------------------------------------------
 
 
 def run_of(text, lengths, seconds):
@@ -118,9 +65,7 @@ def test_figures_of_a_method_by_hand(answered):
     (mean,) = (row for row in means_of(list(rows.values())) if row["method"] == "both")
     assert mean["task"] == MEAN
     assert mean["speedup"] == pytest.approx((3.0 * 1.5) ** 0.5)
-
-
-def test_answers_have_spec_benchs_format(answered):
+    # Spec-Bench's own format.
     chat, qa = answer_lines(answered, "both", "model")
     assert (chat["question_id"], chat["category"], chat["model_id"]) == (1, "coding", "model, both")
     assert set(chat) == {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
@@ -128,18 +73,44 @@ def test_answers_have_spec_benchs_format(answered):
     counts = {"decoding_steps": [2, 2], "new_tokens": [4, 4], "accept_lengths": [3, 2]}
     found = {"index": 0, "turns": ["abcd", "efgh"], "wall_time": [1.0, 1.0], **counts}
     assert chat["choices"] == [found]
-    plain, _ = answer_lines(answered, MLX_LM, "model")
-    assert plain["choices"][0]["accept_lengths"] == [1] * 6
 
-
-# The command --------------------------------------------------------------------------------
 
 QUESTIONS = [
-    line(7, "coding", "send the report", "send it again"),
-    line(8, "stem", "the meeting", "is at noon"),
-    line(9, "qa", "is the meeting at noon"),
-    line(10, "rag", "the table before the meeting"),
+    (7, "coding", ["send the report", "send it again"]),
+    (8, "stem", ["the meeting", "is at noon"]),
+    (9, "qa", ["is the meeting at noon"]),
+    (10, "rag", ["the table before the meeting"]),
 ]
+
+
+def write(path, questions):
+    names = ("question_id", "category", "turns")
+    lines = (json.dumps(dict(zip(names, one, strict=True))) + "\n" for one in questions)
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("questions", "sentence"),
+    [
+        ([(1, "qa", ["a"]), (1, "qa", ["b"])], "line 2: question_id 1 is there twice"),
+        ([(1, None, ["a"])], "line 1 is {"),
+        ([(1, "qa", ["a", 2])], "line 1 is {"),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path, questions, sentence):
+    write(tmp_path / "q.jsonl", questions)
+    with pytest.raises(UserError, match=sentence):
+        read_questions(tmp_path / "q.jsonl")
+
+
+def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():
+    categories = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem")
+    names = [name for name in categories for _ in range(10)] + ["qa"] * 80 + ["rag"] * 3
+    questions = [Question(i, name, ("a",)) for i, name in enumerate(names)]
+    chosen = spread(questions, 8)
+    assert {q.category for q in chosen[:8]} == set(categories)
+    assert [q.number for q in chosen[8:]] == [75, 85, 95, 105, 115, 125, 135, 145, 150, 151, 152]
+    assert sorted(spread(questions, None), key=lambda q: q.number) == questions
 
 
 @pytest.fixture
@@ -168,13 +139,11 @@ def test_every_method_answers_every_turn(base, streams, here):
         assert row["same_output_as_plain"] == row["items"]
         assert ("speedup" in row) == (method in timed)
         assert row["items"] == {"mt_bench": 4, ALL: 6}.get(task, 1)
-    assert {row["method"] for row in values["means"]} == timed | {"chain", "tree of 8"}
     assert result.stdout.strip() == path.with_suffix(".md").read_text().strip()
     answers = {
         file.stem: [json.loads(one)["choices"][0] for one in file.read_text().splitlines()]
         for file in (here / "answers").glob("*.jsonl")
     }
-    assert len(answers) == len(timed) + 2
     turns = [choice["turns"] for choice in answers["mlx_lm"]]
     assert [len(one) for one in turns] == [2, 2, 1, 1]
     for lines in answers.values():
@@ -182,18 +151,3 @@ def test_every_method_answers_every_turn(base, streams, here):
             assert choice["turns"] == expected  # each begins with a call that ends the prompt
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - len(expected)
             assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"]) - len(expected)
-
-
-def test_without_streams_lookup_drafts_and_runs_that_are_kept_are_not_made_again(base, here):
-    options = ("--acceptance", "--per-category", 1, "--runs", "runs.jsonl")
-    first = run(base, *options)
-    assert first.exit_code == 0, first.output
-    rows = json.loads(next(here.glob("spec-bench-acc*.json")).read_text())["rows"]
-    assert {row["method"] for row in rows} == {MLX_LM, "lookup, 8 nodes"}
-    kept = (here / "runs.jsonl").read_text().splitlines()
-    assert len(kept) == 2 * 4  # two turns of mt_bench, qa, rag
-
-    (here / "runs.jsonl").write_text("\n".join(kept[:-1]) + "\n")
-    assert run(base, *options).stdout == first.stdout
-    again = (here / "runs.jsonl").read_text().splitlines()
-    assert again[:-1] == kept[:-1] and len(again) == len(kept)

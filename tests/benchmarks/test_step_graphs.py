@@ -1,4 +1,4 @@
-"""Graphs that are never evaluated: they are those of steps that are, and take no memory."""
+"""Graphs that are never evaluated are those of steps that are."""
 
 from collections import Counter
 
@@ -26,23 +26,14 @@ def small(monkeypatch):
 
 
 def test_what_a_step_asks_for():
-    """Counted by hand for each layer, behind which ours needs few operations in a plain step."""
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    """Counted by hand for each layer; ours needs few operations more in a plain step."""
     rows = rows_of_model("small", timed=1)
-    assert mx.get_peak_memory() - before < 1e6  # bytes, of a model of several
-    by_method = {row["method"]: row for row in rows}
+    counts = {row["method"]: row["operations"] for row in rows}
     for name in (MLX_LM, "one token a step"):
-        counts = by_method[name]["operations"]
-        assert counts["QuantizedMatmul"] == 7 * LAYERS + 1
-        assert counts["rope"] == counts["SliceUpdate"] == 2 * LAYERS
-        assert counts["scaled_dot_product_attention"] == LAYERS
-        assert counts["rms_norm"] == 2 * LAYERS + 1
-        assert counts["dequantize"] == 1 and counts["fused"] == LAYERS
-    totals = {name: sum(row["operations"].values()) for name, row in by_method.items()}
-    assert abs(totals["one token a step"] - totals[MLX_LM]) <= 5
-    beside = by_method["lossless, chain"]
-    assert beside["operations"]["scaled_dot_product_attention"] == LAYERS
+        assert counts[name]["QuantizedMatmul"] == 7 * LAYERS + 1
+        assert counts[name]["rope"] == counts[name]["SliceUpdate"] == 2 * LAYERS
+        assert counts[name]["scaled_dot_product_attention"] == LAYERS
+    assert sum(counts["one token a step"].values()) - sum(counts[MLX_LM].values()) <= 5
     assert all(0 < row["first_ms"] <= row["last_ms"] <= row["all_ms"] for row in rows)
 
 
@@ -62,6 +53,9 @@ def test_the_graph_is_that_of_a_step_that_is_computed(settings):
             next(run)
         handed.clear()
         next(run)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
     found = step_graph(model, settings).operations
+    assert mx.get_peak_memory() - before < 1e6  # bytes, of a model of several
     assert found == dict(handed)
     assert "Depends" not in found

@@ -1,30 +1,12 @@
 """How often each rank of each stream is right: counted, and measured."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model
 
 from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acceptance
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.guess import StreamGuesses
-from specstream_mlx.errors import UserError
 from specstream_mlx.scheduler import decode
-
-
-def test_counts_are_conditional_on_the_depths_before():
-    counts = AcceptanceCounts(3, 2)
-    candidates = StreamGuesses(np.array([[1, 2], [3, 4], [5, 6]]), np.zeros((3, 2)))
-    counts.add(candidates, [1, 4, 5])
-    counts.add(candidates, [2, 9, 5])
-    counts.add(candidates, [8, 3, 5])
-    counts.add(candidates, [1])
-    counts.add(candidates, [])
-    assert counts.reached.tolist() == [4, 2, 1]
-    assert counts.hits.tolist() == [[2, 1], [0, 1], [1, 0]]
-    assert counts.rates() == ((0.5, 0.25), (0, 0.5), (1, 0))
-    assert AcceptanceCounts(1, 1).rates() == ((0,),)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -56,8 +38,3 @@ def test_measuring_ends_with_the_text():
     end = plain_tokens(model.model, prompt, 6)[5]
     counts = measure_acceptance(model, [prompt], DraftSettings(), 60, end_tokens={end})
     assert 0 < counts.reached[0] <= 5
-
-
-def test_without_streams_there_is_nothing_to_measure():
-    with pytest.raises(UserError, match="without streams"):
-        measure_acceptance(replace(speculative_model(), streams=None), [[1]], DraftSettings())

@@ -1,27 +1,13 @@
 """The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
 
-from functools import partial
-
 import pytest
 from command_line import result_of
 
 from benchmarks.prediction import simulation
-from benchmarks.prediction.acceptance_table import AcceptanceTable
 from benchmarks.prediction.apple_machines import chip
-from benchmarks.prediction.metal_cost import (
-    batch_limit,
-    work,
-)
+from benchmarks.prediction.metal_cost import batch_limit, work
 from benchmarks.prediction.published_points import points
-from benchmarks.prediction.simulation import (
-    MODELS,
-    best_shape,
-    expected_length,
-)
 from benchmarks.report import RESULTS
-
-SMALL, _, LARGE = MODELS
-NEVER = AcceptanceTable(((0.0, 0.0), (0.0, 0.0)))
 
 MOST_OFF = 1.25
 """Predicted over published and the reverse, of every point but the next."""
@@ -29,11 +15,6 @@ MOST_OFF = 1.25
 DENSE_ON_M1 = "M1 Pro (14 cores), 2048 x 32000, 16 bits, ms"
 MOST_OFF_DENSE_ON_M1 = 1.8
 """MLX pads a few rows to 64, which the model takes at its word and M1 Pro does not."""
-
-
-@pytest.fixture
-def app():
-    return partial(result_of, simulation.main)
 
 
 @pytest.mark.parametrize("point", points(), ids=lambda p: f"{p.what.split(', ms')[0]}-{p.rows}")
@@ -63,29 +44,9 @@ def test_kernels_switch_where_mlx_does():
     assert batch_limit(chip("M3 Ultra"), 2048, 2048) == 32
 
 
-def test_the_expected_length_is_one_and_the_paths_acceptances():
-    tree = AcceptanceTable(((0.5, 0.25), (0.4, 0.2)))
-    shape = best_shape(tree, 3)
-    assert expected_length(tree, shape) == pytest.approx(1 + 0.5 + 0.25 + 0.5 * 0.4)
-    assert expected_length(tree, best_shape(NEVER, 3)) == 1
-
-
-def test_the_device_waits_for_the_first_layers_alone(monkeypatch):
-    """A step takes as long as its device, and the host before; a fast device waits for the host."""
-
-    def step(machine, model):
-        return simulation.USUAL.step_ms(chip(machine), model, 4, 6, 4)
-
-    slow, usual = step("M2", LARGE), step("M3 Ultra", SMALL)
-    monkeypatch.setattr(simulation, "HOST_LAYER_MS", 2 * simulation.HOST_LAYER_MS)
-    assert step("M2", LARGE) == pytest.approx(slow + simulation.HOST_LAYER_MS)  # of two layers
-    monkeypatch.setattr(simulation, "HOST_LAYER_MS", 1.0)
-    assert step("M3 Ultra", SMALL) > max(SMALL.layers, usual)
-
-
 @pytest.mark.skipif(not (RESULTS / "simulation.json").exists(), reason="no prediction is kept")
-def test_the_command_writes_what_is_committed(app, tmp_path):
-    result = app("--output", tmp_path)
+def test_the_command_writes_what_is_committed(tmp_path):
+    result = result_of(simulation.main, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     for name in ("simulation.json", "simulation.md"):
         assert (tmp_path / name).read_text() == (RESULTS / name).read_text()

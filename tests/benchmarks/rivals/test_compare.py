@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import refusal, result_of
+from command_line import result_of
 from draft_heads import write as write_head
 from tiny_models import stream_adapter_directory
 
@@ -67,20 +67,11 @@ def test_every_method_competes_alone_that_has_what_it_needs():
     assert names_of(both.proposers(Answers())) == ["lookup", "draft-model"] and not both.guesses
 
 
-def test_classes_are_chosen_by_group_task_or_name():
-    names = [one.name for one in classes_of("", ["sql"], questions=True)]
-    assert names[:2] == ["mt_bench", "translation"] and names[-1] == "sql, adapter"
-    assert names[-3:-1] == ["prose", "unpredictable"]
-    assert [one.name for one in classes_of("sql", ["sql"], False)] == ["sql", "sql, adapter"]
-
-
 @pytest.mark.parametrize(
     ("function", "chosen", "sentence"),
     [
-        (methods_of, "rest", "the method 'rest' needs a datastore, expected --datastore too"),
         (methods_of, "draft-model + lookup", "'draft-model' needs a model, expected --draft-model"),
         (methods_of, "x", "there is no method 'x', expected some of plain, streams, lookup"),
-        (methods_of, "plain + lookup", "there is no method 'plain . lookup'"),
         (classes_of, "qa", "the class qa needs --questions, expected both"),
         (classes_of, "x", "there is no class of texts 'x' for this model, expected"),
     ],
@@ -132,20 +123,6 @@ def test_no_rows_of_another_adapters_lora_are_shared(base, streams, head, here, 
     ours = [row for row in rows_in(here) if row["method"] != MLX_LM]
     assert len(ours) == 4
     assert all(row["same_output_as_plain"] == row["items"] for row in ours)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--methods rest --classes prose --datastore x", "the datastore x cannot be read"),
-        ("--draft-head shared --classes prose", "shared has LoRA, expected a draft head, or"),
-        ("--temperature=-1", "--temperature: found '-1', expected numbers of at least 0"),
-    ],
-)
-def test_what_cannot_take_part_is_refused(base, here, options, sentence):
-    stream_adapter_directory(here / "shared", base, lora_rank=4, mode="shared")
-    assert sentence in refusal(run(base, "--acceptance", *options.split()))
-    assert not list(here.glob("rivals-*"))
 
 
 def row(name, method, accepted, group="typed"):
