@@ -1,7 +1,7 @@
 """``batch_generate``: several prompts at once, each with drafts of its own.
 
-In a batch a row is no longer cheap, so by default no sequence drafts a tree: each drafts one chain,
-the likeliest token of every stream (arXiv 2402.11131, App. L).
+In a batch a row is no longer cheap, so by default each sequence drafts one chain, the likeliest
+token of every stream (arXiv 2402.11131, App. L).
 """
 
 import time
@@ -35,11 +35,7 @@ CHAINS = DraftSettings(tree_width=1, tree_size=None)
 
 @dataclass(kw_only=True)
 class BatchStats(PlainStats):
-    """mlx_lm's statistics of a batch, with the accepted length.
-
-    Attributes:
-        accepted_length: tokens per text and target call, over the calls that a text was part of.
-    """
+    """mlx_lm's statistics, with tokens per sequence and target call as ``accepted_length``."""
 
     accepted_length: float = 0.0
 
@@ -51,11 +47,7 @@ class BatchStats(PlainStats):
 
 @dataclass
 class BatchResponse(PlainResponse):
-    """mlx_lm's response; ``stats`` is a ``BatchStats``.
-
-    Attributes:
-        finish_reasons: the reason why each text ended: ``stop`` or ``length``.
-    """
+    """mlx_lm's response, with ``BatchStats`` and the reason of each end, ``stop`` or ``length``."""
 
     finish_reasons: Sequence[str] = ()
 

@@ -14,11 +14,8 @@ from .errors import UserError
 class Broadcast:
     """Decisions of rank 0, on all ranks.
 
-    Only rank 0 knows clocks, and whether its user still wants more. The others receive every plan,
-    and before every step that it follows, together with a checksum of all tokens so far.
-
-    Args:
-        ranks: all ranks.
+    Only rank 0 knows clocks, and whether its user wants more. The others receive every plan, and
+    before every step whether there is one, with a checksum of all tokens so far.
     """
 
     def __init__(self, ranks: Ranks):
@@ -32,14 +29,7 @@ class Broadcast:
         return plan
 
     def goes_on(self, tokens: Sequence[int]) -> bool:
-        """Whether rank 0 takes another step.
-
-        Args:
-            tokens: written by the last step.
-
-        Raises:
-            UserError: rank 0 has written other tokens.
-        """
+        """Whether rank 0 takes another step after the one that wrote ``tokens``."""
         self._checksum = zlib.crc32(np.array(tokens, np.int64).tobytes(), self._checksum)
         if self._ranks.is_first:
             self._ranks.send("step", self._checksum)

@@ -36,11 +36,7 @@ def silent(sentence: str) -> None:
 def base_path(say: Callable[[str], None] = silent) -> Path:
     """Return the base's directory in MLX format, in the user's cache; it is made once.
 
-    Args:
-        say: called with a sentence about each step that takes a while.
-
-    Raises:
-        UserError: neither place has the weights, or they cannot be converted.
+    ``say`` is called with a sentence about each step that takes a while.
     """
     file, target = package_file(), directory()
     if (target / "config.json").exists():
@@ -88,11 +84,7 @@ def package_file() -> Path | None:
 
 
 def _check(file: Path) -> None:
-    """Check that a file is the one that is meant.
-
-    Raises:
-        UserError: it is missing, damaged or another version's.
-    """
+    """Check that a file is the one that is meant."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -108,11 +100,7 @@ def _check(file: Path) -> None:
 
 
 def _from_hub() -> Path:
-    """Find the directory of the original weights, downloaded if need be.
-
-    Raises:
-        UserError: the hub cannot be reached, or does not have them.
-    """
+    """Find the directory of the original weights, downloaded if need be."""
     from .loading import model_directory
 
     try:
@@ -126,11 +114,7 @@ def _from_hub() -> Path:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock on a directory that is to be made; waits while another process has it.
-
-    Raises:
-        UserError: the cache directory cannot be written.
-    """
+    """Hold the lock on a directory that is to be made; waits while another process has it."""
     lock = target.with_name(f".{target.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

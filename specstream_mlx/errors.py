@@ -43,11 +43,7 @@ def expected_integer(value: Any, least: int = 1, most: int = MOST) -> str | None
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
-    """Check that a value is an integer from ``least`` to ``most``.
-
-    Raises:
-        UserError: it is not; the sentence begins with ``name``.
-    """
+    """Check that a value is an integer from ``least`` to ``most``."""
     expected = expected_integer(value, least, most)
     if expected is not None:
         raise UserError(f"{name} is {shown(value)}, expected {expected}")

@@ -231,10 +231,7 @@ def _refuse(path: Path, name: str | None) -> None:
 
 
 def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
-    """Find the first array that holds NaN or infinity; all arrays are evaluated.
-
-    A finite sum has only finite terms, and takes a fraction of the time of a look at each element.
-    """
+    """Find the first array that holds NaN or infinity, by sums, which are fast; evaluates all."""
     import mlx.core as mx
 
     floats = {n: array for n, array in arrays.items() if mx.issubdtype(array.dtype, mx.floating)}
@@ -250,11 +247,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def sampled_digest(files: Sequence[Path]) -> str:
-    """Return a short digest of files: their sizes, and samples of what they hold.
-
-    The weights of a large model are not read for it. Another model, or other weights of the same
-    one, differ in the samples.
-    """
+    """Return a short digest of files: their sizes, and samples of what they hold."""
     digest = sha256()
     for path in files:
         size = path.stat().st_size
@@ -330,10 +323,7 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def staged_file(target: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Yield a path; the file written there takes the place of ``target`` when the block ends.
-
-    The path ends in ``target``'s name. See ``staged_directory``; a device is never replaced.
-    """
+    """Yield a path that ends in ``target``'s name and replaces it at the end of the block."""
     with _scratch(target) as (scratch, place):
         if place.exists() and not place.is_file():
             raise UserError(f"{target} is a directory or a device, expected a file to replace")
@@ -424,8 +414,7 @@ def _settle(replaced: Path, target: Path) -> None:
 def _refused_write(error: Exception, directory: Path) -> OSError | None:
     """Find out whether a library failed because it could not write, which MLX's errors do not say.
 
-    Where the disk has room, a quota or a limit on the size of files may be in the way, so more is
-    written to the largest file, which is about to be removed.
+    A quota or a limit on file sizes shows only when more is written, so that is tried.
     """
     if "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -33,16 +33,12 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
     """Find out whether ``path`` is a base model or an adapter, and describe it.
 
     Args:
-        path: a base model (Hugging Face's or mlx-lm's format), a converted adapter, or an adapter
-            of the PyTorch side (PEFT LoRA, speculative_streaming files, or both).
+        path: a base (Hugging Face's or mlx-lm's format), or an adapter, converted or of PyTorch.
         base: the base of an adapter; by default the one it names, if that is a directory.
 
     Returns:
-        ``base``, see ``describe_base``, and ``adapter``, see ``describe_adapter``, ``None`` where
-        it is not known; and ``notes``, sentences about what is missing or does not fit.
-
-    Raises:
-        UserError: the directory is none of these, or a file is missing or damaged.
+        ``base`` (``describe_base``) and ``adapter`` (``describe_adapter``), ``None`` where unknown;
+        and ``notes``, sentences about what is missing or does not fit.
     """
     if not os.path.isdir(path):
         found = "is a file" if os.path.exists(path) else "does not exist"
@@ -90,9 +86,6 @@ def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
     ``format`` is ``mlx``, or ``pytorch`` before conversion; ``streams`` the fields of
     ``StreamConfig``; ``lora_modules`` the linear layers with LoRA, layer numbers left out;
     ``parameters`` are counted by part, of which ``head`` is the conditioned one of streams.
-
-    Raises:
-        UserError: a file is missing or damaged, or a tensor is not what its configuration says.
     """
     headers = {**adapter.stream_headers(), **adapter.lora_headers()}
     modules = _lora_modules(headers)
@@ -141,10 +134,6 @@ def describe_base(directory: Path) -> dict[str, Any]:
     ``refusal`` says why streams cannot run on it; ``parameters`` counts neither a tied head twice
     nor scales of the quantization, ``stored_as`` the same by dtype, or by bits and group size such
     as ``4 bits, group 64``; ``fingerprint`` is what adapters are compared with.
-
-    Raises:
-        UserError: a file is missing or damaged, a field is not what it must be, or the weights are
-            packed in a way that mlx-lm's own quantization does not use.
     """
     path = directory / "config.json"
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))

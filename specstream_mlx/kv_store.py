@@ -44,19 +44,18 @@ _SUFFIX = ".safetensors"
 
 
 class PromptCache:
-    """KV rows of earlier turns; give the same object to every turn of a conversation.
+    """KV rows of earlier turns; pass the same object to every turn of a conversation.
 
-    The rows belong to one model and the LoRA mounted on it; with another model or LoRA they are
-    dropped. A row is used again only if reading the prompt from the beginning would make the same
-    row. That holds for a prompt's rows except the last, and in lossless mode for the rows of the
-    generated text. In shared mode streams ran beside generated tokens, so those are read again.
-    With a quantized KV cache, as in mlx_lm's prompt caches, new rows attend to quantized earlier
-    rows, whereas reading from the beginning takes a whole chunk in full precision first.
+    The rows belong to one model and the LoRA mounted on it; with another they are dropped. A row is
+    used again only if reading the prompt from the beginning would make the same row: those of a
+    prompt except the last, and in lossless mode those of the generated text. In shared mode streams
+    ran at generated tokens, so these are read again. With a quantized KV cache, as in mlx_lm, new
+    rows attend to quantized earlier rows, whereas prefill takes a whole chunk in full precision.
 
     Attributes:
         caches: one KV cache per layer; they may hold more rows than can be used again.
-        unknown_rows: number of rows at the front from a file of mlx_lm's, which does not name their
-            tokens. Every prompt goes after them.
+        unknown_rows: rows at the front from a file of mlx_lm's, which does not name their tokens.
+            Every prompt goes after them.
         tokens: token ids of the reusable rows after the unknown ones.
         reused: number of tokens of the last prompt that were not read again.
     """
@@ -257,16 +256,15 @@ class PromptCache:
 
         Args:
             model: base and adapter.
-            prompt: token ids after the ``unknown_rows``; the last one's row is dropped, since its
-                logits are needed.
+            prompt: token ids after the ``unknown_rows``; the last one's logits are needed, so its
+                row is dropped.
             quantization: the new generation's settings of its KV cache.
 
         Returns:
             The generation's number, for ``extend`` and ``check_current``.
 
         Raises:
-            UserError: the cache was made with another model, adapter or quantization, and holds
-                ``unknown_rows``, which cannot be read again.
+            UserError: ``unknown_rows`` were made with another model, adapter or quantization.
         """
         other, quantized = self._other_model(model), self.quantized
         if other is None and quantized not in (None, (quantization.bits, quantization.group_size)):
@@ -321,11 +319,7 @@ def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
 
 
 def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Read the name of the model that made a file, and the arguments of its tokenizer.
-
-    Raises:
-        UserError: the file is missing, damaged or no prompt cache.
-    """
+    """Read the name of the model that made a file, and the arguments of its tokenizer."""
     metadata = _metadata(path)
     config = parse_json(metadata.get("0.tokenizer_config", "{}"), f"{path}: its tokenizer_config")
     if not isinstance(config, dict):

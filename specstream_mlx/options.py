@@ -179,7 +179,7 @@ class Spec:
 
 
 def option(default: Any, kind: Kind, help: str = "", *flags: str, **more: Any) -> Any:
-    """Make a field that is an option, see ``Spec``; with ``...`` as default it must be given.
+    """Make a field that is an option, see ``Spec``; with ``...`` as default it is required.
 
     It may also stand as the default of a command's parameter, see ``terminal.commands``.
     """
@@ -397,10 +397,7 @@ class SamplingOptions(SamplerOptions):
 
 @dataclass(frozen=True)
 class KVCacheOptions:
-    """The KV cache's quantization.
-
-    ``stream_generate``, ours and mlx_lm's, takes ``asdict`` of it as keyword arguments.
-    """
+    """The KV cache's quantization; ``asdict`` of it is keyword arguments of ``stream_generate``."""
 
     PANEL: ClassVar[str] = "KV cache"
 
@@ -432,23 +429,16 @@ class PrefillOptions:
 
 
 def check_arguments(**values: Any) -> None:
-    """Check arguments by their names.
-
-    Raises:
-        UserError: an argument has a wrong type or is out of range; names the first one.
-    """
+    """Check arguments by their names."""
     for name, value in values.items():
         _KINDS[name].check(name, value)
 
 
 def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a decorator that checks the arguments of a function by their names.
+    """Make a decorator that checks a function's arguments by their names, all ``but`` some.
 
-    Unknown names are not checked. ``**overrides`` must be options of drafts, whose values are
+    Unknown names are not checked. ``**overrides`` must be names of draft options, whose values are
     checked where they are put together.
-
-    Args:
-        *but: names of arguments that the function checks itself.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -27,13 +27,8 @@ def in_template(text: str, template: str | None) -> str:
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
     """Encode ``text`` as the user's only turn, up to the start of the answer.
 
-    Args:
-        tokenizer: the model's; without a chat template, the text is the prompt.
-        text: the user's text.
-        template: the adapter's ``prompt_template``, whose ``{text}`` is replaced by the text.
-
-    Raises:
-        UserError: the chat template refuses the turn.
+    ``template`` is the adapter's, whose ``{text}`` is replaced. A tokenizer without a chat template
+    encodes the text alone.
     """
     content = in_template(text, template)
     if not tokenizer.has_chat_template:
@@ -46,9 +41,6 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
     As ``mlx_lm.generate --prompt-cache-file`` does, but without a second bos token where there is
     no chat template.
-
-    Raises:
-        UserError: the chat template refuses the turn.
     """
     content = text + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:
@@ -58,11 +50,7 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:
-    """Return the chat template's text before and after the user's, in the only turn.
-
-    Raises:
-        UserError: the chat template refuses the turn, or leaves out the user's text.
-    """
+    """Return the chat template's text before and after the user's, in the only turn."""
     content = (template or _TEXT).replace(_TEXT, _MARK)
     before, mark, after = _turn(tokenizer, content).partition(_MARK)
     if not mark:
@@ -168,11 +156,7 @@ def _encode_messages(
 
 
 def check_prompt(ids: list[int], config: dict[str, Any], before: int = 0) -> None:
-    """Check that the model of ``config`` can read a prompt after ``before`` cached tokens.
-
-    Raises:
-        UserError: the prompt is empty, longer than the context, or has an id beyond the vocabulary.
-    """
+    """Check that the model of ``config`` can read a prompt after ``before`` cached tokens."""
     if not ids:
         raise UserError("the prompt is empty, expected at least one token")
     context, vocab_size = context_length(config), config["vocab_size"]

@@ -29,15 +29,14 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        drafting: settings of every step's drafts; or a ``Planner``, made for this sequence.
-            ``None`` or ``Proposers``: the rule plans the steps, see ``drafting.rule``.
-        max_tokens, end_tokens: the step that reaches ``max_tokens`` or writes one of ``end_tokens``
-            is the last, and no further call is enqueued; without them decoding never ends.
+        drafting: settings of every step's drafts, or a ``Planner`` of this sequence's own; ``None``
+            or ``Proposers``: the rule plans the steps.
+        max_tokens, end_tokens: end the sequence with the step that reaches or writes them.
         prefill_step_size: number of prompt tokens per pass.
         quantization: settings of the KV cache's quantization.
         sampler, logits_processors, verify, prompt_cache: see ``stream_generate``.
-        progress: called before the prompt is read, after each pass, and when the first token is
-            there; tokens that ``prompt_cache`` holds count as read.
+        progress: called before prefill, after each pass and at the first token, with the tokens
+            read so far, those of ``prompt_cache`` included.
     """
 
     prompt: Sequence[int]
@@ -54,11 +53,7 @@ class Request:
 
     @property
     def rule(self) -> type[VerifyRule]:
-        """The verify rule; where none was given, the sampler decides.
-
-        Raises:
-            UserError: the rule does not fit the sampler.
-        """
+        """The verify rule; where none is set, the sampler decides."""
         return find_rule(self.verify, self.sampler)
 
     @property
@@ -68,12 +63,7 @@ class Request:
         return self.quantization.bits is not None or bool(cache and cache.quantized)
 
     def check(self, model: SpeculativeModel) -> None:
-        """Check that a model can do what this request asks for.
-
-        Raises:
-            UserError: a value is out of range, or the model cannot do what is asked; names the
-                first such value.
-        """
+        """Check that a model can do what this request says."""
         cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
         check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
         check_arguments(

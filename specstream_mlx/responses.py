@@ -20,13 +20,13 @@ from .scheduler import Step, fill
 
 @dataclass
 class GenerationResponse(PlainResponse):
-    """mlx_lm's response, with counts of target calls and drafts.
+    """mlx_lm's response, with counts so far.
 
     Attributes:
-        target_calls: number of target calls so far.
-        accepted_length: tokens committed per target call so far.
-        drafted_tokens: number of drafted nodes that the target has tested so far.
-        accepted_tokens: number of drafted tokens that were emitted so far.
+        target_calls: number of target calls.
+        accepted_length: tokens committed per target call.
+        drafted_tokens: number of drafted nodes that the target has tested.
+        accepted_tokens: number of drafted tokens that were emitted.
     """
 
     target_calls: int = 0
@@ -36,10 +36,7 @@ class GenerationResponse(PlainResponse):
 
 
 def decoding_rate(last: PlainResponse) -> float:
-    """Return the tokens per second after the first token, by a generation's last response.
-
-    mlx_lm's own rate counts the first token but not its time.
-    """
+    """Return the tokens per second after the first; mlx_lm's rate counts that but not its time."""
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
@@ -51,10 +48,7 @@ def responses(
     stop: tuple[str, ...],
     caches: list[Any] | None,
 ) -> Iterator[GenerationResponse]:
-    """Yield responses while the weights are wired.
-
-    In the end ``caches``, mlx_lm's list of which the prompt cache was made, gets the rows.
-    """
+    """Yield responses while the weights are wired; in the end ``caches`` get the rows."""
     text: list[int] = []
     written: Any = respond(tokenizer, request, steps, stop)
     with device.wired(model.model):

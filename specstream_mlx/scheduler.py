@@ -1,7 +1,4 @@
-"""The scheduler: sequences read their prompts in chunks, join, take steps and leave.
-
-Whoever decodes calls it: for one sequence or several, here and on other ranks.
-"""
+"""The scheduler: sequences read their prompts in chunks, join, take steps and leave."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +38,8 @@ class Step:
         tokens: the accepted drafts, then the correction or bonus token.
         plan: the plan of the step.
         tested_nodes: number of nodes that the target tested, root included, pruned ones not.
-        seconds: time from the reading of the step before to the reading of this one; of the first
-            step, from its enqueuing.
+        seconds: time from reading the step before to reading this one; of the first, from
+            enqueuing.
         result: the device arrays of the call.
         rows: for each token, the row of ``result.logits`` that predicts it.
     """
@@ -60,10 +57,7 @@ class Step:
         return self.plan.tree
 
     def log_probs(self) -> mx.array | None:
-        """Return the target's log-probabilities (tokens, vocab), a row for each token.
-
-        ``None``: the decoder returned no logits.
-        """
+        """Return log-probabilities (tokens, vocab); ``None``: the decoder returned no logits."""
         logits = self.result.logits
         if logits is None:
             return None
@@ -74,17 +68,16 @@ class Step:
 class TokenSequence:
     """One sequence: its prompt is read in chunks, but for the last token; then it takes steps.
 
-    An iterator: each ``next`` reads a chunk, and returns how many of the prompt's tokens are there.
+    An iterator: each ``next`` reads a chunk, and returns how many prompt tokens are read.
 
     Args:
         model: base and adapter; ``None``: ``decoder`` has a model of its own.
         request: a request that has been checked; without a model its ``drafting`` is a planner.
-        decoder: reads the prompt; ``None``: a new ``Decoder``. One of a model elsewhere has its
-            ``prefill``, ``step``, ``commit`` and ``caches``, and takes no plain steps.
-        reused: number of the prompt's tokens that ``decoder`` has read already.
+        decoder: ``None``: a new ``Decoder``. One of a model elsewhere has its ``prefill``,
+            ``step``, ``commit`` and ``caches``, and takes no plain steps.
+        reused: number of prompt tokens that ``decoder`` has read already.
 
     Attributes:
-        model, request, decoder: see above.
         rule: the verify rule.
         root: the newest token.
         plan: the plan of the next step.
@@ -193,12 +186,7 @@ class TokenSequence:
         return None if self._planner is None else self._planner.share_pass(count)
 
     def take(self, step: Step, seconds: float | None) -> None:
-        """Take in a step; unless it ends the sequence, plan the next one.
-
-        Args:
-            step: the newest step of this sequence.
-            seconds: time that it took; ``None``: unknown.
-        """
+        """Take in the newest step and its time; unless it ends the sequence, plan the next one."""
         if self._cache is not None and self._reusable:
             self._unrecorded += [self.root, *step.tokens[:-1]]
         self.root = step.tokens[-1]
@@ -228,9 +216,6 @@ class TokenSequence:
         """Let the prompt cache know of the rows so far, if they are written into its own caches.
 
         Rows of several sequences lie in common caches, and are copied to it in the end.
-
-        Args:
-            caches: the caches that are written to.
         """
         if self.count == 1:
             self._progress(len(self.request.prompt), len(self.request.prompt))
@@ -239,11 +224,7 @@ class TokenSequence:
             self._unrecorded = []
 
     def finish(self, caches_of: Callable[[], list[Any]]) -> None:
-        """Hand the rows to the prompt cache, and keep what is to outlive the sequence.
-
-        Args:
-            caches_of: function that returns the sequence's KV caches, one per layer.
-        """
+        """Hand the rows of ``caches_of()``, one cache per layer, to the prompt cache."""
         if self._cache is not None and self._unrecorded:
             self._cache.caches = caches_of()
             self._cache.extend(self._generation, self._unrecorded)
@@ -273,12 +254,9 @@ _Call = tuple[list[Plan], list[StepResult], float]
 
 
 class Scheduler:
-    """Sequences that are decoded side by side: they join and leave between steps.
+    """A batch of sequences, each token for token as alone; they join and leave between steps.
 
-    Each is token for token what it would be alone.
-
-    Args:
-        alone: function that says whether the time between two steps is theirs; ``None``: it is.
+    ``alone`` says whether the time between two steps is theirs; ``None``: it is.
     """
 
     def __init__(self, alone: Callable[[], bool] | None = None):
@@ -347,11 +325,7 @@ class Scheduler:
             sequence.finish(lambda: self._caches_of(sequence))
 
     def steps(self) -> Iterator[Steps]:
-        """Decode until all sequences have ended; they may join or leave after each step.
-
-        Raises:
-            UserError: see ``step``.
-        """
+        """Decode until all sequences have ended; they may join or leave after each step."""
         try:
             while steps := self.step():
                 yield steps
@@ -366,14 +340,13 @@ class Scheduler:
             self.remove(sequence)
 
     def step(self) -> Steps:
-        """Take a step of all sequences; nothing: none is left, here or on rank 0.
+        """Take a step of all sequences; empty: none is left, here or on rank 0.
 
-        When it is returned, the next call already runs, as a rule: of trees, from the second step
-        on.
+        When it returns, the next call usually runs already: of trees, from the second step on.
 
         Raises:
-            UserError: another generation has taken the prompt cache, the adapter was swapped, or
-                a sampler drew what is no token.
+            UserError: another generation has taken the prompt cache, the adapter was swapped, or a
+                sampler drew what is no token.
         """
         self._away += time.perf_counter() - self._returned
         for sequence in self._going:
@@ -558,12 +531,7 @@ def steps_of(sequence: TokenSequence) -> Iterator[Step]:
 
 
 def check_side_by_side(model: SpeculativeModel) -> None:
-    """Check that several sequences may go through a model at once.
-
-    Raises:
-        UserError: it has sliding windows, learned positions, or an attention that takes no mask per
-            sequence.
-    """
+    """Check that several sequences may go through a model at once."""
     name = model.config["model_type"]
     architecture = architecture_of(name)
     reason = None
@@ -593,16 +561,7 @@ def fill(
     prefill_step_size: int = 2048,
     quantization: KVQuantization = NEVER_QUANTIZED,
 ) -> None:
-    """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens.
-
-    Args:
-        prompt_cache: the cache to fill; tokens whose rows it already holds are not read again.
-        model: base and adapter.
-        prompt, prefill_step_size, quantization: see ``Request``.
-
-    Raises:
-        UserError: the KV cache cannot be quantized so.
-    """
+    """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens."""
     quantization.check(model.model, model.config)
     # A sequence leaves its last token unread: that of the prompt is read by itself, as by mlx_lm.
     for tokens in (prompt, [*prompt, prompt[-1]]):

@@ -46,8 +46,7 @@ _RANKS = {
 def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:
     """Check the angle in radians of ``value_rotation``; every other ``stream_init`` leaves it at 0.
 
-    Streams differ by their rotations alone, so stream 1 must turn, and the last one by less than a
-    full turn: then all streams and the main stream differ.
+    Stream 1 must turn, and the last one by less than a full turn: then all streams differ.
     """
     name = "value_rotation_epsilon"
     if stream_init != "value_rotation":
@@ -144,10 +143,7 @@ class StreamConfig:
         return self.num_hidden_layers - self.num_msa_layers
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every stream and pruner tensor of this configuration.
-
-        Linear maps are stored ``(out, in)``. LoRA tensors are not listed.
-        """
+        """Name and shape of every stream and pruner tensor; maps are ``(out, in)``."""
         h = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
         if self.stream_init != "value_rotation":

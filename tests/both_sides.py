@@ -16,8 +16,8 @@ from torch_tiny import tiny_model
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.models.streams import Streams
+from specstream_mlx.train.batches import Item
 from specstream_mlx.train.forward import StreamForward
-from specstream_mlx.train.items import Item
 from specstream_mlx.train.loss import n_gram_loss
 from specstream_mlx.train.parameters import Trained
 from specstream_mlx.train.sequences import places_of, sequences_of

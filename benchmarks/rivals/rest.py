@@ -26,7 +26,7 @@ from specstream_mlx.options import PATH, TEXT, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split
 
-from .shares import HitShares
+from .calibrated_shares import HitShares
 
 _OCCURRENCES, _DEPTH, _LONGEST = 5000, 10, 4
 

@@ -16,7 +16,7 @@ from copy import copy
 from specstream_mlx.drafting.proposer import Material, Proposer
 from specstream_mlx.engine.guess import Guesses, Path
 
-from .shares import HitShares
+from .calibrated_shares import HitShares
 
 _MOST_DEPTH, _WIDTH, _FACTOR = 32, 4, 4  # tokens drafted for each that matches
 _BOUNDS = (1, 2, 3, 4, 6, 10, 16)  # of the lengths of matches that are judged as one kind

@@ -51,7 +51,7 @@ from specstream_mlx.options import (
 )
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.train.items import Item, most_frequent
+from specstream_mlx.train.batches import Item, most_frequent
 
 from .head_networks import Eagle, Eagle3, Hydra, Medusa, layer_config
 

@@ -28,7 +28,7 @@ from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
-from specstream_mlx.train.items import Item, most_frequent
+from specstream_mlx.train.batches import Item, most_frequent
 from specstream_mlx.train.settings import LearningRates, default_alphas
 
 from .adapter_files import check_adapter_replaceable, write_adapter

@@ -16,8 +16,8 @@ from specstream_mlx.files import append, check_shapes, read_json, staged_file
 from specstream_mlx.loading import read_tokenizer
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress
+from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.data import read_split
-from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.optimizer import warm_up_updates
 from specstream_mlx.train.settings import check_identity
 

@@ -16,20 +16,12 @@ ROOT = Path(__file__).parent
 
 
 def streams_path() -> Path:
-    """Return the adapter directory with the base's lossless streams.
-
-    Raises:
-        UserError: this installation has none.
-    """
+    """Return the adapter directory with the base's lossless streams."""
     return _existing(ROOT / "streams")
 
 
 def streams_for(config: Mapping[str, Any]) -> Path | None:
-    """Return the lossless streams' directory if they fit a base, else ``None``.
-
-    Args:
-        config: the base's ``config.json``.
-    """
+    """Return the lossless streams' directory if they fit a base's ``config.json``."""
     path = ROOT / "streams"
     if not (path / _CONFIG).exists():
         return None
@@ -43,11 +35,7 @@ def adapter_names() -> list[str]:
 
 
 def adapter_path(name: str) -> Path:
-    """Return the directory of the adapter ``name``.
-
-    Raises:
-        UserError: there is no such adapter.
-    """
+    """Return the directory of the adapter ``name``."""
     names = adapter_names()
     if not names:
         _existing(ROOT / "adapters" / name)

@@ -1,8 +1,7 @@
 """The connection between rank 0 and each other rank: decisions one way, signs of life both ways.
 
-MLX's collectives do not end where a peer hangs or its cable is pulled, so threads here watch: who
-closes its connection without saying so, or is silent for ``SILENCE`` seconds, is gone. The process
-is then ended from the thread, since its main thread may wait in a collective for ever.
+MLX's collectives do not end where a peer hangs or its cable is pulled. So threads here end the
+process when a peer closes its connection without saying so, or is silent for ``SILENCE`` seconds.
 """
 
 import atexit
@@ -88,11 +87,7 @@ class Link:
     def of_first(
         cls, listening: socket.socket, size: int, key: Sequence[int], versions: dict[str, str]
     ) -> "Link":
-        """Wait for all others to connect; those that belong here know ``key``.
-
-        Raises:
-            UserError: one has not come, or runs other versions of the packages.
-        """
+        """Wait for all others to connect; those that belong here know ``key``."""
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
         found: dict[int, dict[str, str]] = {}
         until = time.monotonic() + _JOINING

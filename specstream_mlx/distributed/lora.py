@@ -1,8 +1,7 @@
 """Linear layers divided among the ranks that take LoRA, which mlx's own do not.
 
-A layer divided by columns gives each rank its part of the output: there B is divided with it. One
-divided by rows gives each rank a summand of the whole output: there A is divided, and what LoRA
-adds is added before the one reduction, not in a second one.
+Divided by columns, a layer's B is divided with it. Divided by rows, A is divided, and what LoRA
+adds is added before the one reduction.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ from ..hardware.cpu import exchanged
 
 
 class Sharded(nn.Module):
-    """What the divided linear layers below have in common.
+    """A divided linear layer.
 
     Attributes:
         DIVIDED: the LoRA tensor that is divided as the weight is, and along which of its axes.

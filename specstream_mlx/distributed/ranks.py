@@ -1,8 +1,8 @@
 """The ranks: processes that run one model together, each with a part of every layer.
 
 Every rank runs the same program. Tensors pass between them by MLX's collectives alone. What rank 0
-decides, since it depends on a clock or a user, it sends the others in a line of JSON over a
-connection of its own (``link``): a collective would wait for the pass that is under way.
+decides by a clock or a user it sends over a connection of its own (``link``), a line of JSON each:
+a collective would wait for the pass that is under way.
 """
 
 import json
@@ -32,10 +32,6 @@ class Ranks:
     Attributes:
         group: see above.
         rank, size: of this process, and how many there are.
-
-    Raises:
-        UserError: the backend does not say where rank 0 is, a rank cannot be reached, or one runs
-            other versions.
     """
 
     def __init__(self, group: mx.distributed.Group):
@@ -55,28 +51,20 @@ class Ranks:
     def share(self, array: mx.array) -> mx.array:
         """Return rank 0's array, of one shape and dtype on all ranks, as a part of the graph.
 
-        The other ranks compute theirs too: it keeps the collectives before this one before it.
+        The other ranks compute theirs too, so that collectives stay in one order.
         """
         own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
         return mx.distributed.all_sum(own, group=self.group)
 
     def send(self, kind: str, value: Any = None) -> None:
-        """Send a value of JSON to all others, without waiting for them; only rank 0 does.
-
-        Raises:
-            UserError: one of them has ended.
-        """
+        """Send a value of JSON to all others, without waiting for them; only rank 0 does."""
         last = kind == _STEP and value is None
         if self._link.ended and not last:
             raise UserError(f"rank {self._link.ended[0]} has ended, expected after rank 0")
         self._link.send([kind, value])
 
     def receive(self, kind: str) -> Any:
-        """Wait for what rank 0 sends.
-
-        Raises:
-            UserError: rank 0 sends something else, so the ranks do not run the same program.
-        """
+        """Wait for what rank 0 sends."""
         found, value = self._link.receive()
         while found == _STEP and value is None and kind != _STEP:
             found, value = self._link.receive()  # the steps before, which this rank has left too
@@ -122,11 +110,7 @@ class Ranks:
 
 
 def ranks_of(group: mx.distributed.Group) -> Ranks | None:
-    """Return the ranks of a group; ``None``: it is one process. The first call connects them.
-
-    Raises:
-        UserError: see ``Ranks``.
-    """
+    """Return the ranks of a group; ``None``: it is one process. The first call connects them."""
     if group.size() == 1:
         return None
     if not _PRESENT:

@@ -13,11 +13,7 @@ from .ranks import Ranks
 
 
 def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -> None:
-    """Check that an mlx-lm model, of a ``config.json``, can be divided among the ranks.
-
-    Raises:
-        UserError: mlx-lm cannot shard models of its family, or its heads do not divide.
-    """
+    """Check that an mlx-lm model, of a ``config.json``, can be divided among the ranks."""
     name, size = config["model_type"], ranks.size
     if not hasattr(model, "shard"):
         raise UserError(
@@ -34,13 +30,7 @@ def check_divisible(model: nn.Module, config: Mapping[str, Any], ranks: Ranks) -
 
 
 def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Keep this rank's part of every layer of a model that is not evaluated yet, in place.
-
-    The weights are read, a matrix at a time.
-
-    Raises:
-        UserError: a matrix, or the groups of a quantized one, do not divide.
-    """
+    """Reduce a model that is not evaluated yet to this rank's part of every layer, in place."""
     try:
         model.shard(ranks.group)
     except ValueError as error:

@@ -12,11 +12,7 @@ class Planner(Protocol):
     """A planner of the steps of one sequence, one after the other."""
 
     def first(self, root: int) -> Plan:
-        """Plan the first step, without guesses.
-
-        Args:
-            root: the prompt's last token.
-        """
+        """Plan the first step, without guesses, after ``root``, the prompt's last token."""
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
         """Learn from a step.
@@ -39,10 +35,9 @@ class Planner(Protocol):
         """
 
     def share_pass(self, count: int) -> Any:
-        """Take note that the next passes are of so many sequences, this one included.
+        """Note that the next passes are of ``count`` sequences, this one included.
 
-        Returns:
-            The ``cost.BatchCosts`` that note what passes cost; ``None``: this planner weighs none.
+        Returns the ``cost.BatchCosts`` of passes; ``None``: this planner weighs none.
         """
         return None
 

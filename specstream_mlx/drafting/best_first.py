@@ -35,15 +35,11 @@ class Node(NamedTuple):
 
 
 def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
-    """Yield nodes in order of the probability of their paths.
+    """Yield nodes in order of the probability of their paths, of equals the earlier one first.
 
-    No child is more probable than its parent, so every beginning of this order is a tree. Of equal
-    nodes the earlier one comes first.
-
-    Args:
-        children: function that returns the guesses after a path; called for a node when the next
-            node is taken.
-        least: log-probability in nats of the least probable path.
+    No child is more probable than its parent, so every beginning of this order is a tree.
+    ``children`` is called for a node when the next one is taken; paths whose log-probability is
+    below ``least`` (nats) are left out.
     """
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
     met, place, parent, score = 0, -1, -1, 0.0
@@ -89,12 +85,9 @@ def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
 
 
 def best_nodes(children: Children, size: int | None, threshold: float | None = None) -> list[Node]:
-    """List the ``size`` nodes whose paths are the most probable, in that order.
+    """List the ``size`` (``None``: all) nodes whose paths are the most probable, in that order.
 
-    Args:
-        children: function that returns the guesses after a path; called at most once per node.
-        size: number of nodes, if there are enough; ``None``: all of them.
-        threshold: probability of the least probable path; ``None``: no such bound.
+    ``threshold`` is the probability of the least probable path.
     """
     least = math.log(threshold) if threshold else -math.inf
     return list(islice(likeliest(children, least), size))

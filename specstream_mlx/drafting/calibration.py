@@ -30,11 +30,7 @@ def averaged(average: float, count: int, value: float, memory: int) -> tuple[flo
 
 
 class HitRates(Generic[Kind]):
-    """Running averages of how often guesses were right, by their kind.
-
-    Args:
-        prior: function that returns a kind's rate at the beginning of a text.
-    """
+    """Running averages of how often guesses were right, by their kind; each starts at ``prior``."""
 
     def __init__(self, prior: Callable[[Kind], float]):
         self._prior = prior
@@ -64,11 +60,7 @@ class Backoff:
         self._gain, self._rounds = averaged(self._gain, self._rounds, gain, GAIN_MEMORY)
 
     def begin(self, cost: float) -> bool:
-        """Begin a step; returns whether the proposer pauses in it.
-
-        Args:
-            cost: of a round of guesses, in tokens; 0: nothing has a price.
-        """
+        """Begin a step whose guesses cost so many tokens; returns whether the proposer pauses."""
         if not cost or not self._rounds:
             return False
         if self._left:
@@ -95,14 +87,12 @@ class _Guessed:
 
 
 class StreamAverages:
-    """Corrections of the streams' probabilities by their hits in one text.
+    """Corrections of the streams' probabilities by their hits in one sequence.
 
-    Streams are sure on text like that of their training, and nearly as sure on any other. So a
-    probability is multiplied by hits over expected hits, of four kinds: the first guess of a depth
-    or another one, after first guesses only (the trunk) or elsewhere.
-
-    A guess is judged once the text has passed it, drafted or not, if every token before it was
-    among the candidates of its depth: only then are deeper nodes drafted.
+    Streams are as sure on other text as on that of their training. So a probability is multiplied
+    by hits over expected hits, of four kinds: the first guess of a depth or another one, after
+    first guesses only (the trunk) or elsewhere. A guess is judged once the sequence has passed it,
+    drafted or not, if every token before it was among the candidates of its depth.
 
     Attributes:
         hits, expected: sums of hits and of probabilities, by [trunk, elsewhere], [first, other].

@@ -1,9 +1,8 @@
 """The cost of a step: timed in the decoding loop, while it writes its text, and saved on disk.
 
-No benchmark is run. While a curve is missing, every second step of a generation has a prescribed
-number of nodes instead of the best one; the text is the same, and the step's time is one point of
-the curve. Some 30 to 60 such steps are enough, over one text or several. The loop holds the clock
-(``Step.seconds``); here is which steps are timed, and what their times say.
+While a curve is missing, every second step of a generation has a prescribed number of nodes instead
+of the best one; its time is one point of the curve, and some 30 to 60 are enough. The loop holds
+the clock (``Step.seconds``); here is which steps are timed, and what their times say.
 """
 
 import random
@@ -57,9 +56,8 @@ class CostCurve:
 
     Attributes:
         points: for each place, ascending (nodes, seconds); more nodes never take less.
-        spread: interquartile range of a point's timings over their median, the median of all
-            points; ``None``: nothing is measured yet, and the seconds are relative costs of another
-            machine.
+        spread: median over points of interquartile range over median; ``None``: nothing is
+            measured, and the seconds are relative costs of another machine.
         rounds: number of timings of each point.
         measured: time of the measurement, in seconds since 1970.
     """
@@ -99,8 +97,7 @@ class CostCurve:
     def relative(self, place: Place) -> list[float]:
         """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps; 0 means nothing.
 
-        Points of a busy machine are off by tenths, and a cost that is too low does more harm than
-        one that is too high, so then no cost is below the typical one.
+        On a busy machine no cost is below the typical one: too low does more harm than too high.
         """
         plain = self.plain
         steps = [self.seconds(place, nodes) / plain for nodes in range(MOST_ROWS + 1)]
@@ -225,10 +222,9 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
 
 
 def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
-    """Compute the curve from rounds of timings.
+    """Compute the curve from rounds of timings, each divided by the slowness of its round.
 
-    The machine may run faster in one round than in another, so each timing is first divided by the
-    slowness of its round: the median, over the jobs, of their time in it over their usual time.
+    That is the median, over the jobs, of their time in it over their usual time.
     """
     jobs = len({job for job, _ in timings})
     rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
@@ -317,10 +313,8 @@ class _Passes:
     def line(self, least: int, solo: Line) -> Line:
         """Return the least-squares line through the passes, drawn towards the slope of ``solo``.
 
-        Args:
-            least: rows of a pass that drafts nothing.
-            solo: of steps of one sequence; its shape is believed before passes of different sizes
-                were timed.
+        ``least`` is the rows of a pass that drafts nothing. The shape of ``solo``, one sequence's
+        steps, is believed until passes of different sizes were timed.
         """
         if not self._recent:
             return solo
@@ -361,8 +355,8 @@ class Share:
     Attributes:
         rate: recent tokens per second of all sequences.
         nodes: the most nodes of a tree, the root included.
-        seconds, rows: its share of a pass, and seconds of a row more of every sequence, each in
-            passes whose streams do not guess and in passes whose streams do.
+        seconds: its share of a pass, without streams' guesses and with them.
+        rows: seconds of a row more of every sequence, likewise.
     """
 
     rate: float
@@ -371,10 +365,7 @@ class Share:
     rows: tuple[float, float]
 
     def costs(self, guesses: bool) -> list[float]:
-        """Return the seconds of its share by its nodes, from 0 to ``MOST_ROWS``.
-
-        Up to ``nodes`` they are the same, since the rows are there.
-        """
+        """Return the seconds of its share by nodes, 0 to ``MOST_ROWS``."""
         own, row = self.seconds[guesses], self.rows[guesses]
         return [own + row * max(0, nodes - self.nodes) for nodes in range(MOST_ROWS + 1)]
 
@@ -388,13 +379,7 @@ class BatchCosts:
     def note(
         self, texts: int, rows: int, guesses: bool, tokens: int, seconds: float | None
     ) -> None:
-        """Take in a pass of so many sequences and rows, those that fill up trees included.
-
-        Args:
-            guesses: whether streams guessed.
-            tokens: tokens that all sequences got.
-            seconds: the time of the pass; ``None``: something else was done meanwhile.
-        """
+        """Take in a pass of so many sequences and rows, padding included."""
         company = self._companies[texts]
         if seconds is not None:
             company.passes[guesses].note(rows, seconds)

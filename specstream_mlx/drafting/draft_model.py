@@ -1,8 +1,8 @@
 """Drafts of a second, smaller language model with the same vocabulary.
 
 Speculative decoding as in Leviathan et al. (arXiv 2211.17192) and ``mlx_lm`` drafts a chain. Here
-the second model grows a tree, as EAGLE-2 does (arXiv 2406.16858): level by level it reads the
-likeliest paths at once, after which it guesses again. Width 1 is the chain.
+the second model grows a tree level by level, as EAGLE-2 does (arXiv 2406.16858); width 1 is the
+chain.
 """
 
 import math
@@ -37,10 +37,10 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 
 
 class DraftModel(Proposer):
-    """A second model ``draft`` that has read the text, and guesses up to ``most`` tokens after it.
+    """A second model that has read the sequence, and guesses up to ``most`` tokens after it.
 
-    Where time has a price, another level is drafted only as long as the tokens that it may bring
-    are worth the pass, and a model that does not bring what its passes cost pauses, ever longer.
+    Another level is drafted only as long as the tokens that it may bring are worth the pass, and a
+    model that does not bring what its passes cost pauses, ever longer.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
@@ -166,10 +166,9 @@ class _PathGuesses(StreamGuesses):
 
 
 class _Reader:
-    """A model with its KV cache, which reads a text and, without keeping them, paths after it.
+    """A model with its KV cache, which reads a sequence and, without storing them, paths after it.
 
-    Windows are masks here, so that rows can be dropped: no cache overwrites its own. Logits of
-    tokens beyond the target's ``vocab_size`` are cut off.
+    Windows are masks here, so that rows can be dropped.
     """
 
     def __init__(self, draft: Any, vocab_size: int | None):
@@ -230,11 +229,7 @@ def _parts(draft: Any) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def check_draft_model(draft: Any, target: SpeculativeModel) -> None:
-    """Check that a model, if it is not ``None``, can draft for another one.
-
-    Raises:
-        UserError: it is none, its vocabulary has another size, or it cannot be run over trees.
-    """
+    """Check that a model, if it is not ``None``, can draft for another one."""
     if draft is None:
         return
     if isinstance(draft, str | os.PathLike):

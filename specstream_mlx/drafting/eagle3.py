@@ -162,13 +162,12 @@ class Recurrence(Protocol):
 
 
 class RecurrentHead:
-    """A ``DraftHead`` by EAGLE's recurrence, at work on one text.
+    """A ``DraftHead`` by EAGLE's recurrence, of one sequence.
 
     Row i of the layer is the pair of a feature f_i and of the token after it, x_{i+1}. Where the
-    target has seen token i, f_i is made of the target's hidden states there; drafted rows take the
-    layer's own output. So each step first reads the rows that it accepts, with true features, which
-    replace what was drafted for them. It then drafts after the last one: candidates for the token
-    after its pair, and for each of the chosen paths one more row.
+    target has seen token i, f_i is made of the target's hidden states; drafted rows take the
+    layer's own output. Each step first reads the rows that it accepts, with true features in place
+    of the drafted ones, then drafts after the last one, a row more for each of the chosen paths.
     """
 
     def __init__(self, weights: Recurrence, model: BorrowedModel):
@@ -290,12 +289,7 @@ def head_of(
     model: nn.Module,
     config: Mapping[str, Any],
 ) -> Eagle3:
-    """Make an EAGLE-3 head of its tensors by name and the values of its ``config.json``.
-
-    Raises:
-        UserError: they do not fit together or do not fit the target, or are of a form that is not
-            known here; names ``directory``.
-    """
+    """Make an EAGLE-3 head of its tensors by name and the values of its ``config.json``."""
     named = {name.replace("layers.0.", "midlayer.", 1): array for name, array in arrays.items()}
     named.pop("midlayer.self_attn.rotary_emb.inv_freq", None)
     if "midlayer.hidden_norm.weight" not in named or "fc.weight" not in named:
@@ -356,12 +350,7 @@ def load_weights(
 
 
 def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
-    """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'.
-
-    Raises:
-        UserError: a field is missing or of another kind, or the rope is not one that depends on
-            positions alone; names ``directory``.
-    """
+    """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'."""
     if not isinstance(config, Mapping):
         raise UserError(
             f"{directory}: the layer is {shown(config)}, expected an object with its sizes"
@@ -383,11 +372,10 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
 
 
 def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Find the boundaries whose hidden states ``fc`` reads.
+    """Find the boundaries whose hidden states ``fc`` reads; without ids they are the authors'.
 
-    There are two conventions, one apart: at the top of a configuration the ids are boundaries, in
-    its ``eagle_config`` they are layers, whose outputs are read. Where those would lie after the
-    last layer, they must have been boundaries too. Without ids they are the authors'.
+    Ids at the top of a configuration are boundaries, those in its ``eagle_config`` are layers whose
+    outputs are read, unless that would be after the last layer.
     """
     nested, ids = values.get("eagle_config"), values.get(_IDS)
     if ids is None and isinstance(nested, dict) and nested.get(_IDS) is not None:

@@ -18,11 +18,10 @@ from .settings import DraftSettings
 class FixedPlanner(Planner):
     """A planner with the same settings in every step.
 
-    Streams guess the token at a depth, proposers the token after a path. Both guess after every
-    node, so lookup goes on where a stream has corrected a word, and streams branch off where a copy
-    may end. With proposers the streams' probabilities are corrected by how often they were right in
-    the text, or streams that are surer than right would take the nodes of a copy; alone they stay
-    as they are.
+    Streams guess the token at a depth, proposers the token after a path, both after every node:
+    lookup goes on where a stream has corrected a word, and streams branch off where a copy may end.
+    With proposers the streams' probabilities are corrected by their hits, or streams that are surer
+    than right would take the nodes of a copy.
 
     Args:
         settings: settings of the drafts.
@@ -94,14 +93,7 @@ def fixed_planner(
     prompt: Sequence[int],
     rule: VerifyRule | None = None,
 ) -> FixedPlanner:
-    """Plan a sequence by the same settings in every step.
-
-    Args:
-        settings: settings of the drafts.
-        model: base and adapter.
-        prompt: token ids.
-        rule: see ``Material``.
-    """
+    """Make the planner of a sequence with the same settings in every step."""
     streams, nodes = model.guessing, settings.tree_size or MOST_NODES
     material = Material(prompt, model, rule, settings.tree_width, nodes)
     proposers = [make(material) for make in settings.makers]

@@ -16,10 +16,9 @@ _MOST_TOGETHER = 0.99
 
 
 class NGramIndex:
-    """All n-grams of a text, up to a length, with the tokens that came after them most recently.
+    """All n-grams of a sequence, up to a length, with the tokens that came last after them.
 
-    Appending a token writes ``longest`` dictionary entries, and ``following`` reads at most as
-    many, however long the text is.
+    Appending a token writes ``longest`` entries, and ``following`` reads at most as many.
 
     Args:
         longest: length of the longest n-gram in tokens.
@@ -42,14 +41,11 @@ class NGramIndex:
             self._tail = (*tail, token)[-self._longest :]
 
     def following(self, path: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
-        """Look up tokens that may follow the text and ``path``, by the longest n-gram at their end.
-
-        Args:
-            path: tokens after the text; they are not in the index themselves.
+        """Look up tokens that may follow the sequence and ``path``, by the longest n-gram there.
 
         Returns:
-            The n-gram's length, 0 where none occurs in the text with a token after it, and the
-            different tokens that came after it, the most recent first.
+            The n-gram's length, 0 if none occurs with a token after it, and the different tokens
+            that came after it, the most recent first.
         """
         tail = (*self._tail, *path)[-self._longest :]
         for start in range(len(tail)):
@@ -60,12 +56,11 @@ class NGramIndex:
 
 
 class Lookup(Proposer):
-    """The n-grams of one generation, and the shares of their continuations that were right in it.
+    """The n-grams of one sequence, and the shares of their continuations that were right in it.
 
-    Each generated token shows whether the index would have proposed it, drafted or not. So the
-    probability of a continuation is a running average over the tokens so far, for each length of
-    the n-gram and each rank among its continuations. A node's joint probability is the product
-    along its path: the n-gram grows with the path, so after a long match it falls slowly.
+    Each generated token shows whether the index would have proposed it, so a continuation's
+    probability is a running average for each length of the n-gram and each rank. The n-gram grows
+    with the path, so after a long match the joint probability falls slowly.
 
     Args:
         material: the prompt's tokens are indexed, and change no average.

@@ -21,10 +21,6 @@ def pooled(streams: Guesses, others: Guesses) -> Guesses:
     This is Bayes' rule with the streams' probabilities as the prior: lookup proposes the right
     token as often as it is right, and a wrong one with probability ``COINCIDENCE``.
 
-    Args:
-        streams: the streams' best candidates; the rest to 1 belongs to all other tokens.
-        others: lookup's continuations.
-
     Returns:
         All tokens of both; their probabilities sum to at most 1.
     """

@@ -15,12 +15,12 @@ WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a f
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All that the proposers of one text may be made of.
+    """All that the proposers of one sequence may be made of.
 
     Attributes:
         prompt: token ids.
         model: base and adapter; ``None``: the model is elsewhere, in a package.
-        rule: the text's verify rule, which knows how tokens are drawn; ``None``: they are not.
+        rule: the sequence's verify rule, which knows how tokens are drawn; ``None``: they are not.
         width: candidates of each guess.
         nodes: nodes of a tree at most, besides the root.
     """

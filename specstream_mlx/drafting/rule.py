@@ -1,19 +1,17 @@
 """The rule: before every step, the tree and the place of the streams that are worth the most.
 
 A step is worth the tokens that it is expected to write, less those that its time is worth, plus
-what streams beside it will be worth to the step after it::
+what its streams will be worth to the step after it::
 
     1 + sum of P(node) - r * cost(nodes, place) + v * q
 
 r is the recent number of tokens per plain step's time, v the amount by which the streams' guesses
-have raised this value, and q the chance that streams run beside the node accepted last. The tokens
-of a step over its time would be the wrong measure: a step need not be efficient by itself, it has
-to beat the tokens that other steps write in the same time. In a pass of several texts, r and cost
-are those of the pass, see ``cost``.
+have raised this value, and q the chance that streams run at the node accepted last. Tokens over
+time would be the wrong measure: a step need not be efficient by itself, it has to beat the tokens
+that other steps write in the same time. In a batch, r and cost are those of the pass, see ``cost``.
 
 Only streams that run show what they are worth. So where another step is worth more, streams run all
-the same once the difference is a small share (``TRIALS``) of the tokens written without
-them.
+the same once the difference is a small share (``TRIALS``) of the tokens written without them.
 """
 
 import hashlib
@@ -74,8 +72,7 @@ class History:
     Attributes:
         costs: costs of steps, shared by all adapters that cost the same.
         tokens, time: tokens of recent steps and their time, in plain steps.
-        value: average worth of the streams' guesses to a step, in tokens, at which v of the next
-            sequence starts.
+        value: average worth of the streams' guesses to a step, in tokens: v of the next sequence.
         valued: number of steps in that average; its start counts as ``HISTORY_VALUE_WEIGHT``.
     """
 
@@ -107,7 +104,7 @@ def new_history(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> 
 def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
     """List the places that the rule chooses from, the one where streams guess last.
 
-    Shared streams run in every step, since the text depends on them; their head may be left out.
+    Shared streams run in every step; only their head may be left out.
     """
     return tuple(_plans(streams, 1))
 
@@ -150,12 +147,11 @@ class RulePlanner(Planner):
     """A planner by the rule.
 
     Attributes:
-        history: see below.
         averages: corrections of the streams' probabilities in this sequence.
         value: v, which begins at that of the sequences before.
 
     Args:
-        history: the history of this model and adapter, which is kept up to date.
+        history: the history of this model and adapter, which is updated.
         streams: configuration of the mounted streams or draft head, or ``None``.
         vocab_size: the model's number of tokens.
         proposers: proposers of this sequence, besides the streams.
@@ -344,9 +340,7 @@ _HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}
 def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> History:
     """Return the history of a model with its present adapter; make it at the first call.
 
-    Args:
-        model: base and adapter; adapters of the same shapes share one object of costs.
-        quantization: settings of the KV cache's quantization.
+    Adapters of the same shapes share one object of costs.
     """
     adapter, facts = model.adapter.path if model.adapter else None, _facts(model, quantization)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -366,15 +360,7 @@ def rule_planner(
     proposers: Proposers = USUAL,
     rule: VerifyRule | None = None,
 ) -> RulePlanner:
-    """Plan a sequence by the rule, with the history of this model and adapter.
-
-    Args:
-        model: base and adapter.
-        prompt: token ids.
-        quantization: settings of the KV cache's quantization.
-        proposers: what proposes besides the streams.
-        rule: the sequence's verify rule, see ``Material``.
-    """
+    """Make a sequence's planner by the rule, with the history of this model and adapter."""
     own = [make(Material(prompt, model, rule)) for make in proposers.makers]
     history, vocab_size = history_of(model, quantization), model.config["vocab_size"]
     return RulePlanner(history, model.guessing, vocab_size, own)

@@ -90,10 +90,7 @@ class DraftSettings(DraftOptions):
         return bool(self.makers) or (streams is not None and self.speculates)
 
     def placement(self, streams: Guessing) -> StreamPlace:
-        """Return where a step's streams run; shared ones always do, even without drafts.
-
-        Never ``plain``: only ``plans`` knows whether others draft.
-        """
+        """Return where a step's streams run; shared ones always do."""
         if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
         return "head" if isinstance(streams, HeadConfig) else "beside"
@@ -137,12 +134,7 @@ class DraftSettings(DraftOptions):
         return full if size is None else min(full, size)
 
     def check_drawn(self, streams: Guessing) -> None:
-        """Check that nothing but acceptance depends on the drafts, as the rule ``rejection`` needs.
-
-        Raises:
-            UserError: a tree's shape, pruning or the streams do, and the text would not be
-                distributed as the target's.
-        """
+        """Check that only acceptance depends on the drafts, as the rule ``rejection`` needs."""
         if self.makers:
             raise UserError(
                 "verify is 'rejection' and lookup, a draft model or another proposer drafts, whose "
@@ -216,11 +208,9 @@ DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
 
 
 def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
-    """The default settings with some fields replaced.
+    """The default settings with some fields replaced; a tree of a set shape has no threshold.
 
-    Args:
-        drawn: whether the drafts are drawn (the verify rule ``rejection``).
-        **fields: of ``DraftSettings``; a tree whose shape is given has no threshold.
+    ``drawn``: whether the drafts are drawn (the verify rule ``rejection``).
     """
     if drawn:
         return replace(DRAWN_DRAFTS, **fields)
@@ -229,16 +219,10 @@ def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
 
 
 def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | None:
-    """Make what the options that a user gave ask for.
+    """Translate a user's options: settings of a tree's shape, or proposers of the rule's trees.
 
-    Args:
-        verify: the verify rule; the text of ``rejection`` and ``typical`` depends on the drafts,
-            which must not follow the clock then.
-        **given: fields of ``DraftSettings``.
-
-    Returns:
-        Settings of a tree's shape; or what proposes, where the rule decides how much; ``None``: as
-        is usual.
+    ``None``: the rule with the usual proposers. The text of ``rejection`` and ``typical`` depends
+    on the drafts, which must not follow the clock then.
     """
     shaped = given.keys() - {field.name for field in fields(Proposers)}
     if shaped or verify in ("rejection", "typical"):

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from .client_request import ClientRequest, request_of, text_of
 from .fields import RefusedError
 from .replies import Choice, Choices, Events, ItemWriter, event
 from .tool_calls import called
-from .wishes import Wish, text_of, wish_of
 
 
-def wish_of_messages(body: dict[str, Any]) -> Wish:
+def request_of_messages(body: dict[str, Any]) -> ClientRequest:
     """Return what a request asks for."""
     turns = [turn for message in body["messages"] for turn in _turns(message)]
     if system := text_of(body.get("system")):
@@ -18,7 +18,7 @@ def wish_of_messages(body: dict[str, Any]) -> Wish:
     tools = None
     if "tools" in body and body.get("tool_choice", {}).get("type") != "none":
         tools = [_tool(tool) for tool in body["tools"]]
-    return wish_of(body, turns, stop=body.get("stop_sequences", ()), tools=tools)
+    return request_of(body, turns, stop=body.get("stop_sequences", ()), tools=tools)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

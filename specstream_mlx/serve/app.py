@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from ..errors import UserError
 from ..hardware.weights import parameter_bytes
-from .anthropic_api import MessagesWriter, wish_of_messages
+from .anthropic_api import MessagesWriter, request_of_messages
 from .fields import (
     CHAT,
     COMPLETION,
@@ -34,10 +34,10 @@ from .fields import (
     without_nulls,
 )
 from .metrics import Metrics
-from .openai_api import ChatWriter, CompletionWriter, wish_of_chat, wish_of_completion
+from .openai_api import ChatWriter, CompletionWriter, request_of_chat, request_of_completion
 from .replies import Reply, sentence_of
 from .resident import BASE
-from .responses_api import ResponseWriter, wish_of_response
+from .responses_api import ResponseWriter, request_of_response
 from .service import Service
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -67,10 +67,10 @@ _PAGE_HEADERS = {
 """A page takes nothing from elsewhere, and no other page takes it into a frame."""
 
 APIS: dict[str, tuple[Any, Any, Any]] = {
-    "/v1/chat/completions": (CHAT, wish_of_chat, ChatWriter),
-    "/v1/completions": (COMPLETION, wish_of_completion, CompletionWriter),
-    "/v1/responses": (RESPONSE, wish_of_response, ResponseWriter),
-    "/v1/messages": (MESSAGES, wish_of_messages, MessagesWriter),
+    "/v1/chat/completions": (CHAT, request_of_chat, ChatWriter),
+    "/v1/completions": (COMPLETION, request_of_completion, CompletionWriter),
+    "/v1/responses": (RESPONSE, request_of_response, ResponseWriter),
+    "/v1/messages": (MESSAGES, request_of_messages, MessagesWriter),
 }
 """By path: what a request may say, what it asks for, and the form of the reply."""
 
@@ -100,10 +100,10 @@ def make_app(
         yield
         await asyncio.to_thread(service.worker.stop)
 
-    async def write(kind: Any, wish_of: Any, writer: Any, request: Request) -> Response:
+    async def write(kind: Any, request_of: Any, writer: Any, request: Request) -> Response:
         body = checked(kind, await _json(request, body_bytes))
         bodies = [*map(without_nulls, body.get("chats", [body]))]
-        jobs = await service.prepare(*map(wish_of, bodies))
+        jobs = await service.prepare(*map(request_of, bodies))
         reply = Reply(service, jobs, writer(bodies[0], service.tokenizer), metrics)
         return await reply.answer(request, kind is TOGETHER or bool(body.get("stream")))
 
@@ -151,7 +151,7 @@ def make_app(
     }
     posts = APIS
     if page is not None:
-        posts = APIS | {"/together": (TOGETHER, wish_of_chat, ChatWriter)}
+        posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():
             if file.suffix in (".html", ".css", ".js", ".svg"):
                 place = "/" if file.name == "index.html" else f"/{file.name}"

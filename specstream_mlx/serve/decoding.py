@@ -1,4 +1,4 @@
-"""Texts: each prompt is read in turns, then texts of one model are decoded in one pass.
+"""Decoding for the server: prompts are read in turns, sequences of one model share a pass.
 
 What is done here reaches the device, so all ranks do it: rank 0 broadcasts each act, the others
 repeat it. What is written, and where it ends, rank 0 alone reads.
@@ -23,8 +23,8 @@ from ..loading import SpeculativeModel
 from ..request import Request
 from ..responses import GenerationResponse, respond
 from ..scheduler import Scheduler, Step, TokenSequence
-from .prefixes import Prefixes
-from .wishes import Wish
+from .client_request import ClientRequest
+from .prompt_caches import PromptCaches
 
 CHUNK = 512
 """Prompt tokens that are read before others have a turn."""
@@ -60,7 +60,7 @@ exception is the last."""
 class Job:
     """One text to write."""
 
-    wish: Wish  # what the client asks for
+    client_request: ClientRequest  # what the client asks for
     model: SpeculativeModel
     prompt: list[int]
     max_tokens: int
@@ -71,11 +71,16 @@ class Job:
 
     def request(self) -> Request:
         """Make the request for the scheduler; its ``check`` says what is wrong."""
-        wish = self.wish
-        sampling = Sampling(wish.temperature, wish.top_p, wish.min_p, top_k=wish.top_k)
+        client_request = self.client_request
+        sampling = Sampling(
+            client_request.temperature,
+            client_request.top_p,
+            client_request.min_p,
+            top_k=client_request.top_k,
+        )
         return Request(
             self.prompt,
-            None if wish.draft else DraftSettings(speculation=False),
+            None if client_request.draft else DraftSettings(speculation=False),
             max_tokens=self.max_tokens,
             prefill_step_size=CHUNK,
             sampler=keyed_sampler(self.seed, sampler=sampling),
@@ -83,20 +88,22 @@ class Job:
 
 
 class Writing:
-    """A job that is done.
+    """A job that is being done.
 
     Attributes:
         job, number: what to write, and by which number the ranks know it.
         start: when it began, in seconds of ``time.monotonic``.
         scheduler: whose steps it takes, once its prompt is read.
-        ended: what there is to say when the text is complete; ``None``: it is not.
+        ended: set when the text is complete.
     """
 
-    def __init__(self, job: Job, number: int, tokenizer: TokenizerWrapper, prefixes: Prefixes):
+    def __init__(
+        self, job: Job, number: int, tokenizer: TokenizerWrapper, prompt_caches: PromptCaches
+    ):
         self.job, self.number, self.start = job, number, time.monotonic()
         self.scheduler: Scheduler | None = None
         self.ended: Ended | None = None
-        self.cache = prefixes.cache_for(job.model.model, job.prompt)
+        self.cache = prompt_caches.cache_for(job.model.model, job.prompt)
         self._processors = [_Caught(one) for one in job.processors]
         request = replace(
             job.request(),
@@ -109,7 +116,7 @@ class Writing:
         self._tokenizer, self._cached = tokenizer, self.cache.reused
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
         self._ids, self._steps = list[int](), deque[Step]()
-        steps, stop = iter(self._steps.popleft, None), tuple(job.wish.stop)
+        steps, stop = iter(self._steps.popleft, None), tuple(job.client_request.stop)
         self._responses = respond(tokenizer, request, steps, stop)
 
     def take(self, step: Step) -> list[Token]:
@@ -127,7 +134,7 @@ class Writing:
         tokens = []
         # In this order: whoever takes one response too many takes the next step.
         for drafter, response in zip([*drafters, None], self._responses, strict=False):
-            tokens.append(_token(response, self.job.wish.top_logprobs, drafter))
+            tokens.append(_token(response, self.job.client_request.top_logprobs, drafter))
             self._ids.append(response.token)
             if drafter is not None:
                 self._drafted_by[drafter] += 1
@@ -141,23 +148,23 @@ class Writing:
         """Return the stop string that ended the text."""
         if last.finish_reason != "stop" or last.token in self._tokenizer.eos_token_ids:
             return None
-        text, stop = self._tokenizer.decode(self._ids), self.job.wish.stop
+        text, stop = self._tokenizer.decode(self._ids), self.job.client_request.stop
         return min((word for word in stop if word in text), key=text.find, default=stop[0])
 
 
 class Decoding:
-    """All texts that are written, on one rank.
+    """All sequences that are decoded, on one rank.
 
     Args:
         tokenizer: of the base.
         kept_tokens: prompt tokens whose rows stay for later prompts.
         ranks: all ranks; ``None``: there is one process.
-        alone: function that says whether a step's time is its text's own.
+        alone: function that says whether a step's time is its sequence's own.
 
     Attributes:
-        prefixes: rows of earlier prompts.
+        prompt_caches: rows of earlier prompts.
         writings: by number.
-        schedulers: of texts that share a pass each.
+        schedulers: each with its batch of sequences.
     """
 
     def __init__(
@@ -167,7 +174,7 @@ class Decoding:
         ranks: Ranks | None = None,
         alone: Callable[[], bool] | None = None,
     ):
-        self.prefixes = Prefixes(kept_tokens)
+        self.prompt_caches = PromptCaches(kept_tokens)
         self.writings: dict[int, Writing] = {}
         self.schedulers: list[Scheduler] = []
         self._tokenizer, self._ranks, self._alone = tokenizer, ranks, alone
@@ -180,29 +187,26 @@ class Decoding:
             verb, *arguments = act
             if verb == "begin":
                 name, prompt, max_tokens = arguments
-                self.begin(Job(Wish(name, prompt), models[name], prompt, max_tokens))
+                self.begin(Job(ClientRequest(name, prompt), models[name], prompt, max_tokens))
             else:
                 getattr(self, verb)(*arguments)
 
     def begin(self, job: Job) -> Writing:
         """Begin a text; ``read`` reads its prompt."""
-        self._broadcast("begin", job.wish.model, job.prompt, job.max_tokens)
+        self._broadcast("begin", job.client_request.model, job.prompt, job.max_tokens)
         number = next(self._numbers)
-        self.writings[number] = Writing(job, number, self._tokenizer, self.prefixes)
+        self.writings[number] = Writing(job, number, self._tokenizer, self.prompt_caches)
         return self.writings[number]
 
     def read(self, number: int) -> int | None:
-        """Read a chunk of a prompt, and return how much of it is read.
-
-        ``None``: all but its last token was read before; the text goes on from the next step on.
-        """
+        """Read a chunk of a prompt, and return how much is read; ``None``: all, steps begin."""
         self._broadcast("read", number)
         writing = self.writings[number]
         read = next(iter(writing.sequence), None)
         if read is not None:
             return read
         model = writing.job.model
-        self.prefixes.store(model.model, writing.cache)
+        self.prompt_caches.store(model.model, writing.cache)
         scheduler = next((one for one in self.schedulers if one.takes(model)), None)
         if scheduler is None:
             scheduler = Scheduler(self._alone)
@@ -228,7 +232,7 @@ class Decoding:
                 scheduler.close()
                 self.schedulers.remove(scheduler)
         if complete:
-            self.prefixes.store(writing.job.model.model, writing.cache)
+            self.prompt_caches.store(writing.job.model.model, writing.cache)
 
     def stop(self) -> None:
         """End all texts; the other ranks end, too."""
@@ -243,10 +247,9 @@ class Decoding:
 
 
 class _Caught:
-    """A logits processor that does not raise, because other texts are part of the same pass.
+    """A logits processor that does not raise, because other sequences are part of the same pass.
 
-    Attributes:
-        error: what it would have raised, or ``None``. From then on it changes no logits.
+    After an ``error`` it changes no logits.
     """
 
     def __init__(self, processor: LogitsProcessor):

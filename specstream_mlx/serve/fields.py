@@ -1,7 +1,7 @@
 """What requests may say: each API's fields, and what their values may be.
 
-A field is taken, has no effect (``LABEL``, ``LABELS``), or may only ask for nothing (``NOTHING``).
-One that is not listed is refused by its name, so nothing that a client asks for is ignored.
+A field is used, has no effect (``LABEL``, ``LABELS``), or may only be empty (``NOTHING``). One that
+is not listed is refused by its name, so nothing that a client says is ignored.
 """
 
 from functools import cache
@@ -241,11 +241,7 @@ def without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(kind: Any, values: Any) -> dict[str, Any]:
-    """Check the body of a request; a field that is null counts as absent.
-
-    Raises:
-        RefusedError: it has a wrong value.
-    """
+    """Check the body of a request; a field that is null counts as absent."""
     if not isinstance(values, dict):
         raise RefusedError(400, f"the body is {shown(values)}, expected a JSON object")
     values = without_nulls(values)

@@ -1,8 +1,7 @@
 """Texts that a JSON schema allows: before each token, those that may not come are masked out.
 
-A draft tree's node is masked at its own place in the grammar: a logits processor is given the
-tokens of the node's path, and one matcher goes back and forth to where they lead. So drafts stay on
-and change no text.
+A draft tree's node is masked at its own place in the grammar: the logits processor gets the tokens
+of the node's path, and one matcher goes back and forth to where they lead.
 """
 
 import json

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of
 from .decoding import Token
 from .fields import RefusedError
 from .replies import Choice, Choices, Events, Writer, event, usage
 from .tool_calls import Piece
-from .wishes import Wish, earlier_call, schema_of, text_of, wish_of
 
 
-def wish_of_chat(body: dict[str, Any]) -> Wish:
+def request_of_chat(body: dict[str, Any]) -> ClientRequest:
     """Return what a chat asks for."""
     if "max_tokens" in body and "max_completion_tokens" in body:
         sentence = "max_tokens and max_completion_tokens were both given, expected one"
@@ -19,7 +19,7 @@ def wish_of_chat(body: dict[str, Any]) -> Wish:
         raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
     if "max_completion_tokens" in body:
         body = body | {"max_tokens": body["max_completion_tokens"]}
-    return wish_of(
+    return request_of(
         body,
         [_turn(message) for message in body["messages"]],
         top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
@@ -45,9 +45,9 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
     return turn
 
 
-def wish_of_completion(body: dict[str, Any]) -> Wish:
+def request_of_completion(body: dict[str, Any]) -> ClientRequest:
     """Return what a completion asks for."""
-    return wish_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
+    return request_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
 
 
 class CompletionWriter(Writer):
@@ -87,7 +87,7 @@ class CompletionWriter(Writer):
         name: str = "delta",
     ) -> dict[str, Any]:
         """Make what a chunk, or a whole reply, says of one text."""
-        scored = tokens and choice.job.wish.top_logprobs is not None
+        scored = tokens and choice.job.client_request.top_logprobs is not None
         logprobs = self.logprobs(tokens) if scored else None
         made = {"index": choice.number, "logprobs": logprobs, "finish_reason": reason}
         text = "".join(piece for piece in pieces if isinstance(piece, str))

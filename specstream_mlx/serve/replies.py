@@ -26,10 +26,10 @@ class Choice:
     """One text of a reply so far.
 
     Attributes:
-        pieces: what is said and what is called, in its order, but for ``last``.
-        last: what only the text's end has made known.
-        calls: of both.
-        ended: what there is to say once the text is complete, not before.
+        pieces: texts and tool calls in order, but for ``last``.
+        last: those that only the text's end has made known.
+        calls: the tool calls of both.
+        ended: set once the text is complete.
     """
 
     ended: Ended
@@ -39,7 +39,7 @@ class Choice:
         self.pieces: list[Piece] = []
         self.last: list[Piece] = []
         self.tokens: list[Token] = []
-        self._said = Said(tokenizer, job.wish.tools)
+        self._said = Said(tokenizer, job.client_request.tools)
         self.calls = self._said.calls
 
     @property
@@ -95,9 +95,9 @@ class Writer:
             "drafted_tokens": sum(one.drafted_tokens for one in ended),
             "accepted_tokens": sum(one.accepted_tokens for one in ended),
             "drafted_by": dict(sum((choice.ended.drafted_by for choice in choices), Counter())),
-            "draft": first.wish.draft,
+            "draft": first.client_request.draft,
             "mode": first.model.mode,
-            "seed": first.seed if first.wish.temperature else None,
+            "seed": first.seed if first.client_request.temperature else None,
         }
 
 
@@ -207,7 +207,7 @@ class Reply:
             elif isinstance(event, Ended):
                 left -= 1
                 choice.end(event)
-                self._metrics.wrote(choice.job.wish.model, event)
+                self._metrics.wrote(choice.job.client_request.model, event)
             else:
                 yield choice, choice.take(event), event
 

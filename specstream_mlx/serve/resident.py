@@ -22,11 +22,7 @@ def adapters_in(folder: Path) -> dict[str, Path]:
 def resident(
     base: SpeculativeModel, adapters: Mapping[str, str | Path]
 ) -> dict[str, SpeculativeModel]:
-    """Make a model of each adapter, named as clients name them; all share the base's weights.
-
-    Raises:
-        UserError: a name is none, or a directory is no adapter of this base.
-    """
+    """Make a model of each adapter, named as clients name them; all share the base's weights."""
     if base.adapter is not None and base.adapter.lora:
         raise UserError(f"{base.adapter.path} has LoRA, expected lossless streams for the base")
     models = {BASE: base}

@@ -3,12 +3,12 @@
 import uuid
 from typing import Any
 
+from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of
 from .fields import FUNCTION
 from .replies import Choice, Choices, Events, ItemWriter, event, usage
-from .wishes import Wish, earlier_call, schema_of, text_of, wish_of
 
 
-def wish_of_response(body: dict[str, Any]) -> Wish:
+def request_of_response(body: dict[str, Any]) -> ClientRequest:
     """Return what a request asks for."""
     if "max_output_tokens" in body:
         body = body | {"max_tokens": body["max_output_tokens"]}
@@ -19,7 +19,7 @@ def wish_of_response(body: dict[str, Any]) -> Wish:
             for tool in body["tools"]
         ]
     schema = schema_of(body.get("text", {}).get("format"))
-    return wish_of(body, _turns(body), tools=tools, schema=schema)
+    return request_of(body, _turns(body), tools=tools, schema=schema)
 
 
 def _turns(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,11 +12,7 @@ _FAREWELL = 30  # seconds that running replies have after the first signal
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Open a socket that clients can connect to; port 0 is a free one.
-
-    Raises:
-        UserError: the port is in use, or the host is none of this machine's.
-    """
+    """Open a socket that clients can connect to; port 0 is a free one."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind)

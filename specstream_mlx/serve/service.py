@@ -11,11 +11,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
+from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
 from .grammar import Grammars
 from .resident import BASE
-from .wishes import Wish
 from .worker import Worker
 
 DEFAULT_TOKENS = 512
@@ -47,21 +47,21 @@ class Service:
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
         self._one_at_a_time = asyncio.Lock()
 
-    async def prepare(self, *wishes: Wish) -> list[Job]:
+    async def prepare(self, *requests: ClientRequest) -> list[Job]:
         """Make the texts of a request, without holding up others."""
         async with self._one_at_a_time:
-            return await asyncio.to_thread(lambda: [*chain(*map(self.jobs, wishes))])
+            return await asyncio.to_thread(lambda: [*chain(*map(self.jobs, requests))])
 
-    def jobs(self, wish: Wish) -> list[Job]:
+    def jobs(self, request: ClientRequest) -> list[Job]:
         """Make the texts that a request asks for."""
-        model = self.model(wish.model)
-        prompt = self._prompt(wish, model)
-        masks = [] if wish.schema is None else [self._grammars.json(wish.schema, len(prompt))]
-        seed = secrets.randbits(32) if wish.seed is None else wish.seed
-        most = self._max_tokens(wish.max_tokens, model, len(prompt))
+        model = self.model(request.model)
+        prompt = self._prompt(request, model)
+        masks = [] if request.schema is None else [self._grammars.json(request.schema, len(prompt))]
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        most = self._max_tokens(request.max_tokens, model, len(prompt))
         jobs = [
-            Job(wish, model, prompt, most, seed + number, [make() for make in masks])
-            for number in range(wish.n)
+            Job(request, model, prompt, most, seed + number, [make() for make in masks])
+            for number in range(request.n)
         ]
         jobs[0].request().check(model)
         return jobs
@@ -72,12 +72,12 @@ class Service:
             raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
         return self.models[name]
 
-    def _prompt(self, wish: Wish, model: SpeculativeModel) -> list[int]:
+    def _prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
         """Encode the prompt; what users say stands in the adapter's template."""
         template = model.prompt_template
-        if isinstance(wish.prompt, str):
-            return encode_prompt(self.tokenizer, wish.prompt, template)
-        messages: list[Any] = list(wish.prompt)
+        if isinstance(request.prompt, str):
+            return encode_prompt(self.tokenizer, request.prompt, template)
+        messages: list[Any] = list(request.prompt)
         if not isinstance(messages[0], dict):
             return encode_prompt(self.tokenizer, messages)
         if template is not None:
@@ -87,12 +87,12 @@ class Service:
                 else one
                 for one in messages
             ]
-        ids = encode_prompt(self.tokenizer, messages, tools=wish.tools)
+        ids = encode_prompt(self.tokenizer, messages, tools=request.tools)
         silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
         without = {
-            "tools": wish.tools and encode_prompt(self.tokenizer, messages),
+            "tools": request.tools and encode_prompt(self.tokenizer, messages),
             "tool_calls": silent != messages
-            and encode_prompt(self.tokenizer, silent, tools=wish.tools),
+            and encode_prompt(self.tokenizer, silent, tools=request.tools),
         }
         for name, others in without.items():
             if ids == others:

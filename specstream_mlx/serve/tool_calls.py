@@ -1,8 +1,7 @@
 """Calls of tools, separated from the text around them while it comes.
 
-How a model writes calls is its chat template's affair. mlx-lm knows the marks around them and how
-to read what stands between (``mlx_lm.tool_parsers``); which of its parsers a model needs, its
-tokenizer says.
+How a model writes calls is its chat template's affair: mlx-lm knows the marks around them and how
+to read what stands between (``mlx_lm.tool_parsers``), by the tokenizer.
 """
 
 import json
@@ -23,13 +22,10 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
 
 
 class Said:
-    """One text, split into what is said and what is called.
+    """One text, split into what is said and the ``calls`` so far.
 
     White space around a call is the template's, and is left out. What looks like a call and cannot
     be read as one is text.
-
-    Attributes:
-        calls: so far.
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):

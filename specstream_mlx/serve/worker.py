@@ -1,8 +1,7 @@
 """The worker: one thread that owns the models. Whatever MLX does is done there.
 
-This is the seam between HTTP and decoding. ``submit`` takes texts to write, ``Job.deliver`` hands
-back what becomes of each, on the worker's thread. Texts of one model are decoded in one pass, those
-of several models by turns, a step each; the callers see nothing of it.
+``submit`` takes jobs, and ``Job.deliver`` hands back what becomes of each, on the worker's thread.
+Sequences of one model are decoded in one pass, those of several models by turns, a step each.
 """
 
 import logging
@@ -70,14 +69,10 @@ class Worker:
     @property
     def kept_tokens(self) -> int:
         """Prompt tokens whose rows are there for later prompts."""
-        return self._decoding.prefixes.tokens
+        return self._decoding.prompt_caches.tokens
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Put jobs into the queue, all or none.
-
-        Raises:
-            RefusedError: the queue is full, or the server is shutting down.
-        """
+        """Put jobs into the queue, all or none."""
         with self._changed:
             if self._stopping:
                 raise StoppedError
@@ -131,11 +126,11 @@ class Worker:
 
     def _next_job(self) -> Job | None:
         """Take a job of the model with the fewest texts, of several the one served longest ago."""
-        running = Counter(one.job.wish.model for one in self._decoding.writings.values())
+        running = Counter(one.job.client_request.model for one in self._decoding.writings.values())
         with self._changed:
             if not self._waiting or self.decoding >= self._most_texts:
                 return None
-            names = [job.wish.model for job in self._waiting]
+            names = [job.client_request.model for job in self._waiting]
             name = min(names, key=lambda name: (running[name], self._served.get(name, 0.0)))
             self._served[name] = time.monotonic()
             return self._waiting.pop(names.index(name))

@@ -1,7 +1,6 @@
 """Commands made from functions: each parameter is an option, or a dataclass of options.
 
-argparse reads the command line: it leaves out what was not given, and shows a help page in a
-fraction of the time that libraries take which read signatures.
+argparse reads the command line and shows a help page, which is quick.
 """
 
 import argparse
@@ -36,8 +35,8 @@ def run(
     """Run a command with the words of a command line.
 
     A parameter whose default is an ``option`` is that option. One annotated with a dataclass of
-    options gets an instance; one annotated with ``Annotated[dict[str, Any], dataclass]`` gets the
-    options that the user gave.
+    options gets an instance; with ``Annotated[dict[str, Any], dataclass]``, the options that are
+    set.
     """
     text, headline, examples = inspect.cleandoc(command.__doc__ or "").partition("\nExample")
     parser = _Parser(

@@ -1,7 +1,4 @@
-"""Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143.
-
-The words for wrong values of options stand in ``options``.
-"""
+"""Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
 import errno
 import os
@@ -28,8 +25,8 @@ class _Terminated(BaseException):
 def reported() -> Iterator[None]:
     """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
 
-    Half-written files are then removed, as after SIGINT, whose code is 130. Stray warnings of
-    libraries are left out. Where nobody reads the output any more, the code is 1.
+    Half-written files are then removed, as after SIGINT (code 130). Stray warnings of libraries are
+    left out. Where nobody reads the output any more, the code is 1.
     """
     try:
         with _unwound_by_sigterm(), without_stray_warnings():
@@ -52,11 +49,7 @@ def reported() -> Iterator[None]:
 
 
 def file_error(error: OSError) -> str:
-    """Say in a sentence what went wrong with a file that the user named, or with the output.
-
-    Some errors come from writing only. ``files`` names the files that it writes, so an error
-    without a name is about standard output.
-    """
+    """Say in a sentence what went wrong with a file, or, where none is named, with the output."""
     if error.errno in _OF_WRITING:
         name = error.filename
         where = "standard output" if name is None else short(str(name))

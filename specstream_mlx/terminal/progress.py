@@ -1,6 +1,6 @@
 """Progress with a remaining time, of work that takes longer than two seconds: bars on a terminal.
 
-Blocks may stand within blocks: their bars are then shown together, the outermost first.
+Blocks may be nested; their bars are then shown at once, the outermost first.
 """
 
 import sys

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 def without_stray_warnings() -> Iterator[None]:
     """Run a command in the block without them; all other warnings are shown.
 
-    Left out are: that a text is longer than the tokenizer's maximum, as a prompt is checked against
-    the model's own context; that PyTorch is missing, which the commands that need it say; that
-    one of the libraries calls what another one is going to rename; and what of coremltools is
-    missing off the Mac, or newer than what it was tested with.
+    Left out are: a text longer than the tokenizer's maximum (prompts are checked against the
+    model's context), missing PyTorch, libraries' calls of what is going to be renamed, and what of
+    coremltools is missing off the Mac or newer than what it was tested with.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     names = "transformers.tokenization_utils_base", "coremltools"

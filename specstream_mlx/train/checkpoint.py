@@ -1,7 +1,7 @@
 """Checkpoints of a run: all that its next step depends on, in one file that is complete or absent.
 
-A safetensors file holds the trained arrays and the optimizers' state of each; its metadata has the
-progress and identity of the run. Draws need no state: each iteration has a seed of its own.
+A safetensors file holds the trained arrays and their optimizers' state; its metadata has progress
+and identity of the run. Each iteration has a seed of its own, so draws need no state.
 """
 
 import json
@@ -62,11 +62,7 @@ class Checkpoint:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
 
     def check(self, path: Path, run: "Checkpoint") -> None:
-        """Check that a run, whose own state is ``run``, may go on from here.
-
-        Raises:
-            UserError: a setting differs, or an array has another name, shape or dtype.
-        """
+        """Check that a run, whose own state is ``run``, may go on from here."""
         check_identity(path, self.identity, run.identity)
         found, expected = self._arrays(), run._arrays()
         check_shapes(path, *({n: a.shape for n, a in part.items()} for part in (found, expected)))

@@ -12,19 +12,14 @@ from mlx_lm.tuner.datasets import create_dataset
 from ..errors import UserError, shown
 from ..files import check_tokens, read_json_lines, template_error
 from ..prompts import chat_prompt, encode_prompt, in_template
-from .items import Item
+from .batches import Item
 
 _FORMATS = "a prompt and a completion, messages of which the assistant's is the last, or a text"
 
 
 @dataclass(frozen=True)
 class Split:
-    """The usable sequences of one file.
-
-    Attributes:
-        items: in the file's order.
-        too_long: number of sequences left out, which have too many tokens.
-    """
+    """The usable sequences of one file, in its order, and the number left out as too long."""
 
     items: list[Item]
     too_long: int
@@ -47,16 +42,10 @@ def read_split(
 
     Args:
         path: the file.
-        tokenizer: the base's tokenizer. Without a chat template a prompt is used as it is, and a
-            completion follows it.
+        tokenizer: the base's; without a chat template a completion follows the bare prompt.
         max_seq_length: the most tokens; longer sequences are left out.
         vocab_size: the base's number of tokens, beyond which MLX would read any memory.
         template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
-
-    Raises:
-        UserError: the file cannot be read, a line has another format than the first, there is a
-            template and no prompts, the chat template refuses a line, a token is none of the
-            base's, or no sequence is left.
     """
     rows = read_rows(path, template)
     if tokenizer.eos_token_id is None:
@@ -85,12 +74,7 @@ def read_split(
 
 
 def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, Any]]:
-    """Read the objects of a JSONL file by line, which needs no tokenizer; see ``read_split``.
-
-    Raises:
-        UserError: the file cannot be read, a line has another format than the first, or there is a
-            template and no prompts.
-    """
+    """Read the objects of a JSONL file by line, which needs no tokenizer; see ``read_split``."""
     rows: dict[int, dict[str, Any]] = {}
     first = None
     for number, value in read_json_lines(path):
@@ -158,10 +142,7 @@ def _reader(
 
 
 def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: bool) -> list[int]:
-    """Cut tokens after the last end token, which is added if the completion has none.
-
-    From an answer that was cut off, the template's end token is removed.
-    """
+    """Cut tokens after the last end token; without one, an answer that was not cut gets one."""
     ends = tokenizer.eos_token_ids
     last = next((p for p in reversed(range(start, len(tokens))) if tokens[p] in ends), None)
     if was_cut:

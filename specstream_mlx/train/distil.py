@@ -55,12 +55,8 @@ class Answering:
 def read_prompts(path: Path) -> list[str]:
     """Read the different prompts of a file, in order.
 
-    Args:
-        path: text with a prompt on each line, or JSONL in one of mlx-lm's formats with prompts:
-            ``prompt``, or ``messages`` whose first of the user is taken.
-
-    Raises:
-        UserError: it cannot be read, or a line holds no prompt.
+    The file is text with a prompt on each line, or JSONL in one of mlx-lm's formats with prompts:
+    ``prompt``, or ``messages`` whose first of the user is taken.
     """
     if path.suffix != ".jsonl":
         return list(dict.fromkeys(prompt_lines(path)))
@@ -108,11 +104,7 @@ def distil(
     answering: Answering,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base, with the LoRA of ``answering``, answer prompts; see ``keep_answers``.
-
-    Raises:
-        UserError: as ``keep_answers``, or the base cannot read a prompt.
-    """
+    """Let the base, with the LoRA of ``answering``, answer prompts; see ``keep_answers``."""
 
     def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
         chosen, samplers = [wanted[place] for place in places], None
@@ -156,10 +148,6 @@ def keep_answers(
         settings: of the answers, by name.
         answer: answers at most ``at_once`` prompts, whose answers are then written.
         show: called with the progress.
-
-    Raises:
-        UserError: there are fewer prompts, the directory holds other answers, or a file cannot be
-            read or written.
     """
     if len(prompts) < 2:
         raise UserError(
@@ -187,11 +175,7 @@ def keep_answers(
 
 
 def claim(path: Path, wanted: Mapping[str, Any]) -> None:
-    """Write the settings of texts to a JSON file, or compare them with those that it holds.
-
-    Raises:
-        UserError: the file holds other settings, or cannot be read or written.
-    """
+    """Write the settings of texts to a JSON file, or compare them with those that it holds."""
     if not path.exists():
         with staged_file(path) as unfinished:
             unfinished.write_text(json.dumps(wanted, indent=2) + "\n")

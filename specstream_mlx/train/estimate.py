@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .items import Item
+from .batches import Item
 from .run import Run
 
 

@@ -1,13 +1,12 @@
 """Main stream and streams over whole sequences, as training needs them.
 
 The positions with streams are cut into segments of c (arXiv 2402.11131, App. I), which lie on the
-batch axis: a segment's streams attend to the main stream of the whole sequence and to each other,
-never to another segment's. Stand-ins for the KV caches make the masks, so the layers themselves are
-mlx-lm's own.
+batch axis: a segment's streams attend to the main stream of the whole sequence and to each other.
+Stand-ins for the KV caches make the masks, so the layers themselves are mlx-lm's own.
 
-Lossless: the main stream does not depend on the streams. It runs once, without gradient, and leaves
-its keys and values. Shared: rows of the prompt run first, then the completion's rows together with
-their streams, since the main stream attends to these (Eq. 3).
+Lossless: the main stream runs once, without gradient, and leaves its keys and values. Shared: rows
+of the prompt run first, then the completion's rows with their streams, since the main stream
+attends to these (Eq. 3).
 
 Shapes: B sequences of T tokens, S segments of c positions, gamma streams, h hidden size.
 """
@@ -56,8 +55,8 @@ class StreamForward:
         model: an mlx-lm model, LoRA included; it is not changed.
         config: its ``config.json``.
         streams: the streams in training.
-        checkpoint: whether to compute each trained layer again in the backward pass instead of
-            keeping its results, to save memory; layers must not draw random numbers then.
+        checkpoint: whether to compute each trained layer again in the backward pass, to save
+            memory; layers must not draw random numbers then.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
 
 
 class MainRows:
-    """A stand-in for a layer's KV cache that keeps the keys and values of main rows.
+    """A stand-in for a layer's KV cache that stores the keys and values of main rows.
 
     Attributes:
         offset: position of the first row.
@@ -195,8 +194,7 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and then its streams position by position.
-    They may see the columns of all T main rows and the segment's own streams after them. Masks may
-    have an axis for groups of heads too.
+    Columns are all T main rows and then the segment's own streams.
 
     Attributes:
         main_rows: number of main rows of each segment; 0 in lossless mode.

@@ -89,8 +89,8 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
     """Compute the loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
     Stream 0 is the main stream. A conditioned head reads the true tokens before, and streams with a
-    draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach what
-    lies below it. The step's sequences and scored rows are those of ``sequences_of``.
+    draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach below
+    it.
     """
     hidden, model = forward(sequences), forward.model
     config, vocab_size = forward.streams.config, forward.vocab_size

@@ -85,11 +85,7 @@ def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def optimizers(
     kind: str, options: Mapping[str, Any], streams: Schedule, embeddings: Schedule, lora: Schedule
 ) -> optim.MultiOptimizer:
-    """Make the optimizers of streams, of their embeddings and of LoRA, each by its schedule.
-
-    The streams' embeddings must grow to the size of the hidden state that they are added to, and
-    new weights may move faster than LoRA on a trained base.
-    """
+    """Make the optimizers of streams, of their embeddings and of LoRA, each by its schedule."""
     arguments = optimizer_options(kind, options)
     return optim.MultiOptimizer(
         [KINDS[kind](learning_rate=own, **arguments) for own in (streams, embeddings, lora)],
@@ -101,11 +97,7 @@ def optimizers(
 
 
 def clipped(gradients: dict[str, Any], most: float) -> tuple[dict[str, Any], mx.array]:
-    """Clip gradients to a norm; the pruner's apart, since its loss must not touch the rest.
-
-    Returns:
-        The gradients, and the sum of the two norms before.
-    """
+    """Clip gradients to a norm, the pruner's apart; also returns the sum of both norms."""
     streams = dict(gradients["streams"])
     pruner = streams.pop("pruner", {})
     own, norm = optim.clip_grad_norm({**gradients, "streams": streams}, most)

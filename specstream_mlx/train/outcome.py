@@ -24,8 +24,10 @@ for how much to draft has hardly drafted."""
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens per second of the adapter, and of prompt lookup alone, over plain mlx_lm's on the same
-    weights, after the first token: geometric means over prompts. Calls are the target's."""
+    """Tokens per second of the adapter, and of lookup alone, over plain mlx_lm's on these weights.
+
+    Geometric means over prompts, after the first token; calls are the target's.
+    """
 
     speedup: float
     lookup: float

@@ -14,11 +14,7 @@ EMBEDDING_STD = 0.02
 
 
 def initial_streams(config: StreamConfig, seed: int) -> Streams:
-    """Make untrained streams, drawn as the PyTorch trainer draws them.
-
-    The last map of adapters, pruner and conditioned head is 0, so that they change nothing at the
-    start.
-    """
+    """Make untrained streams, drawn as in PyTorch; a last map of 0 makes them change nothing."""
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():
         if name == VOCABULARY:

@@ -1,8 +1,7 @@
 """A training run: iterations, validation, checkpoints, and the adapter at its end.
 
-The state of a run is its last checkpoint. Batches, schedules and draws are functions of the
-settings and the number of iterations done, so a run that was interrupted and resumed writes the
-same bytes as one that was not.
+Its state is its last checkpoint: batches, schedules and draws follow from the settings and the
+number of iterations done, so a resumed run writes the same bytes as one that was not interrupted.
 """
 
 import hashlib
@@ -24,10 +23,10 @@ from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
 from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
 from ..files import append, other_file, reason, staged_directory
+from .batches import Batches, Item, most_frequent
 from .checkpoint import Checkpoint
 from .data import Split
 from .forward import StreamForward
-from .items import Batches, Item, most_frequent
 from .loss import n_gram_loss
 from .optimizer import Schedule, clipped, optimizers, schedule_of, warm_up_and_fall
 from .parameters import Trained, is_of_streams
@@ -73,7 +72,7 @@ class Run:
     Attributes:
         progress: the progress so far.
         trained: what is trained.
-        directory: directory of checkpoints and log, which are ``last``, ``best`` and ``log``.
+        directory: has ``last``, ``best`` and ``log``.
     """
 
     def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
@@ -124,11 +123,7 @@ class Run:
         return checkpoint
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            UserError: it cannot be read, or belongs to a run of another kind.
-        """
+        """Go on from a checkpoint."""
         checkpoint = self._read(path)
         try:
             progress = Progress(**checkpoint.progress)
@@ -140,12 +135,7 @@ class Run:
         self._optimizer.state = tree_unflatten(list(checkpoint.optimizer.items()))
 
     def write_adapter(self) -> Path:
-        """Write the best checkpoint, without validation the last, as an adapter directory.
-
-        Raises:
-            UserError: the file system refuses it, the directory exists, or the checkpoint is none
-                of this run.
-        """
+        """Write the best checkpoint, without validation the last, as an adapter directory."""
         tensors = self._read(self.best if self._valid else self.last).parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
@@ -164,17 +154,9 @@ class Run:
     def iterate(
         self, callback: TrainingCallback, stops: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Run until the settings' iterations are done, or validation ends the run.
+        """Run until the iterations are done or validation ends the run; returns whether it ended.
 
-        Args:
-            callback: called with mlx_lm's figures and further ones.
-            stops: function, called after every update, that tells whether to interrupt the run.
-
-        Returns:
-            Whether the run has come to its end.
-
-        Raises:
-            UserError: loss or gradients are no numbers, or a file cannot be written.
+        ``callback`` gets mlx_lm's figures and further ones; ``stops`` is called after every update.
         """
         settings, progress = self.settings, self.progress
         if not progress.iterations:

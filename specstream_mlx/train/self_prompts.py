@@ -1,4 +1,4 @@
-"""Prompts that a model asks itself: it draws what its user might say, and the fit draws are kept.
+"""Prompts that a model draws, as its user might write them; those that are fit are stored.
 
 A draw follows from the seed and its number, so a call that was interrupted goes on where it ended.
 """
@@ -85,12 +85,7 @@ def ask_itself(
     asking: Asking,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> Asked:
-    """Let the base draw prompts, to ``prompts.jsonl`` in a directory, which is made.
-
-    Raises:
-        UserError: there is no chat template or it leaves out what the user says, next to no draw
-            can be kept, the directory holds other draws, or a file cannot be read or written.
-    """
+    """Let the base draw prompts, to ``prompts.jsonl`` in a directory, which is made."""
     opening, asker = turn_of(tokenizer, asking.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
@@ -139,11 +134,7 @@ def ask_itself(
 def turn_of(
     tokenizer: TokenizerWrapper, template: str | None
 ) -> tuple[list[int], TokenizerWrapper]:
-    """Return token ids up to the user's text, and a tokenizer whose end tokens end that text.
-
-    Raises:
-        UserError: there is no chat template, or it leaves out what the user says.
-    """
+    """Return token ids up to the user's text, and a tokenizer whose end tokens end that text."""
     if not tokenizer.has_chat_template:
         raise UserError(
             "the tokenizer has no chat template, which says where a user's turn begins, so the "

@@ -1,9 +1,8 @@
 """Sequences of one training step: their tokens, positions with streams, and targets.
 
-Streams run at the last prompt token and every completion token but the last (ARCHITECTURE.md,
-"One decoding step"). All that depends on lengths alone is computed here, on the host, so that a
-step's shapes are known before it begins. Shapes: B sequences of T tokens, C positions with streams,
-gamma streams.
+Streams run at the last prompt token and every completion token but the last. All that depends on
+lengths alone is computed here, on the host, so that a step's shapes are known before it begins.
+Shapes: B sequences of T tokens, C positions with streams, gamma streams.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from .items import Item
+from .batches import Item
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,8 @@ class Sequences:
 
     Attributes:
         tokens: (B, T) int32.
-        positions: (B, segments, c) int32, consecutive; they go on past a sequence's end, where
-            nothing that comes of them counts.
-        prompt_rows: main rows, from the first on, that a shared main stream has without streams;
-            those of a sequence whose prompt is shorter mean nothing beyond it.
+        positions: (B, segments, c) int32, consecutive; those past a sequence's end do not count.
+        prompt_rows: main rows, from the first on, that a shared main stream has without streams.
     """
 
     tokens: mx.array
@@ -45,8 +42,7 @@ class Scored:
         rows: (n,) int32, their places among the B * C * (1 + gamma) of positions, each the main
             stream's first and then those of streams 1 to gamma.
         main_rows: number of rows, from the first on, that are the main stream's.
-        targets: (n,) int32, the tokens that they should predict; of streams with a draft vocabulary
-            the places of these in it.
+        targets: (n,) int32, the tokens to predict; of a draft vocabulary their places in it.
         streams: (n,) int32, 0 for the main stream.
         weights: (n,) float32, factors of their losses.
         exits: (p,) int32, the places among the B * C positions where the early exit predicts.
@@ -71,16 +67,15 @@ def sequences_of(
 ) -> tuple[Sequences, Scored]:
     """Lay out a step.
 
-    The loss of a stream is the mean over those of its targets that lie within the sequences
-    (Eq. 6) and in the draft vocabulary, so each of its rows weighs ``alpha`` over their number.
+    A stream's loss is the mean over those of its targets that lie within the sequences (Eq. 6) and
+    in the draft vocabulary, so each of its rows weighs ``alpha`` over their number.
 
     Args:
         items: items with at least one completion token each.
         alphas: 1 + gamma weights, the main stream's first; rows of weight 0 are not scored.
-        segment: number c of positions with streams that are computed together.
+        segment: number c of positions with streams that are computed in one segment.
         exits: whether the early exit is trained.
-        places: (V,) every token's place in the draft vocabulary, -1 where it has none; ``None``:
-            streams may draft all tokens.
+        places: (V,) every token's place in the draft vocabulary, or -1; ``None``: no such.
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])

@@ -1,7 +1,4 @@
-"""Settings of training: those that both trainers know, and those of the trainer in MLX.
-
-Importing them needs no MLX: the command line makes its flags from them.
-"""
+"""Settings of training: those that both trainers know, and those of the trainer in MLX."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -83,11 +80,7 @@ def default_alphas(mode: str, num_streams: int) -> list[float]:
 
 
 class Resumable:
-    """Settings of a run that may be continued: a dataclass.
-
-    Attributes:
-        FREE_TO_CHANGE: the settings that may differ between a run and its continuation.
-    """
+    """Settings of a run that may be continued, in which those ``FREE_TO_CHANGE`` may differ."""
 
     FREE_TO_CHANGE: ClassVar[set[str]] = set()
 
@@ -213,12 +206,7 @@ class StreamSettings(Resumable):
         base_model: str,
         base_fingerprint: str,
     ) -> StreamConfig:
-        """The configuration of new streams on a base, which these arguments describe.
-
-        Raises:
-            UserError: a setting is out of range, or does not fit the base, or streams were to go
-                on from ``init_adapter``.
-        """
+        """The configuration of new streams on a base, which these arguments describe."""
         if self.init_adapter is not None and self.mode == "shared":
             raise UserError(f"init_adapter {self.init_adapter} has no streams, expected some")
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
@@ -239,11 +227,7 @@ class StreamSettings(Resumable):
         return StreamConfig(**values)
 
     def continued(self, initial: StreamConfig) -> StreamConfig:
-        """The configuration of ``init_adapter``'s streams, whose plain head may become another.
-
-        Raises:
-            UserError: they are of another kind than these settings say.
-        """
+        """The configuration of ``init_adapter``'s streams, whose plain head may become another."""
         conditioned, where = initial.stream_head == "conditioned", self.init_adapter
         if initial.mode != self.mode:
             raise UserError(
@@ -354,11 +338,7 @@ class TrainSettings(StreamSettings):
         return -(-self.iters // self.grad_accumulation_steps)
 
     def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is of another type or out of range, or two exclude each other.
-        """
+        """Check all that can be checked without reading a file."""
         self.check_streams()
         for name in ("model", "data"):
             if getattr(self, name) == "":

@@ -26,7 +26,7 @@ class Start:
         tokenizer: the base's tokenizer.
         streams: untrained streams, or those of ``init_adapter``.
         lora: LoRA on the base; its tensors only where they stay as they are.
-        chooses_vocabulary: whether the data give a draft vocabulary.
+        chooses_vocabulary: whether the data decide on a draft vocabulary.
         frozen_lora: digest of LoRA that stays as it is; ``None`` where there is none.
     """
 
@@ -51,14 +51,7 @@ class Start:
 def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
     """Make what is trained on a base; nothing of its model is left trainable but LoRA, if shared.
 
-    Args:
-        settings: checked.
-        base: ``settings.model``, without an adapter; LoRA is put on it in shared mode, and in
-            lossless mode that of ``init_adapter``, which stays as it is.
-        tokenizer: its.
-
-    Raises:
-        UserError: ``init_adapter`` cannot be read, or a setting does not fit the base.
+    In shared mode LoRA is put on ``base``, in lossless mode that of ``init_adapter``, frozen.
     """
     base.model = model = twin(base.base)  # LoRA is put on it
     shared = settings.mode == "shared"

@@ -7,8 +7,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from .batches import Item
 from .forward import StreamForward
-from .items import Item
 from .loss import predicting, rows_at_once
 from .sequences import Scored, sequences_of
 
@@ -20,8 +20,8 @@ class Validation:
     Attributes:
         loss: Eq. 6 in nats, without the pruner's.
         accuracy: share of right top-1 predictions of the main stream and of streams 1 to gamma.
-        accepted_length: tokens per step of a chain draft, by a replay of the steps. On text that
-            the target wrote this is what greedy decoding gets.
+        accepted_length: tokens per step of a chain draft, by a replay of the steps: on text of the
+            target's own, what greedy decoding gets.
     """
 
     loss: float
@@ -74,10 +74,7 @@ def steps_of(hits: np.ndarray) -> int:
 def _scores(
     forward: StreamForward, read: mx.array, scored: Scored
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score rows: whether each one's likeliest token is its target, and the cross entropy in nats.
-
-    A stream's likeliest token is one of those that it may draft.
-    """
+    """Score rows: whether the likeliest allowed token is the target, and cross entropy in nats."""
     at_once, vocabulary = rows_at_once(forward.vocab_size), forward.streams.vocabulary
     if vocabulary is not None:
         never = mx.ones(forward.vocab_size, mx.bool_)

@@ -19,8 +19,8 @@ from specstream_mlx import stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.serve.client_request import ClientRequest
 from specstream_mlx.serve.decoding import Ended
-from specstream_mlx.serve.wishes import Wish
 from specstream_mlx.serve.worker import Worker
 
 STARTS = [random_prompt(length, seed=length) for length in (1, 9, 40, 70)]
@@ -112,9 +112,9 @@ def gathered(monkeypatch):
 
 def solo(job, service):
     """(tokens, text, reason) of a text by itself, without drafts."""
-    wish, sampler = job.wish, None
-    if wish.temperature:
-        sampler = keyed_sampler(job.seed, wish.temperature, top_p=wish.top_p)
+    client_request, sampler = job.client_request, None
+    if client_request.temperature:
+        sampler = keyed_sampler(job.seed, client_request.temperature, top_p=client_request.top_p)
     found = list(
         stream_generate(
             job.model,
@@ -123,7 +123,7 @@ def solo(job, service):
             job.max_tokens,
             sampler=sampler,
             logits_processors=job.processors,
-            stop=wish.stop,
+            stop=client_request.stop,
             speculation=False,
         )
     )
@@ -132,7 +132,7 @@ def solo(job, service):
 
 def random_job(rng, service, names):
     schema = rng.choice(SCHEMAS) if rng.random() < 0.3 else None
-    wish = Wish(
+    client_request = ClientRequest(
         rng.choice(["base", "base", *names]),
         [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))],
         40 if schema else rng.randint(1, 24),
@@ -143,11 +143,11 @@ def random_job(rng, service, names):
         top_logprobs=rng.choice([None, None, 2]),
         schema=schema,
     )
-    (job,) = service.jobs(wish)
+    (job,) = service.jobs(client_request)
     if rng.random() < 0.2:
         text = solo(job, service)[1]
         at = rng.randint(0, max(0, len(text) - 2))
-        job.wish = replace(wish, stop=[text[at : at + 2] or "x"])
+        job.client_request = replace(client_request, stop=[text[at : at + 2] or "x"])
     return job
 
 
@@ -200,7 +200,7 @@ def check(service, seed):
         last, drafted = end.last, sum(end.drafted_by.values())
         assert (words[number], last.finish_reason) == (text, reason)
         assert last.generation_tokens == len(expected) <= last.target_calls + last.accepted_tokens
-        assert drafted == (last.accepted_tokens if job.wish.draft else 0)
+        assert drafted == (last.accepted_tokens if job.client_request.draft else 0)
 
 
 @MIXES

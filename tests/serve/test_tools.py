@@ -60,9 +60,9 @@ class Planting:
         self.service, self.prompts, self.text = resident.service(), [], PLANTED
         tokenizer, jobs = resident.tokenizer, self.service.jobs
 
-        def planted(wish):
+        def planted(request):
             ids = [*tokenizer.encode(self.text, add_special_tokens=False), tokenizer.eos_token_id]
-            made = jobs(wish)
+            made = jobs(request)
             for job in made:
                 self.prompts.append(tokenizer.decode(job.prompt))
                 job.processors = [Planted(ids, len(job.prompt))]

@@ -12,10 +12,10 @@ from serving import until
 
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.errors import VOCABULARY, UserError
+from specstream_mlx.serve.client_request import ClientRequest
 from specstream_mlx.serve.decoding import Ended, Job
 from specstream_mlx.serve.fields import RefusedError, StoppedError
 from specstream_mlx.serve.resident import adapters_in, resident
-from specstream_mlx.serve.wishes import Wish
 from specstream_mlx.serve.worker import Worker
 
 
@@ -29,7 +29,7 @@ class Inbox:
         )
         self.tokens, self.order, self.ended = defaultdict(list), [], queue.Queue()
 
-    def job(self, key, prompt, limit, name="base", model=None, processors=(), **wish):
+    def job(self, key, prompt, limit, name="base", model=None, processors=(), **fields):
         def deliver(event):
             self.order.append(key)
             if isinstance(event, list):
@@ -37,8 +37,8 @@ class Inbox:
             elif not isinstance(event, int):
                 self.ended.put((key, event))
 
-        asked, seed = Wish(name, prompt, **wish), wish.get("seed", 0)
-        return Job(asked, model or self.models[name], prompt, limit, seed, processors, deliver)
+        request, seed = ClientRequest(name, prompt, **fields), fields.get("seed", 0)
+        return Job(request, model or self.models[name], prompt, limit, seed, processors, deliver)
 
     def submit(self, *jobs):
         self.worker.submit(jobs)
@@ -86,7 +86,7 @@ def test_rows_for_later_prompts_are_bounded(tiny, new_inbox):
         inbox.submit(inbox.job(seed, random_prompt(60, seed=seed), 4))
         inbox.wait(1)
         assert 60 <= inbox.worker.kept_tokens <= 100
-        stored = inbox.worker._decoding.prefixes.stored
+        stored = inbox.worker._decoding.prompt_caches.stored
         caches = [layer for *_, held in stored for layer in held.caches]
         rows = sum(one.shape[2] for layer in caches for one in (layer.keys, layer.values))
         # and no room for more

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from specstream_mlx.train.items import Batches, Item, most_frequent
+from specstream_mlx.train.batches import Batches, Item, most_frequent
 from specstream_mlx.train.sequences import places_of, sequences_of
 
 

@@ -13,8 +13,8 @@ from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
+from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
-from specstream_mlx.train.items import Batches, Item
 from specstream_mlx.train.parameters import is_of_streams
 from specstream_mlx.train.validation import steps_of
 

@@ -11,12 +11,8 @@ from ..kv_store import PromptCache
 _LEAST = 8  # tokens; copying the rows of fewer is not worth it
 
 
-class Prefixes:
-    """KV rows of the prompts and texts that were read last.
-
-    Attributes:
-        stored: model, tokens and rows of each; the one used last comes last.
-    """
+class PromptCaches:
+    """KV rows of the prompts and texts read last: ``stored`` has model, tokens and rows of each."""
 
     def __init__(self, most_tokens: int):
         self._most = most_tokens

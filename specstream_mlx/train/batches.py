@@ -1,7 +1,4 @@
-"""Training items, a prompt with its completion as token ids, and their order, for both trainers.
-
-The PyTorch trainer reads this too, so nothing here needs MLX.
-"""
+"""Training items, a prompt with its completion as token ids, and their order, for both trainers."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,11 +67,7 @@ def _length(item: Item) -> tuple[int, int]:
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:
-    """Find the tokens most frequent in completions; of equals, those more frequent in all text.
-
-    Returns:
-        Ids of ``count`` out of ``vocab_size`` tokens, in ascending order.
-    """
+    """Find the ``count`` tokens most frequent in completions, then in all text; ascending."""
     in_completions, anywhere = Counter[int](), Counter[int]()
     for item in items:
         anywhere.update(item.tokens)

@@ -1,4 +1,4 @@
-"""What a request asks for, in the words of no API."""
+"""What a client asks for, in the words of no API."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from .tool_calls import called
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClientRequest:
     """What a client asks for."""
 
     model: str  # as the client knows it
@@ -33,12 +33,12 @@ class Wish:
 _SAME = "model max_tokens temperature top_p top_k min_p seed stop n draft".split()
 
 
-def wish_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> Wish:
-    """Make a wish of the fields that a body has under the same names, and of others."""
+def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientRequest:
+    """Make a client request of the fields that a body has under the same names, and of others."""
     same = {name: body[name] for name in _SAME if name in body} | others
     if isinstance(same.get("stop"), str):
         same["stop"] = [same["stop"]]
-    return Wish(prompt=prompt, **same)
+    return ClientRequest(prompt=prompt, **same)
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str | None:
