@@ -36,10 +36,10 @@ def read(tmp_path):
     """What is read of these rows."""
     path = tmp_path / "train.jsonl"
 
-    def read(rows, tokenizer, longest=100, vocab_size=VOCAB_SIZE, template=None):
+    def read(rows, tokenizer, longest=100, template=None):
         lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
         path.write_text("".join(lines))
-        return read_split(path, tokenizer, longest, vocab_size, template)
+        return read_split(path, tokenizer, longest, VOCAB_SIZE, template)
 
     return read
 
@@ -58,13 +58,6 @@ THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": 
     [
         (PAIR, CHAT_TEMPLATE, None, TURN, "the report<|end|>"),
         (CHAT, CHAT_TEMPLATE, None, TURN, "the report<|end|>"),
-        (
-            PAIR,
-            CHAT_TEMPLATE,
-            "At: {text}",
-            TURN.replace("check", "At: check"),
-            "the report<|end|>",
-        ),
         ({**PAIR, "finish_reason": "length"}, CHAT_TEMPLATE, None, TURN, "the report"),
         (TALK, CHAT_TEMPLATE, "At: {text}", TURNS, "the team<|end|>"),
         (THOUGHT, FORGETS, None, "<|user|>check<|end|><|assistant|>", "noon the report<|end|>"),
@@ -99,17 +92,10 @@ def test_long_sequences_are_left_out(read, tokenizer):
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], "is empty, expected a JSON object on each line"),
-        (['{"prompt": '], "line 1 is not valid JSON"),
-        ([PAIR, '{"prompt": '], "line 2 is not valid JSON"),
-        ([PAIR, {"prompt": "x"}], "line 2 is {'prompt': 'x'}, expected a prompt and a completion"),
         ([PAIR, {"text": "x"}], "line 2 is {'text': 'x'}, expected as in the first line"),
-        ([[1]], r"line 1 is \[1\], expected a prompt and a completion, messages of which"),
-        ([{"messages": CHAT["messages"][:1]}], "line 1 is "),
         ([{**ANSWER, "tokens": ["x"]}], "line 1 is "),
         ([{**TALK, "earlier": ["when"]}], "line 1 is "),
         ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], f"line 2 holds token {VOCAB_SIZE}, the model"),
-        ([{**ANSWER, "tokens": [10**30]}], f"line 1 holds token {10**30}, the model's are 0 to"),
         ([{**PAIR, "completion": "noon " * 90}], "has no sequence of at most 50 tokens with"),
     ],
 )
@@ -118,12 +104,8 @@ def test_bad_lines(rows, sentence, read, tokenizer):
         read(rows, tokenizer, 50)
 
 
-def test_what_does_not_go_together(read, tokenizer, tmp_path):
+def test_what_does_not_go_together(read, tokenizer):
     with pytest.raises(UserError, match="has messages, and the tokenizer no chat template"):
         read([CHAT], with_template(None))
     with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
         read([CHAT], tokenizer, template="please {text}")
-    with pytest.raises(UserError, match=r"line 1 holds token .*, the model's are 0 to 4"):
-        read([PAIR], tokenizer, vocab_size=5)
-    with pytest.raises(UserError, match="is missing"):
-        read_split(tmp_path / "none.jsonl", tokenizer, 50, VOCAB_SIZE)

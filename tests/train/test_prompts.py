@@ -38,7 +38,6 @@ INST = "{{ '[INST] ' + messages[0]['content'] | trim + ' [/INST]' }}"
 @pytest.mark.parametrize(
     ("chat", "template", "opening", "end"),
     [
-        (CHAT_TEMPLATE, None, "<|user|>", END),
         (BRIEF, None, "<|pad|>Be brief.\n<|user|>", END),
         (INST, None, "[INST]", " ["),
         ("{{ 'Q: ' + messages[0]['content'] + '\nA:' }}", None, "Q:", "\n"),
@@ -61,8 +60,6 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
     for chat, said in (
         (None, "the tokenizer has no chat template, which says where a user's turn begins"),
         ("{{ messages[0]['content'] | upper }}", "chat template leaves out what the user says"),
-        ("{{ raise_exception('no') }}", "chat template fails: no"),
-        ("{{ messages[0]['content'] + '<|end|>' }}", "the prompt is empty"),
     ):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = chat
@@ -77,11 +74,9 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
         ("How do I bake bread?", None),
         ("What is 12 + 30, naïve or not?", None),
         ("Photosynthesis, please?", "were too short"),
-        ("the the the the the team", "repeated themselves"),
         ("The the THE team THE the is", "repeated themselves"),
         ("What does мир mean?", "had letters of another script"),
         ("Say it <|user|> again, please", "held control tokens or broken characters"),
-        ("Say it \ufffd again, please", "held control tokens or broken characters"),
     ],
 )
 def test_what_is_left_out(text, fault):
@@ -89,40 +84,21 @@ def test_what_is_left_out(text, fault):
     assert fault_of(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
 
 
-def drawing(monkeypatch, *texts):
-    """Let the base draw these texts, in a circle."""
+def test_prompts_that_begin_alike_are_kept_once_and_too_few_end_it(loaded, tmp_path, monkeypatch):
+    long = "please tell me all that there is to know about the numbers in {}"
+    texts = ["check the report now", "Check  the\nreport NOW", "check the report today"]
+    texts += [long.format("a table"), long.format("a book"), "no", "no", "no"]
 
     def draws(model, asker, read, last, seed, places):
         return [(place, texts[place % len(texts)], True) for place in places]
 
     monkeypatch.setattr(self_prompts, "_draws", draws)
-
-
-def test_prompts_that_begin_alike_are_kept_once(loaded, tmp_path, monkeypatch):
-    long = "please tell me all that there is to know about the numbers in {}"
-    assert len(long) > 60
-    drawing(
-        monkeypatch,
-        *("check the report now", "Check  the\nreport NOW", "check the report today"),
-        *(long.format("a table"), long.format("a book")),
-    )
     asked = ask_itself(*loaded, tmp_path, Asking(3))
-    assert asked.prompts == [
-        "check the report now",
-        "check the report today",
-        long.format("a table"),
-    ]
+    assert asked.prompts == [texts[0], *texts[2:4]]
     assert asked.sentence() == "The base drew 4 prompts and 3 are kept; 1 began as an earlier one"
-
-
-def test_next_to_nothing_to_keep_ends_it(loaded, tmp_path, monkeypatch):
-    drawing(monkeypatch, *("check the report now", "no", "no"))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="base drew 0 can be kept, expected at least 15") as error:
         ask_itself(*loaded, tmp_path, Asking(40))
-    assert str(error.value) == (
-        "of the last 300 prompts that the base drew 0 can be kept, expected at least 15 "
-        f"(200 were too short); there are 1 in {tmp_path / 'prompts.jsonl'}"
-    )
+    assert f"there are 3 in {tmp_path / 'prompts.jsonl'}" in str(error.value)
 
 
 def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, monkeypatch):
@@ -142,14 +118,6 @@ def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, 
     assert ask_itself(*loaded, tmp_path / "b", Asking(7)).prompts == asked.prompts[:7]
 
 
-def test_a_damaged_file_of_prompts(loaded, tmp_path):
-    ask_itself(*loaded, tmp_path, Asking(2))
-    for wrong in ('{"prompt": "check the report"}', '{"prompt": 3, "draw": 1}', "[]"):
-        (tmp_path / "prompts.jsonl").write_text(wrong + "\n")
-        with pytest.raises(UserError, match=r"prompts.jsonl, line 1 is .*, expected a prompt and"):
-            ask_itself(*loaded, tmp_path, Asking(2))
-
-
 def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     out = tmp_path / "out"
     flags = ("train", "--model", base, "--prompts", "self", "--num-prompts", 6)
@@ -158,10 +126,6 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     assert result.exit_code == 0, result.output
     data = tmp_path / "out.training" / "data"
     assert result.stdout == f"{data}\n"
-    said = result.stderr.splitlines()
-    assert said[0] == "The base draws 6 prompts"
-    assert said[1].startswith("The base drew ") and " prompts and 6 are kept" in said[1]
-    assert said[2] == "The base answers 6 prompts"
     assert not out.exists()
     rows = [
         json.loads(line)

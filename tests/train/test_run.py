@@ -16,7 +16,6 @@ from specstream_mlx.scheduler import decode
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.parameters import is_of_streams
-from specstream_mlx.train.validation import steps_of
 
 
 @pytest.mark.parametrize(("mode", "vocabulary"), [("lossless", 0), ("lossless", 6), ("shared", 0)])
@@ -54,15 +53,6 @@ def test_a_run_learns_and_validation_says_what_decoding_gets(mode, vocabulary, b
     assert run.validation().accepted_length == pytest.approx(tokens / steps, rel=1e-6)
 
 
-def test_steps_of_a_chain():
-    right = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1]], bool)
-    assert steps_of(right) == 3  # 0 to 3, 3 to 4, 4 to the end
-    assert steps_of(right[:0]) == 0
-
-
-# Interrupted and resumed ----------------------------------------------------------------------
-
-
 DROPOUT = {
     "mode": "shared",
     "lora_parameters": {"rank": 4, "dropout": 0.2, "scale": 2.0},
@@ -87,41 +77,6 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(stop, changes, base, 
     assert found.progress == expected.progress
 
 
-def test_a_run_is_not_resumed_with_other_settings(run_of_one, base, tmp_path):
-    other = make_run(base, tmp_path / "out", iters=3)
-    with pytest.raises(UserError, match=r"last.safetensors: iters was '2', expected '3' as in"):
-        other.restore(run_of_one.last)
-    cut = tmp_path / "cut.safetensors"
-    cut.write_bytes(run_of_one.last.read_bytes()[:-10])
-    with pytest.raises(UserError, match="is no checkpoint of a run"):
-        other.restore(cut)
-
-
-DAMAGES = {
-    "iterations is 'x', expected": lambda c: c.progress.update(iterations="x"),
-    "unexpected keyword argument 'steps'": lambda c: c.progress.update(steps=1),
-    "its metadata has the number NaN": lambda c: c.progress.update(waited=float("nan")),
-    "progress is 3": lambda c: replaced(c, progress=3),
-    r"identity is \[\]": lambda c: replaced(c, identity=[]),
-    r"parameter streams.embeddings has shape \(1,\)": lambda c: c.parameters.update(
-        {"streams.embeddings": mx.zeros(1)}
-    ),
-    "parameter streams.embeddings holds NaN": lambda c: c.parameters.update(
-        {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
-    ),
-    "no tensor parameter streams.embeddings": lambda c: c.parameters.pop("streams.embeddings"),
-    "optimizer states.0.step has dtype mlx.core.float32": lambda c: c.optimizer.update(
-        {"states.0.step": mx.array(1.0)}
-    ),
-    "no tensor optimizer ": lambda c: c.optimizer.clear(),
-}
-
-
-def replaced(checkpoint, **fields):
-    for name, value in fields.items():
-        object.__setattr__(checkpoint, name, value)
-
-
 @pytest.fixture(scope="module")
 def run_of_one(base, tmp_path_factory):
     """A run after one of its two iterations."""
@@ -130,16 +85,35 @@ def run_of_one(base, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("sentence", DAMAGES)
-def test_a_damaged_checkpoint(sentence, run_of_one, tmp_path):
-    checkpoint = Checkpoint.load(run_of_one.last)
-    DAMAGES[sentence](checkpoint)
-    checkpoint.save(tmp_path / "last.safetensors")
+DAMAGES = {
+    "iterations is 'x', expected": lambda c: c.progress.update(iterations="x"),
+    "its metadata has the number NaN": lambda c: c.progress.update(waited=float("nan")),
+    r"parameter streams.embeddings has shape \(1,\)": lambda c: c.parameters.update(
+        {"streams.embeddings": mx.zeros(1)}
+    ),
+    "parameter streams.embeddings holds NaN": lambda c: c.parameters.update(
+        {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
+    ),
+    "optimizer states.0.step has dtype mlx.core.float32": lambda c: c.optimizer.update(
+        {"states.0.step": mx.array(1.0)}
+    ),
+    "no tensor optimizer ": lambda c: c.optimizer.clear(),
+}
+
+
+def test_damaged_checkpoints_and_those_of_other_settings(run_of_one, base, tmp_path):
     before = run_of_one.progress, run_of_one.trained.arrays()
-    with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
-        run_of_one.restore(tmp_path / "last.safetensors")
-    assert run_of_one.progress == before[0]
-    assert_same_arrays(run_of_one.trained.arrays(), before[1])
+    for sentence, damage in DAMAGES.items():
+        checkpoint = Checkpoint.load(run_of_one.last)
+        damage(checkpoint)
+        checkpoint.save(tmp_path / "last.safetensors")
+        with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
+            run_of_one.restore(tmp_path / "last.safetensors")
+        assert run_of_one.progress == before[0]
+        assert_same_arrays(run_of_one.trained.arrays(), before[1])
+    other = make_run(base, tmp_path / "out", iters=3)
+    with pytest.raises(UserError, match=r"last.safetensors: iters was '2', expected '3' as in"):
+        other.restore(run_of_one.last)
 
 
 def test_what_is_no_number_ends_the_run_and_spares_the_checkpoint(base, tmp_path, monkeypatch):
@@ -197,9 +171,6 @@ def test_the_last_update_takes_what_was_gathered_and_patience_ends_a_run(base, t
     assert run.progress.iterations == 5
 
 
-# What is trained, against what ------------------------------------------------------------------
-
-
 def test_an_adapter_to_start_from_keeps_its_shape_and_vocabulary(base, tmp_path):
     first = make_run(base, tmp_path / "first", draft_vocabulary=12, iters=2)
     first.iterate(Reports())
@@ -213,8 +184,7 @@ def test_an_adapter_to_start_from_keeps_its_shape_and_vocabulary(base, tmp_path)
         make_run(base, tmp_path / "out", **start, num_streams=6)
 
 
-def test_lora_to_start_from(base, tmp_path):
-    """Half precision is trained in single."""
+def test_lora_to_start_from_is_trained_in_single_precision(base, tmp_path):
     lora = {"rank": 4, "dropout": 0.1, "scale": 2.0}
     first = make_run(base, tmp_path / "first", mode="shared", iters=2, lora_parameters=lora)
     first.iterate(Reports())
@@ -267,12 +237,6 @@ def assert_same_arrays(found, expected):
 
 
 def test_lora_that_would_not_learn_is_refused(base, tmp_path):
-    for keys, sentence in (
-        (["self_attn.q_proj", "model.embed_tokens"], "keys name model.embed_tokens, expected"),
-        (["attention.q"], "keys name no linear layer of the base"),
-    ):
-        lora = {"rank": 4, "dropout": 0.0, "scale": 2.0, "keys": keys}
-        with pytest.raises(UserError, match=sentence):
-            make_run(base, tmp_path / "out", mode="shared", lora_parameters=lora)
-    with pytest.raises(UserError, match=r"num_layers is 9, expected at most the base's 4"):
-        make_run(base, tmp_path / "out", mode="shared", num_layers=9)
+    lora = {"rank": 4, "dropout": 0.0, "scale": 2.0, "keys": ["attention.q"]}
+    with pytest.raises(UserError, match="keys name no linear layer of the base"):
+        make_run(base, tmp_path / "out", mode="shared", lora_parameters=lora)
