@@ -121,45 +121,28 @@ def made(clones, monkeypatch):
     return lines
 
 
-def test_a_translation_asks_for_sentences_in_a_row_of_one_document(made):
-    found = made("ntrex")
-    assert len(found) > 30
-    assert any(prompt.startswith("Translate German to English: Satz") for prompt in found)
-    rows = [list(map(int, re.findall(r"Satz (\d+)", prompt))) for prompt in found]
+def test_sources_become_prompts_as_people_write_them(made):
+    """Sentences of one document; tables with all columns; text as set; the passage asked about."""
+    translations = made("ntrex")
+    assert len(translations) > 30
+    assert any(prompt.startswith("Translate German to English: Satz") for prompt in translations)
+    rows = [list(map(int, re.findall(r"Satz (\d+)", prompt))) for prompt in translations]
     assert max(map(len, rows)) > 1
     for row in rows:
         assert row == list(range(row[0], row[-1] + 1))
         assert row[0] // 3 == row[-1] // 3
-
-
-def test_an_sql_question_names_its_table_and_the_columns_of_all_its_queries(made):
-    (prompt,) = made("wikisql")
+    (query,) = made("wikisql")
     for word in ("Who won?", "table_1_7_2", "winner", "year", "series_rank"):
-        assert word in prompt
-
-
-def test_sentences_to_rewrite_are_set_as_people_write(made):
-    found = made("wiki-split")
-    assert found
-    for prompt in found:
+        assert word in query
+    for prompt in made("wiki-split"):
         assert '"It" was short' in prompt
-        assert " ," not in prompt
-        assert "( " not in prompt
-        assert "<::::>" not in prompt
-
-
-def test_passages_hold_the_one_that_is_asked_about(made):
-    found = made("xquad")
-    assert {type(one) for one in found} == {str, list}
-    several = 0
-    for one in found:
+        assert not [part for part in (" ,", "( ", "<::::>") if part in prompt]
+    passages = made("xquad")
+    assert {type(one) for one in passages} == {str, list}
+    for one in passages:
         text = "\n".join(one) if isinstance(one, list) else one
         (asked,) = set(re.findall(r"What is number (\S+)\.\d\?", text))
         assert f"Passage {asked} tells much." in text
-        several += text.count(" tells much.") > 1
-        if isinstance(one, list):
-            assert 2 <= len(one) <= 3
-    assert 0 < several < len(found)
 
 
 def test_conversations_are_those_of_people_or_have_follow_ups(made):
@@ -169,20 +152,13 @@ def test_conversations_are_those_of_people_or_have_follow_ups(made):
     assert ["Can rust be removed?", "How?"] in found
     followed = [turns for turns in found if turns[0] == "Why is the sky blue?"]
     followed += made("self-instruct") + made("awesome-chatgpt-prompts")
-    assert {turns[0] for turns in followed} == {
-        "Why is the sky blue?",
-        "Find the verb.\n\nShe reads.",
-        'Be "the" tea,\nplease.',
-    }
+    firsts = {"Why is the sky blue?", "Find the verb.\n\nShe reads.", 'Be "the" tea,\nplease.'}
+    assert {turns[0] for turns in followed} == firsts
     for turns in followed:
         assert 2 <= len(turns) <= 3
         assert set(turns[1:]) <= set(WORDINGS["follow_ups"])
-
-
-def test_of_a_dialogue_the_turns_that_ask_for_something_are_taken(made):
-    found = made("dstc8")
-    expected = ["I want to eat.", "In Oakland.", "What is their address?"]
-    assert sorted(found) == [expected[:2], expected]
+    asked = ["I want to eat.", "In Oakland.", "What is their address?"]
+    assert sorted(made("dstc8")) == [asked[:2], asked]
 
 
 QUESTION = "Pfandhäuser boomen in Singapur , da die Krise in der Mittelschicht angekommen ist"
@@ -219,11 +195,8 @@ WORDS = QUESTION.replace(" ,", "").split()
         (f"Say it in English: {QUESTION}", False),
         (" ".join(WORDS[2:10]), False),
         (" ".join(WORDS[2:9]), True),
-        (" ".join([*WORDS[:7], "heute", *WORDS[7:]]), True),
         ("-".join(WORDS).upper() + "!", False),
-        (["Hello.", f"{QUESTION}?"], False),
         (["Hello.", SECOND], False),
-        (["Hello.", SECOND.removesuffix(" come about")[15:]], True),
     ],
 )
 def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never, line, stays):
@@ -234,14 +207,20 @@ def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never, lin
     assert len(train) == 1 + stays
 
 
-@pytest.mark.parametrize(("held_out", "trained_on"), [(1, 76), (5, 60)])
-def test_what_is_held_out_is_of_other_origins(planted, held_out, trained_on):
+def test_what_is_held_out_is_of_other_origins(planted):
     lines = [(at // 4, f"Line {at}.") for at in range(80)]
-    train, valid = planted(lines, held_out=held_out, weight=trained_on)
+    train, valid = planted(lines, held_out=5, weight=60)
     origins = [{int(line["prompt"][5:-1]) // 4 for line in part} for part in (train, valid)]
-    assert (len(train), len(valid)) == (trained_on, held_out)
+    assert (len(train), len(valid)) == (60, 5)
     assert not origins[0] & origins[1]
-    assert planted(lines, held_out=held_out, weight=trained_on) == (train, valid)
+    assert planted(lines, held_out=5, weight=60) == (train, valid)
+
+
+def test_a_clone_that_is_not_there_is_named(tmp_path):
+    url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
+    sentence = rf"xquad: .*xquad\.en\.json is missing.*; expected a clone of {url}"
+    with pytest.raises(UserError, match=sentence):
+        lines_of("xquad", tmp_path, set())
 
 
 def test_nothing_empty_too_long_or_twice(planted):
@@ -266,39 +245,3 @@ def test_the_command_writes_both_files_without_what_may_never_be_there(clones, n
     lines = written("--never", never, "--never", other)
     assert {line["source"] for line in lines} == set(SOURCES)
     assert not any(NEWS[4] in line.get("prompt", "") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (None, r"xquad\.en\.json is missing"),
-        ('{"data": [{"title": 3}]}', "has no attribute"),
-        ("{", "Expecting"),
-        ("{}", "data"),
-    ],
-)
-def test_a_clone_that_is_not_there_or_of_another_form_is_named(tmp_path, text, why):
-    (tmp_path / "xquad").mkdir()
-    if text:
-        (tmp_path / "xquad/xquad.en.json").write_text(text)
-    url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
-    with pytest.raises(UserError, match=f"xquad: .*{why}.*; expected a clone of {url}"):
-        lines_of("xquad", tmp_path, set())
-
-
-def test_the_tables_are_whole():
-    """Every wording has its text in it."""
-    assert set(SOURCES) == set(READERS)
-    fields = {"what", "licence", "weight", "held_out", "repository", "commit"}
-    for source in SOURCES.values():
-        assert set(source) == fields
-        assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
-        assert re.match(r"CC BY-SA|CC0|Apache|BSD|MIT", source["licence"])
-    names = "text question passage passages source target table columns create title".split()
-    values = {name: f"<{name}>" for name in names}
-    essential = {"sql": "question", "translation": "text target", "follow_ups": ""}
-    essential |= {"passage": "passage question", "passages": "passages question"}
-    for kind, wordings in WORDINGS.items():
-        for wording in wordings:
-            text, needed = wording.format(**values), essential.get(kind, "text").split()
-            assert all(f"<{name}>" in text for name in needed), wording

@@ -12,10 +12,9 @@ from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_peft import edit
 from torch_tiny import tiny_batch, tiny_completions, tiny_model
 
-from specstream_mlx import UserError, load
+from specstream_mlx import load
 from specstream_mlx.train.settings import default_alphas
 
 
@@ -24,10 +23,9 @@ def packed(hf, tied, tmp_path_factory):
     """Models that MLX has quantized, by number of bits and whether the head is tied."""
     root = tmp_path_factory.mktemp("packed")
     found = {}
-    for bits in (3, 4, 8):
-        for name, source in (("untied", hf), ("tied", tied)):
-            found[bits, name] = root / f"{name}-{bits}"
-            convert_base(source, found[bits, name], Quantization(bits, 32))
+    for bits, name, source in ((3, "untied", hf), (4, "untied", hf), (4, "tied", tied)):
+        found[bits, name] = root / f"{name}-{bits}"
+        convert_base(source, found[bits, name], Quantization(bits, 32))
     return found
 
 
@@ -62,16 +60,14 @@ def test_linear_layers_in_bfloat16_have_the_same_loss(mode, source, hf, tied, pa
     torch.testing.assert_close(loss, exact, rtol=0.04, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("bits", "name"), [(4, "untied"), (4, "tied"), (8, "untied"), (3, "untied")]
-)
-def test_a_quantized_model_computes_what_it_computes_in_mlx(bits, name, packed):
+def test_a_quantized_model_computes_what_it_computes_in_mlx(packed):
     tokens = [3, 17, 41, 5, 22, 9]
-    model, _ = mlx_lm.load(str(packed[bits, name]))
-    expected = np.array(model(mx.array([tokens]))[0].astype(mx.float32))
-    with torch.no_grad():
-        found = load_base(packed[bits, name])(torch.tensor([tokens])).logits[0].numpy()
-    assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
+    for directory in packed.values():
+        model, _ = mlx_lm.load(str(directory))
+        expected = np.array(model(mx.array([tokens]))[0].astype(mx.float32))
+        with torch.no_grad():
+            found = load_base(directory)(torch.tensor([tokens])).logits[0].numpy()
+        assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
 
 
 def test_streams_are_trained_on_a_quantized_model(packed, tmp_path):
@@ -83,11 +79,3 @@ def test_streams_are_trained_on_a_quantized_model(packed, tmp_path):
     convert_adapter(trainer.train(settings), base, tmp_path / "streams")
     model, _ = load(base, adapter_path=tmp_path / "streams")
     assert model.streams is not None
-
-
-def test_other_quantizations_are_refused(hf, tmp_path):
-    convert_base(hf, tmp_path / "other", Quantization(8, 32))
-    for fields in ({"bits": 4, "group_size": 32}, {"bits": 4, "group_size": 32, "mode": "mxfp4"}):
-        edit(tmp_path / "other" / "config.json", quantization=fields)
-        with pytest.raises(UserError, match="is not a readable model directory"):
-            load_base(tmp_path / "other")

@@ -8,9 +8,7 @@ from brute_force import forward
 from random_models import assert_close
 from specstream_mlx.convert.pytorch import losses
 from specstream_mlx.convert.pytorch.losses import count_correct, n_gram_loss
-from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from torch_tiny import tiny_batch, tiny_llama, tiny_model
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from specstream_mlx.train.settings import default_alphas
 
@@ -180,12 +178,3 @@ def test_new_adapters_and_pruner_change_nothing():
     assert torch.equal(run(plain, batch).stream_logits, run(beside, batch).stream_logits)
     seed = run(plain, batch).trunk.seed
     assert torch.equal(plain.early_exit_logits(seed), plain.logits(seed))
-
-
-def test_refusals():
-    config = tiny_model().config
-    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=50))
-    with pytest.raises(ValueError, match="'gpt2' model, expected one of "):
-        SpeculativeStreamingModel(gpt2, config)
-    with pytest.raises(ValueError, match=r"num_hidden_layers of the base is 4, .* expect 3"):
-        SpeculativeStreamingModel(tiny_llama(layers=4), config)

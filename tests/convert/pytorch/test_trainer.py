@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import result_of
+from command_line import refusal, result_of
 from peft import PeftModel
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer, training_run
@@ -95,24 +95,15 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
     """How often it is right is counted for each source, too."""
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    named = settings().output.parent / "valid.jsonl"
-    sources = ["news:short", "news:long", "talks"]
-    lines = [json.dumps(row | {"source": sources[i % 3]}) + "\n" for i, row in enumerate(rows)]
+    named, sources = settings().output.parent / "valid.jsonl", ["news:short", "news:long", "talks"]
+    rows = enumerate(map(json.loads, data.read_text().splitlines()))
+    lines = [json.dumps(row | {"source": sources[i % 3]}) + "\n" for i, row in rows]
     named.write_text("".join(lines))
-    template = {"prompt_template": "Do: {text}"}
-    chosen = settings(mode=mode, **LEARNS, **template, valid_data=named)
+    chosen = settings(mode=mode, **LEARNS, prompt_template="Do: {text}", valid_data=named)
     path = trainer.train(chosen)
-    assert path == chosen.output / "adapter"
     lines = log(chosen.output)
     assert lines[39]["loss"] < 0.6 * lines[0]["loss"]
     held_out = lines[-1]["held_out"]
-    assert len(held_out["streams"]) == 4
-    assert 1 <= held_out["chain"] <= 5
-    names = {"speculative_streaming.json", "speculative_streaming.safetensors"}
-    if mode == "shared":
-        names |= {"adapter_config.json", "adapter_model.safetensors"}
-    assert {file.name for file in path.iterdir()} == names
     model = load_adapter(tied, path)
     assert model.config.prompt_template == "Do: {text}"
     _, items = training_run.load_items(chosen, "Do: {text}", VOCAB_SIZE)
@@ -159,15 +150,9 @@ def test_an_adapter_goes_on(settings, finished, data):
     again = settings(init_adapter=first, **ALMOST_NONE, **with_data)  # of the adapter's shape
     trainer.train(again)
     assert log(again.output)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
-    for values, sentence in (
-        (PLAIN, "stream_head is 'conditioned', expected 'plain' as in this run"),
-        ({"stream_head_rank": 7}, "stream_head_rank is 7, expected none: .* has 6"),
-        ({"mode": "shared"}, "mode is 'lossless', expected 'shared' as in this run"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            trainer.train(
-                settings(output=again.output.with_name("x"), init_adapter=first, **values)
-            )
+    other = settings(output=again.output.with_name("x"), init_adapter=first, **PLAIN)
+    with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
+        trainer.train(other)
 
 
 def test_lora_alone_is_what_peft_reads(lora, tied):
@@ -223,12 +208,6 @@ def test_time_limit_ends_the_run(settings):
     assert lines[-1]["seconds"] < 10
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_bfloat16_is_the_default_where_it_is_quick(quick, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": quick})
-    assert training_run.is_quick_in_bf16(torch.device("cpu")) is quick
-
-
 def test_command_line(tied, data, tmp_path):
     cli = partial(result_of, trainer.main, "--model", tied, "--data", data, hidden=True)
     flags = ("--output", tmp_path / "out", "--iters", 1)
@@ -238,10 +217,7 @@ def test_command_line(tied, data, tmp_path):
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
     assert all(".layers.2.self_attn." in name for name in lora)
-    result = cli(*flags, "--mode", "both")
-    assert (result.exit_code, result.stdout) == (2, "")
-    sentence = "error: --mode: found 'both', expected 'lossless' or 'shared'\n"
-    assert result.stderr == sentence
+    assert "--mode: found 'both', expected 'lossless' or" in refusal(cli(*flags, "--mode", "both"))
 
 
 NOWHERE = Path("/nowhere")
@@ -250,74 +226,52 @@ NOWHERE = Path("/nowhere")
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model": NOWHERE}, "model directory /nowhere does not exist"),
         ({"lora_rank": 4}, "lora_rank is for new LoRA, in shared mode or with lora_alone"),
         ({"lora_alone": True, "init_adapter": NOWHERE}, "lora_alone and init_adapter were both"),
         ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x', expected"),
         ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
-        ({"lora_alone": True, "learning_rate": -1.0}, "learning_rate is -1.0"),
-        ({"draft_vocabulary": 10**6}, "draft_vocabulary is 1000000, expected at most the base's"),
-        ({"epochs": 1}, "iters and epochs were both given"),
-        ({"dtype": "float16"}, "dtype is 'float16', expected 'float32' or 'bfloat16'"),
         ({"dtype": "bfloat16", "bf16": False}, "dtype is 'bfloat16' and bf16 is off"),
         ({**PLAIN, "stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
-        ({"stream_head": "conditioned", "stream_head_rank": 0}, "stream_head_rank is 0 with"),
         ({"resume": True}, "nothing to resume"),
     ],
 )
 def test_bad_input_is_one_sentence(settings, values, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)) as caught:
+    with pytest.raises(UserError, match=re.escape(sentence)):
         trainer.train(settings(**values))
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_earlier_run_is_kept(settings, finished, tmp_path):
     output = finished(iters=1).parent
-    for left in ("adapter", "checkpoint.pt", "log.jsonl"):
-        alone = tmp_path / left / left
-        copy = shutil.copytree if (output / left).is_dir() else shutil.copy
-        alone.parent.mkdir()
-        copy(output / left, alone)
-        before = [path.stat() for path in alone.parent.rglob("*")]
-        sentence = f"{alone.parent} holds {left} of an earlier run, expected --resume to continue"
+    for left in ("checkpoint.pt", "log.jsonl"):
+        alone = tmp_path / left
+        alone.mkdir()
+        shutil.copy(output / left, alone)
+        sentence = f"{alone} holds {left} of an earlier run, expected --resume to continue"
         with pytest.raises(UserError, match=sentence):
-            trainer.train(settings(iters=1, output=alone.parent))
-        assert [path.stat() for path in alone.parent.rglob("*")] == before
-
-
-def first_of(state):
-    return next(iter(state["weights"]))
+            trainer.train(settings(iters=1, output=alone))
+        assert [path.name for path in alone.iterdir()] == [left]
 
 
 DAMAGES = {
     "step is 'x', expected": lambda s: s.update(step="x"),
-    "seconds is nan": lambda s: s.update(seconds=float("nan")),
-    "readable checkpoint: ": lambda s: s.update(settings=3),
     "seed was '1', expected '0' as in": lambda s: s["settings"].update(seed="1"),
-    r"has shape \(1,\), expected": lambda s: s["weights"].update({first_of(s): torch.zeros(1)}),
-    "has no tensor ": lambda s: s["weights"].pop(first_of(s)),
-    "fit this run: AttributeError": lambda s: s["weights"].update({first_of(s): 3}),
+    "has no tensor ": lambda s: s["weights"].popitem(),
     "fit this run: ValueError": lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.zeros(1)),
-    "fit this run: TypeError": lambda s: s.update(rng=3),
 }
 
 
-@pytest.fixture(scope="module")
-def stopped(defaults, tmp_path_factory):
-    """The settings of a run that stopped after one of its two steps."""
-    output = tmp_path_factory.mktemp("stopped")
-    chosen = {"output": output, **defaults, "iters": 2, "save_every": 1}
-    return stopped_at(1, TrainSettings(**chosen))
-
-
-@pytest.mark.parametrize("sentence", DAMAGES)
-def test_a_damaged_checkpoint(sentence, stopped, tmp_path):
-    state = torch.load(stopped.output / "checkpoint.pt", weights_only=True)
-    DAMAGES[sentence](state)
-    torch.save(state, tmp_path / "checkpoint.pt")
-    with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):
-        trainer.train(replace(stopped, output=tmp_path))
-    assert not (tmp_path / "adapter").exists()
-    (tmp_path / "checkpoint.pt").write_bytes(b"PK")
+def test_a_damaged_checkpoint(settings):
+    stopped = stopped_at(1, settings(iters=2, save_every=1))
+    path = stopped.output / "checkpoint.pt"
+    whole = path.read_bytes()
+    for sentence, damage in DAMAGES.items():
+        path.write_bytes(whole)
+        state = torch.load(path, weights_only=True)
+        damage(state)
+        torch.save(state, path)
+        with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):
+            trainer.train(stopped)
+    path.write_bytes(b"PK")
     with pytest.raises(UserError, match="is not a readable checkpoint"):
-        trainer.train(replace(stopped, output=tmp_path))
+        trainer.train(stopped)
+    assert not (stopped.output / "adapter").exists()

@@ -14,60 +14,38 @@ from coremltools.proto.Model_pb2 import Model
 from specstream_mlx.convert.to_coreml.contents import METADATA, Contents, model_file
 from specstream_mlx.convert.to_coreml.verify import main as verify
 
-TEXT = ("-p", "the meeting")
 run_verify = partial(result_of, verify)
 
 
 def generate(package, *flags):
-    return run("generate", "--coreml", package, *TEXT, "-m", 8, *flags)
+    return run("generate", "--coreml", package, "-p", "the meeting", "-m", 8, *flags)
 
 
-def values(result):
+def values(package, *flags):
+    result = generate(package, "--json", *flags)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_a_package_generates_with_and_without_drafts(exported):
-    flags = ("--json", "--adapter", "streams")
-    drafted = values(generate(exported, *flags))
-    plain = values(generate(exported, *flags, "--no-speculation"))
+    flags = ("--adapter", "streams")
+    drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert plain["target_calls"] == plain["generation_tokens"] == 8
-    assert drafted["adapter"] == "streams"
-    assert drafted["mode"] == "lossless"
+    assert (drafted["adapter"], drafted["mode"]) == ("streams", "lossless")
     assert drafted["model"] == str(exported)
     assert drafted["tree"].startswith("best-first, 3 nodes, width 2, with lookup")
 
 
 def test_a_drawn_text_does_not_depend_on_drafts(exported):
-    flags = ("--json", "--adapter", "key_points", "--temp", 1, "--seed", 4)
-    drafted = values(generate(exported, *flags))
-    plain = values(generate(exported, *flags, "--no-speculation"))
+    flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
+    drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert (drafted["verify"], drafted["seed"]) == ("keyed", 4)
     # The adapter's template is around the text.
+    raw = values(exported, *flags, "--ignore-chat-template")
     tokenizer = Contents.read(exported).read_tokenizer()
-    raw = values(generate(exported, *flags, "--ignore-chat-template"))
-    assert raw["prompt_tokens"] == len(tokenizer.encode("the meeting"))
-    assert drafted["prompt_tokens"] > raw["prompt_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--model", "x"), "--coreml and --model were both given"),
-        (("--adapter-path", "x"), "--coreml and --adapter-path were"),
-        (("--prompt-cache-file", "x"), "--coreml and --prompt-cache-file"),
-        (("--max-nodes", 3), "--coreml and --max-nodes"),
-        (("--compare", "--adapter-path", "x"), "the adapter is 'x', expected one of"),
-        ((), "no adapter was named, expected one of several"),
-        (("--adapter", "sql"), "the adapter is 'sql', expected one of the package's"),
-        (("--adapter", "streams", "-p", "the meeting " * 60), "the package's context holds 64"),
-        (("--adapter", "streams", "--verify", "rejection", "--temp", 1), "verify is 'rejection'"),
-    ],
-)
-def test_refused_flags(exported, flags, sentence):
-    assert sentence in refusal(generate(exported, *flags))
+    assert raw["prompt_tokens"] == len(tokenizer.encode("the meeting")) < drafted["prompt_tokens"]
 
 
 def with_metadata(made):
@@ -102,14 +80,10 @@ DAMAGES = {
     "weight.bin is missing": lambda p: weights(p).unlink(),
     "cannot run streams_prefill8: ": lambda p: cut(weights(p)),
     "is no Core ML package": lambda p: cut(model_file(p)),
-    "is no Core ML package of export-coreml: it has no Data": lambda p: model_file(p).unlink(),
     "x.mlpackage is no Core ML package of export-coreml: it does not exist": shutil.rmtree,
     "there is no function streams_step3": with_facts(sizes=NODES),
-    "is damaged (TypeError": with_facts(sizes=NODES | {"chunk": "x"}),
     "is damaged (AttributeError": with_facts(adapters=3),
-    "is damaged (KeyError": with_facts(base={}),
     "has no metadata called 'specstream'": with_metadata(lambda _: None),
-    "is not valid JSON": with_metadata(lambda _: "["),
     "its version is 9, expected 1": with_facts(version=9),
     "x.tokenizer is missing": lambda p: shutil.rmtree(p.with_suffix(".tokenizer")),
 }
@@ -121,15 +95,9 @@ def test_a_damaged_package(sentence, exported, tmp_path):
     shutil.copytree(exported, package)
     shutil.copytree(exported.with_suffix(".tokenizer"), tmp_path / "x.tokenizer")
     DAMAGES[sentence](package)
-    for result in (
-        generate(package, "--adapter", "streams", "--quiet"),
-        run_verify(package, "--adapter", "streams", "-m", 2),
-    ):
-        assert result.exit_code == 2, result.output
-        assert sentence in result.stderr.splitlines()[-1]
-
-
-# verify ------------------------------------------------------------------------------------------
+    result = generate(package, "--adapter", "streams", "--quiet")
+    assert result.exit_code == 2, result.output
+    assert sentence in result.stderr.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -142,44 +110,41 @@ def calls(exported, tmp_path_factory):
 
 
 def test_a_recording_is_replayed(exported, calls):
-    runs = json.loads(calls.read_text())["runs"]
-    assert [run["settings"]["temperature"] for run in runs] == [0.0, 0.0, 1.0]
-    assert {run["adapter"] for run in runs} == {"streams"}
-    longest = max(len(run["prompt"]) for run in runs)
-    assert longest > 8 + 1  # two chunks
+    recorded = json.loads(calls.read_text())
+    assert [run["settings"]["temperature"] for run in recorded["runs"]] == [0.0, 0.0, 1.0]
+    assert {run["adapter"] for run in recorded["runs"]} == {"streams"}
     result = run_verify(exported, "--vectors", calls)
     assert result.exit_code == 0, result.output
     exact, half = result.stdout.strip().split("\n\n")
     assert exact.startswith("numpy, float32:") and half.startswith("numpy, half precision:")
     assert exact.endswith("Within the bound") and half.endswith("Within the bound")
-    damaged = json.loads(calls.read_text())
-    damaged["runs"][0]["calls"][-1]["outputs"]["predictions"][0] += 1
+    recorded["runs"][0]["calls"][-1]["outputs"]["predictions"][0] += 1
     other = calls.with_name("damaged.json")
-    other.write_text(json.dumps(damaged))
+    other.write_text(json.dumps(recorded))
     result = run_verify(exported, "--vectors", other)
     assert result.exit_code == 1
     assert "integers are equal, expected at least 100%" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("command", "flags", "sentence"),
     [
-        (("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),
-        (("--record", "y", "--compute-units", "all"), "--record and --compute-units"),
-        (("--compute-units", "gpu"), "found 'gpu', expected one of cpuOnly, cpuAndGPU"),
-        (("--adapter", "sql"), "the adapter is 'sql', expected one of the package's"),
-        (("--record", "/"), "/ exists already, expected a name that nothing is at"),
-        (("--vectors", "nowhere"), "nowhere is missing"),
+        (generate, ("--adapter-path", "x"), "--coreml and --adapter-path were"),
+        (generate, ("--compare", "--adapter-path", "x"), "the adapter is 'x', expected one of"),
+        (generate, (), "no adapter was named, expected one of several"),
+        (generate, ("--adapter", "streams", "-p", "a " * 60), "the package's context holds 64"),
+        (run_verify, ("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),
+        (run_verify, ("--compute-units", "gpu"), "found 'gpu', expected one of cpuOnly, cpuAndGPU"),
+        (run_verify, ("--record", "/"), "/ exists already, expected a name that nothing is at"),
+        (run_verify, ("--vectors", "nowhere"), "nowhere is missing"),
+        pytest.param(
+            *(run_verify, ("--compute-units", "cpuOnly"), "expected on a Mac only"),
+            marks=pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there"),
+        ),
     ],
 )
-def test_refused_verifications(exported, flags, sentence):
-    assert sentence in refusal(run_verify(exported, *flags))
-
-
-@pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there")
-def test_compute_units_are_for_a_mac(exported):
-    result = run_verify(exported, "--compute-units", "cpuOnly")
-    assert "--compute-units was given, expected on a Mac only" in refusal(result)
+def test_refused_flags(command, flags, sentence, exported):
+    assert sentence in refusal(command(exported, *flags))
 
 
 @pytest.mark.coreml

@@ -8,8 +8,6 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 import coremltools as ct
 from specstream_mlx.convert.to_coreml import executors
 
-from specstream_mlx import UserError
-
 
 @pytest.fixture
 def mac(monkeypatch):
@@ -46,15 +44,3 @@ def test_functions_are_loaded_once_and_share_a_state(lossless, mac):
     assert len(mac) == len(set(mac))
     places = {(path, units) for path, units, _ in mac}
     assert places == {(f"{lossless.path}c", ct.ComputeUnit.CPU_AND_GPU)}
-
-
-def test_what_core_ml_refuses_is_one_sentence(lossless, mac, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("Error compiling model")
-
-    monkeypatch.setattr(ct.models, "CompiledMLModel", refuse)
-    with pytest.raises(UserError, match=r"Core ML cannot load .*: Error compiling model"):
-        executors.CoreML(lossless.path).states()
-    monkeypatch.setattr(ct.models.utils, "compile_model", refuse)
-    with pytest.raises(UserError, match="cannot be compiled by Core ML: Error compiling model"):
-        executors.CoreML(lossless.path)

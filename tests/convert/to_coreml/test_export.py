@@ -1,6 +1,5 @@
 """``export-coreml`` writes a whole package and its tokenizer, or one sentence and nothing."""
 
-import errno
 import json
 import shutil
 import sys
@@ -43,29 +42,21 @@ def test_package_holds_all_functions_and_says_what_they_are(exported):
     assert said["chat_template"] == CHAT_TEMPLATE
     tokenizer = AutoTokenizer.from_pretrained(exported.parent / said["tokenizer"])
     assert tokenizer.decode(tokenizer.encode("the meeting")) == "the meeting"
-    written = {path.name for path in exported.parent.iterdir()} - {"stdout", "stderr"}
-    assert written == {"x.mlpackage", "x.tokenizer"}
 
 
 def test_refused_before_a_weight_is_read(base, adapters, tmp_path, monkeypatch):
     monkeypatch.delattr(exporting, "read_model")
-    other, traditional = (tiny_llama_directory(tmp_path / n, hidden_size=32) for n in ("a", "b"))
-    config = json.loads((traditional / "config.json").read_text()) | {"rope_traditional": True}
-    (traditional / "config.json").write_text(json.dumps(config))
+    other = tiny_llama_directory(tmp_path / "other", hidden_size=32)
     (tmp_path / "there.mlpackage").mkdir()
     (tmp_path / "x.tokenizer").mkdir()
     for model, output, flags, sentence in (
         (base, "y.mlpackage", ("--context", 4096), "context is 4096, expected at most the model's"),
-        (base, "y.mlpackage", ("--nodes", "4,many"), "found '4,many', expected numbers as in 8,16"),
-        (base, "y.mlpackage", ("--adapter", "nowhere"), "nowhere"),
         (base, "package", (), "package, expected a name that ends in .mlpackage"),
         (base, "there.mlpackage", (), "there.mlpackage exists already"),
         (base, "x.mlpackage", (), "x.tokenizer exists already"),
         (other, "y.mlpackage", ("--adapter", adapters[0]), "adapter was made for another base"),
-        (traditional, "y.mlpackage", (), "rope_traditional is True, expected False"),
     ):
         assert sentence in refusal(export(model, tmp_path / output, *flags))
-    assert "expected a path" in refusal(export(base, ""))
     assert not list(tmp_path.glob("y.*"))
 
 
@@ -87,19 +78,6 @@ def test_rounded_offsets_are_refused(base, tmp_path, monkeypatch):
     assert "base: in half precision the package prefers another token" in sentence
     assert not list(output.parent.iterdir())
     assert export(shifted, output, "--no-check").exit_code == 0
-
-
-def test_what_fails_leaves_nothing(base, tmp_path, monkeypatch):
-    def full(builder, path, facts):
-        path.mkdir()
-        (path / "half").write_text("written")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(exporting.PackageBuilder, "add", lambda *_, **__: None)
-    monkeypatch.setattr(exporting.PackageBuilder, "save", full)
-    sentence = refusal(export(base, tmp_path / "x.mlpackage", "--no-check"))
-    assert "No space left on device" in sentence
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_coremltools(base, tmp_path, monkeypatch):

@@ -92,32 +92,21 @@ def test_what_is_said_of_the_same_guess_must_be_the_same(conditioned):
         assert (sentence is not None) == wrong, sentence
 
 
-CALL = {"function": "one_prefill8", "inputs": {}, "outputs": {}}
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
+def test_what_does_not_fit_is_refused(lossless, recorded, tmp_path):
+    path = tmp_path / "calls.json"
+    whole = {"format": 1, "fingerprint": "of no file", "runs": []}
+    for change, sentence in (
         ({"format": 2}, "has the format 2, expected 1"),
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
         ({"runs": 3}, "is damaged .TypeError"),
-        ({"runs": [{"adapter": "one", "calls": [{"function": 5}]}]}, "is damaged .KeyError"),
-        ({"runs": [{"adapter": "one", "calls": [CALL | {"inputs": {"x": "y"}}]}]}, "is damaged"),
-        ({"runs": [{"calls": [CALL], "adapter": "two"}]}, "the adapter is 'two'"),
-    ],
-)
-def test_damaged_recordings(lossless, tmp_path, change, sentence):
-    path = tmp_path / "calls.json"
-    path.write_text(json.dumps({"format": 1, "fingerprint": "of no file", "runs": []} | change))
-    with pytest.raises(UserError, match=sentence):
-        recordings.read(path, lossless.contents)
-
-
-def test_recordings_that_do_not_fit(lossless, recorded):
+        ({"runs": [{"calls": [], "adapter": "two"}]}, "the adapter is 'two'"),
+    ):
+        path.write_text(json.dumps(whole | change))
+        with pytest.raises(UserError, match=sentence):
+            recordings.read(path, lossless.contents)
     for change, sentence in (
         ({"function": "two_step5"}, "cannot run two_step5: .*there is no function two_step5"),
         ({"outputs": {"last": np.zeros(1)}}, "returns {'end': .*expected {'last'.* as recorded"),
-        ({"outputs": {"end": np.zeros(2)}}, "as recorded"),
         ({"inputs": {"length": np.zeros(1)}}, "cannot run one_prefill8: it takes"),
     ):
         changed = deepcopy(recorded)

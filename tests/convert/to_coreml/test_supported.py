@@ -33,10 +33,9 @@ def lora_on(name):
     ("check", "sentence"),
     [
         (base(model_type="gemma2"), "model_type is 'gemma2', expected one of llama, "),
-        (base(max_position_embeddings=100), "context is 128, expected at most .* 100"),
-        (base(rope_traditional=True), "rope_traditional is True, expected False"),
         (base(**WINDOWS), "sliding_window is 9, expected at least the context of 128"),
         (base(model_type="mistral", sliding_window=64), "sliding_window is 64, expected at least"),
+        (base(rope_traditional=True), "rope_traditional is True, expected False"),
         (base(quantization={"mode": "mxfp4"}), "mode is 'mxfp4', expected 'affine'"),
         (base(rms_norm_eps=1e-8), "rms_norm_eps is 1e-08, expected at least 6e-08"),
         (adapter(stream_keys=4), "a: stream_keys is 4, expected 0"),
@@ -45,13 +44,8 @@ def lora_on(name):
         (adapter(lora_on("model.embed_tokens")), "a: LoRA is on embed_tokens"),
         (adapter(lora_on("lm_head"), draft_vocabulary=30), "a: LoRA is on lm_head .* draft_voc"),
         (sizes(nodes=(8, 65)), "expected numbers from 1 to 64"),
-        (sizes(nodes=(8, 8)), "expected different numbers"),
-        (sizes(chunk=0), "chunk is 0, expected at least 1"),
         (sizes(context=40), "context is 40, expected at least 64, the most rows of a call"),
-        (
-            lambda: check_names(["sql", "my-sql"]),
-            "the adapter's name is 'my-sql', expected letters",
-        ),
+        (lambda: check_names(["my-sql"]), "the adapter's name is 'my-sql', expected letters"),
         (lambda: check_names(["sql", "sql"]), "two adapters are called sql, expected different"),
     ],
 )
@@ -60,16 +54,9 @@ def test_refused(check, sentence):
         check()
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        base(),
-        base(model_type="mistral", sliding_window=None),
-        base(model_type="mistral", sliding_window=128),
-        base(model_type="qwen2", sliding_window=9, use_sliding_window=False),
-        adapter(draft_vocabulary=30),
-        lambda: check_names(["sql", "key_points"]),
-    ],
-)
-def test_exported(check):
-    check()
+def test_exported():
+    base()()
+    base(model_type="mistral", sliding_window=128)()
+    base(model_type="qwen2", sliding_window=9, use_sliding_window=False)()
+    adapter(draft_vocabulary=30)()
+    check_names(["sql", "key_points"])
