@@ -19,9 +19,6 @@ KINDS = [
 ]
 
 
-FEW = DraftSettings(tree_width=3, tree_size=6, stream_nodes=1)
-
-
 class AnyDrafting(Planner):
     """Another of ``KINDS`` after every one to three steps.
 

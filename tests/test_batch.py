@@ -52,24 +52,6 @@ def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
     return response
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared", "no streams"])
-def test_texts_are_those_alone(mode):
-    """With fewer drafts, none, chains, and as many as the rule drafts."""
-    model = speculative_model(mode="lossless" if mode == "no streams" else mode, seed=1)
-    if mode == "no streams":
-        model.streams = None
-    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
-    ways = [{}, {"settings": None, "completion_batch_size": 2, "prefill_batch_size": 1}]
-    if mode != "no streams":
-        ways.append({"num_streams": 1})
-    for way in ways:
-        assert together(model, max_tokens=12, **way).token_ids == expected
-    response = together(model, max_tokens=12, speculation=False)
-    assert response.token_ids == expected
-    assert response.stats.target_calls == 12
-    assert response.stats.accepted_length == 1
-
-
 def test_end_tokens():
     """Texts end at different times."""
     model = speculative_model(seed=1)
@@ -174,6 +156,16 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
     assert 0 < len(found[texts[0]]) < limits[0]
 
 
+def test_batches_without_drafts_and_of_a_size():
+    model = speculative_model(mode="shared", seed=1)
+    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
+    sizes = {"settings": None, "completion_batch_size": 2, "prefill_batch_size": 1}
+    assert together(model, max_tokens=12, **sizes).token_ids == expected
+    response = together(model, max_tokens=12, speculation=False)
+    assert response.token_ids == expected
+    assert (response.stats.target_calls, response.stats.accepted_length) == (12, 1)
+
+
 def test_texts_with_quantized_rows_stay_alone():
     model, scheduler = speculative_model(), Scheduler()
     quantized = request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32)
@@ -182,12 +174,11 @@ def test_texts_with_quantized_rows_stay_alone():
         scheduler.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
 
 
-@pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
-def test_no_prompts_give_what_mlx_lm_gives(asked, verbose, capsys):
+def test_no_prompts_give_what_mlx_lm_gives(asked, capsys):
     model = speculative_model()
-    names = ("return_token_ids", "return_logprobs", "return_prompt_caches")
-    options = {"verbose": verbose, "max_tokens": 7, **dict.fromkeys(names, asked)}
+    names = ("verbose", "return_token_ids", "return_logprobs", "return_prompt_caches")
+    options = {"max_tokens": 7, **dict.fromkeys(names, asked)}
     expected = mlx_lm.batch_generate(model.model, tokenizer(), [], **options)
     theirs = capsys.readouterr().out
     found = batch_generate(model, tokenizer(), [], **options)

@@ -2,7 +2,6 @@
 
 import itertools
 
-import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -14,7 +13,7 @@ from tiny_models import (
     tiny_tokenizer,
 )
 
-from specstream_mlx import generate, keyed_sampler, load, stream_generate
+from specstream_mlx import generate, load, stream_generate
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
 LENGTH = 24
@@ -107,29 +106,6 @@ def test_pruned_nodes_do_not_count_as_drafted(settings, model, oracle):
     assert last.drafted_tokens <= most * last.target_calls
 
 
-@pytest.mark.parametrize(("max_tokens", "ends"), [(LENGTH, 0), (7, 0), (LENGTH, 1)])
-def test_sampled_text_is_mlx_lms(max_tokens, ends, model):
-    """Response by response, up to the length, an end token or a stop string."""
-
-    def sampler():
-        return keyed_sampler(2, 0.9, top_p=0.95)
-
-    words = tokenizer()
-    plain = list(mlx_lm.stream_generate(model.model, words, PROMPT, max_tokens, sampler=sampler()))
-    if ends:
-        words = tokenizer(plain[9].token)
-        plain = list(
-            mlx_lm.stream_generate(model.model, words, PROMPT, max_tokens, sampler=sampler())
-        )
-        assert plain[-1].finish_reason == "stop"
-    options = {"sampler": sampler(), "tree_size": 8}
-    assert_like_plain(list(stream_generate(model, words, PROMPT, max_tokens, **options)), plain)
-    full = "".join(response.text for response in plain)
-    stop = full[len(full) // 2 :][:3]
-    text = generate(model, words, PROMPT, max_tokens=max_tokens, stop=[stop], **options)
-    assert text == full[: full.index(stop)]
-
-
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_stop_strings(size, model, truth, oracle):
     """Every piece of the text in turn is the stop string; most are split over tokens."""
@@ -147,20 +123,3 @@ def test_stop_strings(size, model, truth, oracle):
         split += len(words.decode([responses[-1].token])) < size
     assert size == 1 or split >= 2
     assert generate(model, words, PROMPT, max_tokens=LENGTH, stop="never met") == full
-
-
-def test_kept_responses_do_not_keep_the_logits_of_whole_trees(model, truth, oracle):
-    words, row = tokenizer(), VOCAB_SIZE * 4
-
-    def run():
-        oracle.paths.clear()
-        responses = list(stream_generate(model, words, PROMPT, LENGTH, tree_size=8))
-        oracle.decoders.clear()
-        mx.synchronize()
-        return responses
-
-    run()
-    before = mx.get_active_memory()
-    responses = run()
-    assert responses[-1].drafted_tokens > 10 * responses[-1].target_calls
-    assert mx.get_active_memory() - before < 8 * row * LENGTH

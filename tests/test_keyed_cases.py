@@ -13,7 +13,6 @@ from architecture_models import pair
 from changing_drafts import KINDS, AnyDrafting
 from draft_heads import HEADS, model_with_head
 from mlx_lm.sample_utils import make_logits_processors
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     TREES,
@@ -24,14 +23,13 @@ from random_models import (
     request,
     speculative_model,
 )
-from tiny_models import tiny_tokenizer
 from trees import Planned
 
 from benchmarks.rivals.lookahead import Lookahead
 from benchmarks.rivals.pld import PromptLookup
 from benchmarks.rivals.rest import Retrieval, write_datastore
 from benchmarks.rivals.suffix import Suffix
-from specstream_mlx import DraftSettings, PromptCache, batch_generate, keyed_sampler
+from specstream_mlx import DraftSettings, PromptCache, keyed_sampler
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine import step as engine_step
@@ -125,21 +123,6 @@ def plain(model, prompt, count, sampler, processors=()):
                  sampler=sampler, logits_processors=processors)  # fmt: skip
 
 
-def check_batch(rng, model):
-    size = rng.randint(1, 4)
-    prompts = [random_prompt(rng.randint(1, 20), seed=rng.randrange(999)) for _ in range(size)]
-    samplers = [random_sampler(rng) for _ in range(size)]
-    limits = [rng.randint(1, 12) for _ in range(size)]
-    tokenizer = TokenizerWrapper(tiny_tokenizer())
-    tokenizer.eos_token_ids = ()
-    found = batch_generate(
-        model, tokenizer, prompts, max_tokens=limits, samplers=[make() for make in samplers],
-        speculation=rng.random() < 0.9, return_token_ids=True,
-    )  # fmt: skip
-    for prompt, make, limit, tokens in zip(prompts, samplers, limits, found.token_ids, strict=True):
-        assert tokens == plain(model, prompt, limit, make())
-
-
 def check_one(rng, model, random_drafting):
     """One text with a random drafting; it may go on from an earlier turn's rows."""
     prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999)) * rng.choice([1, 1, 2])
@@ -170,12 +153,7 @@ def any_drafting(rng, model, prompt, expected):
 def check_case(number, models):
     """One case; its number and the models to choose from say all."""
     rng = random.Random(number)
-    choice = rng.choice(models)
-    windows = MODELS[choice][0] == "sliding windows"
-    if rng.random() < 0.2 and not windows:
-        check_batch(rng, model_of(choice))
-    else:
-        check_one(rng, model_of(choice), any_drafting)
+    check_one(rng, model_of(rng.choice(models)), any_drafting)
 
 
 def random_proposers(rng):

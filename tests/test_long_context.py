@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache
 from random_models import random_prompt, request, speculative_model
 
 from specstream_mlx import PromptCache
@@ -29,8 +29,8 @@ def long_model():
     )
 
 
-def peak_of(work):
-    """Bytes in use at the most during ``work()`` above those before it.
+def peak_of(steps):
+    """Bytes in use at the most during the first of ``steps`` above those before it.
 
     On a CPU MLX allocates a buffer when an operation is enqueued and frees it when it has run, so
     that the peak depends on how far ahead the one is of the other: a race, unless enqueueing waits,
@@ -41,51 +41,23 @@ def peak_of(work):
     before, limit = mx.get_active_memory(), mx.set_memory_limit(1)
     mx.reset_peak_memory()
     try:
-        result = work()
+        next(steps)
     finally:
         mx.set_memory_limit(limit)
-    return mx.get_peak_memory() - before, result
-
-
-def held_bytes(caches):
-    return sum(cache.nbytes for cache in caches)
-
-
-def plain_prefill(model, length):
-    """mlx_lm's peak of reading a prompt."""
-
-    def work():
-        caches = make_prompt_cache(model.model)
-        prompt = mx.array(random_prompt(length))
-        steps = generate_step(
-            prompt, model.model, max_tokens=1, prefill_step_size=CHUNK, prompt_cache=caches
-        )
-        next(steps)
-        return caches
-
-    return peak_of(work)
-
-
-def our_prefill(model, length):
-    """The same of this project, with one step behind it."""
-    cache = PromptCache()
-
-    def work():
-        asked = request(random_prompt(length), DraftSettings(), CHUNK, prompt_cache=cache)
-        return next(decode(model, asked))
-
-    peak, _ = peak_of(work)
-    return peak, cache.caches
+    return mx.get_peak_memory() - before
 
 
 def test_prefill_takes_no_more_than_that_of_mlx_lm():
     """Besides the rows only one chunk's work, which on the CPU includes its attention scores."""
     model = long_model()
     for length in (1000, LENGTH):
-        plain, _ = plain_prefill(model, length)
-        peak, caches = our_prefill(model, length)
+        prompt, cache = random_prompt(length), PromptCache()
+        arguments = {"max_tokens": 1, "prefill_step_size": CHUNK}
+        plain = peak_of(generate_step(mx.array(prompt), model.model, **arguments))
+        asked = request(prompt, DraftSettings(), CHUNK, prompt_cache=cache)
+        peak = peak_of(decode(model, asked))
+        held = sum(layer.nbytes for layer in cache.caches)
         assert peak < plain + max(0.05 * plain, AHEAD)
-        assert held_bytes(caches) <= 1.02 * 4 * 2 * (length + KVCache.step) * 256 * 4
+        assert held <= 1.02 * 4 * 2 * (length + KVCache.step) * 256 * 4
         scores = 4 * CHUNK * length * 4
-        assert peak < 1.3 * held_bytes(caches) + 2.5 * scores
-        del caches
+        assert peak < 1.3 * held + 2.5 * scores

@@ -1,13 +1,11 @@
 """Drafts that change from step to step change no token; calls are ahead as far as they may be;
 plans of rank 0 arrive at the other ranks."""
 
-import itertools
 import json
-from dataclasses import fields
 
 import numpy as np
 import pytest
-from changing_drafts import FEW, KINDS, AnyDrafting, switching
+from changing_drafts import KINDS, AnyDrafting
 from random_models import plain_tokens, random_prompt, random_tree, request, speculative_model
 
 from specstream_mlx import UserError, scheduler
@@ -16,18 +14,6 @@ from specstream_mlx.drafting.cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import LIKELIEST, Plan, root_only
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
-
-
-@pytest.mark.parametrize(("seed", "base"), [(0, "grouped heads, tied"), (1, "sliding windows")])
-def test_lossless_is_plain_decoding(seed, base):
-    model, prompt = speculative_model(base), random_prompt(9)
-    expected = plain_tokens(model.model, prompt, 90)
-    kinds = [*KINDS, FEW]
-    found, seen = switching(model, prompt, 90, seed, kinds)
-    assert found == expected
-    assert set(seen) == set(range(len(kinds)))
-    pairs = set(itertools.pairwise(seen))
-    assert len(pairs) > 12, "plain steps were entered and left in many ways"
 
 
 @pytest.fixture
@@ -92,47 +78,22 @@ def test_steps_are_one_call_ahead(options, ahead, calls):
     assert found == ahead
 
 
-class Noting(BatchCosts):
-    """Notes the passes."""
-
-    def __init__(self):
-        super().__init__()
-        self.passes = []
-
-    def note(self, *values):
-        self.passes.append(values)
-
-
-class Weighing(AnyDrafting):
-    """A planner that weighs what passes cost."""
-
-    costs, counts = None, ()
-
-    def share_pass(self, count):
-        self.counts = (*self.counts, count)
-        return self.costs
-
-
-def test_passes_of_several_texts_are_told_with_their_rows_and_tokens():
-    model, costs = speculative_model(mode="shared"), Noting()
-    together, draftings, seen = Scheduler(), [], []
+def test_passes_of_several_texts_are_timed_with_their_rows_and_tokens(monkeypatch):
+    model, together, timed, seen = speculative_model(mode="shared"), Scheduler(), [], []
+    monkeypatch.setattr(BatchCosts, "note", lambda self, *values: timed.append(values))
     for number, limit in enumerate((30, 12, 12)):
-        prompt = random_prompt(5 + number, seed=number)
-        draftings.append(Weighing(model, prompt, number, KINDS[:3]))
-        draftings[-1].costs = costs
-        together.add(TokenSequence(model, request(prompt, draftings[-1], max_tokens=limit)))
+        asked = request(random_prompt(5 + number, seed=number), None, max_tokens=limit)
+        together.add(TokenSequence(model, asked))
     for steps in together.steps():
         if len(steps) > 1:
             plans = [step.plan for _, step in steps]
             rows = len(steps) * max(len(plan.tree) for plan in plans)
             tokens = sum(len(step.tokens) for _, step in steps)
             seen.append((len(steps), rows, any(plan.width for plan in plans), tokens))
-    assert [values[:4] for values in costs.passes] == seen
-    assert {values[0] for values in seen} >= {3}
-    times = [values[4] for values in costs.passes]
-    assert times[0] is None  # the pass in which they joined
-    assert any(times)
-    assert set(draftings[0].counts) >= {1, 3}
+    assert [values[:4] for values in timed] == seen
+    assert max(seen)[0] == 3
+    times = [values[4] for values in timed]
+    assert times[0] is None and any(times)  # they joined in the first pass
 
 
 # Several processes -----------------------------------------------------------------------
@@ -151,17 +112,6 @@ class Wire:
         found, value = json.loads(self._lines.pop(0))
         assert found == kind
         return value
-
-
-def values_of(one):
-    """Fields as lists and numbers, with the arrays' dtypes."""
-    if isinstance(one, np.ndarray):
-        return one.dtype, one.tolist()
-    if isinstance(one, tuple):
-        return [values_of(part) for part in one]
-    if hasattr(one, "__dataclass_fields__"):
-        return {field.name: values_of(getattr(one, field.name)) for field in fields(one)}
-    return one
 
 
 @pytest.mark.parametrize(
@@ -184,4 +134,4 @@ def test_all_of_a_plan_arrives(plan):
     lines = []
     first, other = (Broadcast(Wire(lines, is_first)) for is_first in (True, False))
     assert first.plan(plan) is plan
-    assert values_of(other.plan(None)) == values_of(plan)
+    assert repr(other.plan(None)) == repr(plan)  # with the arrays' dtypes

@@ -6,7 +6,6 @@ import urllib.request
 
 import pytest
 from browser import CHROMIUM, DRIVER, browser
-from command_line import refusal, run
 from serving import serving
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
 
@@ -303,17 +302,3 @@ def test_the_page_takes_nothing_from_elsewhere(address):
         assert reply.headers["content-security-policy"].startswith("default-src 'self';")
         assert "access-control-allow-origin" not in reply.headers
         assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|style=", text), path
-
-
-@pytest.mark.parametrize("no_browser", [True, False])
-def test_the_page_is_opened(no_browser, monkeypatch):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("specstream_mlx.serve.run.serve", lambda app, listening: None)
-    monkeypatch.setattr("specstream_mlx.apps.writing_tools.local_page.page_app", lambda: None)
-    flags = ["--no-browser"] if no_browser else []
-    address = re.search(r"http://127\.0\.0\.1:\d+/", run("writing-tools", *flags).stderr)[0]
-    assert opened == ([] if no_browser else [address])
-    monkeypatch.setattr("specstream_mlx.cli.serve.find_spec", lambda name: None)
-    sentence = refusal(run("writing-tools", *flags))
-    assert sentence.endswith("pip install 'specstream-mlx[serve]'")

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from specstream_mlx import cli, scheduler
+from specstream_mlx import cli
 from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.distributed import ranks
 from specstream_mlx.distributed.ranks import Ranks
@@ -55,22 +55,12 @@ def other(tokens):
     return [token + 1 for token in tokens]
 
 
-if moment == "prefill":
-    scheduler.Decoder.prefill = lambda *_: fail()
-elif moment == "decoding":
+if moment == "decoding":
     in_step(3, lambda _: fail())
 elif moment == "hanging":
     in_step(3, lambda _: fail(signal.SIGSTOP))
 elif moment == "disagreeing":
     in_step(3, other)
-elif moment == "between":
-    receive, lines = Ranks.receive, []
-
-    def counted(self, kind):
-        lines.extend([kind] * (kind == "line"))
-        return receive(self, kind) if len(lines) < 2 else fail()
-
-    Ranks.receive = counted
 elif moment == "version":
     own = ranks.version
     ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)

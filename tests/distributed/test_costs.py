@@ -2,16 +2,12 @@
 
 import json
 import re
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from processes import Processes
-from random_models import speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx.drafting import cost
-from specstream_mlx.drafting.rule import history_of
 
 COUNTING = """
 import sys
@@ -41,21 +37,6 @@ for adapter in sys.argv[2:]:
     generate(model, tokenizer, "the meeting", max_tokens=9)
 print(*sorted(steps), flush=True)
 """
-
-
-def test_steps_over_another_cable_cost_something_else():
-    alone = speculative_model()
-    ranks = [
-        None,
-        SimpleNamespace(size=2, route=("ring", "127.0.0.1")),
-        SimpleNamespace(size=2, route=("ring", "10.0.0.1")),
-        SimpleNamespace(size=2, route=("jaccl", "10.0.0.1")),
-        SimpleNamespace(size=3, route=("jaccl", "10.0.0.1")),
-    ]
-    models = [replace(alone, ranks=one) for one in ranks]
-    costs = [history_of(model).costs for model in models]
-    assert len(set(map(id, costs))) == len(ranks)
-    assert [history_of(model).costs for model in models] == costs
 
 
 @pytest.mark.slow

@@ -17,19 +17,16 @@ FAILING = Path(__file__).with_name("failing_rank.py")
 WITHIN = 10  # seconds
 
 
-def failed(folder, moment, command, other=None, stdin=None, size=2):
+def failed(folder, moment, command, other=None, size=2):
     """Run a command of which the last of ``size`` ranks fails, at a moment of ``failing_rank.py``.
 
-    The last rank may have a command of its own, ``other``. Returns what rank 0 says, its exit code,
-    and the seconds from the moment to its end.
+    It may have a command of its own, ``other``. Returns what rank 0 says, its exit code, and
+    the seconds from the moment to its end.
     """
     moment_file = folder / "moment"
     sound = ["-m", "specstream_mlx", *command]
     failing = [FAILING, moment, moment_file, *(other or command)]
     processes = Processes(folder, *[sound] * (size - 1), failing)
-    if stdin is not None:
-        processes.started[0].stdin.write(stdin)
-        processes.started[0].stdin.flush()
     processes.started[0].wait(timeout=300)
     after = time.time() - float(moment_file.read_text())
     for process in processes.started[1:-1]:
@@ -66,13 +63,9 @@ def generate(base, *more):
 
 
 GONE = "error: rank {} is gone ({}), so the other ranks end too"
-ENDED = GONE.format(1, "its process has ended")
-SILENT = GONE.format(1, f"it was silent for {SILENCE:.0f} s")
 FAILURES = {
-    "decoding": (ENDED, 1),
-    "prefill": (ENDED, 1),
-    "between": (ENDED, 1),  # texts
-    "hanging": (SILENT, 1),
+    "decoding": (GONE.format(1, "its process has ended"), 1),
+    "hanging": (GONE.format(1, f"it was silent for {SILENCE:.0f} s"), 1),
     "disagreeing": ("error: rank 1: the ranks have written different tokens, expected those", 2),
     "version": ("error: rank 1 runs mlx-lm 0.0.0, expected ", 2),
 }
@@ -83,10 +76,7 @@ SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in list(FAILURES
 @pytest.mark.parametrize("moment", ["decoding", *SLOW])
 def test_a_rank_that_fails(tmp_path, base, moment):
     sentence, exit_code = FAILURES[moment]
-    command, stdin = generate(base), None
-    if moment == "between":
-        command, stdin = ["chat", "--model", base, "-m", 4], "hello\n"
-    said, code, after = failed(tmp_path, moment, command, stdin=stdin)
+    said, code, after = failed(tmp_path, moment, generate(base))
     assert said.startswith(sentence)
     assert code == exit_code and after < WITHIN + SILENCE * (moment == "hanging")
 

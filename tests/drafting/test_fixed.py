@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,20 +11,16 @@ from random_models import (
     assert_lossless,
     assert_same_rows,
     plain_caches,
-    plain_tokens,
-    random_prompt,
     sequel,
     speculative_model,
     tokens_of,
 )
 from trees import (
-    Known,
     arrays,
     assert_well_formed,
     fixed_trees,
     grow,
     random_candidates,
-    ranks_of,
 )
 
 from specstream_mlx.drafting.calibration import StreamAverages
@@ -36,19 +31,6 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
-
-
-@pytest.mark.parametrize(("gamma", "width"), [(1, 1), (4, 1), (1, 4), (3, 2), (2, 3), (4, 3)])
-def test_a_full_tree_holds_every_rank_path_in_breadth_first_order(gamma, width):
-    candidates, log_probs = random_candidates(gamma, 4, seed=0)
-    settings = DraftSettings(tree_width=width, tree_size=None)
-    tree = grow(settings, 7, candidates, log_probs)
-    assert_well_formed(tree)
-    assert tree.tokens[0] == 7
-    expected = [p for d in range(gamma + 1) for p in itertools.product(range(width), repeat=d)]
-    assert ranks_of(tree, candidates) == expected
-    joint = [sum(log_probs[depth, rank] for depth, rank in enumerate(path)) for path in expected]
-    assert tree.log_probs == pytest.approx(joint)
 
 
 def every_path(candidates, log_probs, lookup, lookup_size):
@@ -88,7 +70,8 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
             scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True) + 0.1)
         every = every_path(tokens, scores, lookup, depth if looks_up else 0)
         best = sorted(every.values(), reverse=True)
-        for size, threshold in itertools.product((1, 3, 8, 30), (None, 0.0, 0.05, 0.3)):
+        sizes = (1, 3, 8, 30) if looks_up else (1, 3, 8, 30, None)  # None: a full tree
+        for size, threshold in itertools.product(sizes, (None, 0.0, 0.05, 0.3)):
             settings = DraftSettings(
                 lookup=looks_up,
                 lookup_size=depth,
@@ -111,45 +94,30 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
 
 
 def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
-    """They are as sure as ever, and without lookup their nodes are drafted all the same."""
-    text = [1, 2, 3, 4, 5, 6] * 6
+    text, trees = [1, 2, 3, 4, 5, 6] * 6, []
     sure = StreamGuesses(np.full((2, 1), 9, np.int32), np.full((2, 1), math.log(0.9)))
-
-    def drafted(looks_up):
-        settings = DraftSettings(lookup=looks_up, tree_size=2)
-        proposers = [make(Material(text)) for make in settings.makers]
-        drafter = fixed_trees(settings, proposers)
-        trees = []
-        for root, token in zip([6, *text], text, strict=False):
-            trees.append(drafter.grow(root, sure).tokens[1:].tolist())
-            drafter.accept(None, [token], None)
-        return trees
-
-    trees = drafted(True)
+    drafter = fixed_trees(DraftSettings(lookup=True, tree_size=2), [Lookup(Material(text))])
+    for root, token in zip([6, *text], text, strict=False):
+        trees.append(drafter.grow(root, sure).tokens[1:].tolist())
+        drafter.accept(None, [token], None)
     assert 9 in trees[0]
     assert not any(9 in tree for tree in trees[5:])
-    assert all(tree == [9, 9] for tree in drafted(False))
 
 
 @pytest.mark.parametrize(
     ("settings", "gamma", "nodes", "depth"),
     [
-        ({"tree_size": None, "tree_width": 1}, 4, 4, 4),
         ({"tree_size": None, "tree_width": 2}, 4, 30, 4),
         ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 4, 12, 2),
         ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 3, 1),
-        ({"tree_size": 6, "tree_width": 3}, 4, 6, None),
-        ({"tree_size": None, "tree_width": 2, "draft_threshold": 0.0}, 4, 30, 4),
         ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
         ({"speculation": False}, 4, 0, 0),
-        ({"lookup": True}, 3, 8, None),
         ({"lookup": True, "tree_size": 20}, 3, 20, None),
         ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
         ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
         ({"lookup": True, "tree_size": None}, 0, 10, None),
         ({"lookup": True, "num_streams": 0}, 3, 8, None),
         ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
-        ({"lookup": True, "speculation": False}, 3, 0, 0),
     ],
 )
 def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
@@ -164,25 +132,9 @@ def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
         assert settings.most_nodes(asked) == nodes
 
 
-# The output ---------------------------------------------------------------------------
-
-
-def test_another_proposer_drafts_in_fixed_trees(monkeypatch):
-    """One that somebody has added, in one tree with lookup."""
-    model, prompt = replace(speculative_model(), streams=None), random_prompt(6)
-    expected = plain_tokens(model.model, prompt, 40)
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    fields = {"tree_size": 8, "lookup": True, "proposers": [lambda material: Known(expected)]}
-    assert tokens_of(model, prompt, 40, **fields)[:40] == expected
-    assert len(oracle.paths) < 15
-
-
-@pytest.mark.parametrize("lookup_alone", [False, True])
-def test_runs_longer_than_the_streams_are_accepted(lookup_alone, monkeypatch):
+def test_runs_longer_than_the_streams_are_accepted(monkeypatch):
     """Tokens and KV rows are plain decoding's."""
     model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
-    if lookup_alone:
-        model = replace(model, streams=None)
     oracle = Oracle(expected).install(monkeypatch, drafts=False)
 
     def knows(material):  # it has read the text before the prompt

@@ -41,16 +41,6 @@ def test_index_finds_what_a_search_finds(vocab_size, longest):
             seen += chunk
 
 
-def test_the_most_recent_continuation_comes_first():
-    index, short = NGramIndex(3, 5), NGramIndex(3, 1)
-    for one in (index, short):
-        one.extend([1, 2, 3, 1, 2, 4, 1, 2, 3, 9, 1, 2])
-    assert index.following() == (2, (3, 4))
-    assert short.following() == (2, (3,))
-    assert index.following((3,)) == (3, (9, 1))
-    assert index.following((7,)) == (0, ())
-
-
 def run_of(lookup, length):
     """The surest token after each other."""
     path = ()
@@ -62,8 +52,6 @@ def run_of(lookup, length):
 def test_a_run_copies_the_text_and_goes_on_into_itself():
     assert run_of(Lookup(Material([5, 6, 7, 8, 9, 1, 5, 6]), 4), 4) == [7, 8, 9, 1]
     assert run_of(Lookup(Material([5, 6, 5, 6, 5]), 4), 7) == [6, 5, 6, 5, 6, 5, 6]
-    assert run_of(Lookup(Material([4, 4]), 4), 3) == [4, 4, 4]
-    assert run_of(Lookup(Material([1, 2, 3]), 4), 3) == []
     assert run_of(Lookup(Material([1]), 4), 3) == []
     long = Lookup(Material([1, 2, 3, 4, 5, 9, 2, 3, 4]), 3).children(())[0][1]
     assert Lookup(Material([1, 4, 5, 9, 2, 4]), 3).children(())[0][1] < long < 0  # surer, not sure

@@ -64,7 +64,10 @@ def written(tiny, grammars, name, prompt, schema, temperature, **settings):
     return "".join(one.text for one in responses), [one.token for one in responses]
 
 
-def check(tiny, grammars, seed):
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 208))]
+)
+def test_texts_fit_with_drafts_and_without(tiny, grammars, seed):
     rng = random.Random(seed)
     kind, prompt = TypeAdapter(random_kind(rng)), random_prompt(20, seed=seed)
     schema = kind.json_schema()
@@ -74,17 +77,6 @@ def check(tiny, grammars, seed):
     kind.validate_json(found, strict=True)
     assert tokens == written(*case, speculation=False)[1]
     assert tokens == written(*case)[1]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_texts_fit_with_drafts_and_without(tiny, grammars, seed):
-    check(tiny, grammars, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8, 208))
-def test_two_hundred_schemas(tiny, grammars, seed):
-    check(tiny, grammars, seed)
 
 
 def test_a_mask_is_that_of_its_path_wherever_it_was_before(tiny, grammars):

@@ -36,10 +36,12 @@ TOOLS = [
 ]
 FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CHAT = [{"role": "user", "content": "the team in Łódź"}]
-IN_TEMPLATE = "".join(
+BACK = "".join(
     f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
     for n, a in CALLS
 )
+BACK = f"{SAID.rstrip()}{BACK}<|end|><|tool|>-3<|end|><|tool|>soon<|end|><|assistant|>"
+"""The end of a prompt with the calls and what the tools brought."""
 
 
 class Planted:
@@ -91,45 +93,30 @@ def planted(planting):
     planting.text = PLANTED
 
 
-def called(calls):
-    return [(one.function.name, json.loads(one.function.arguments)) for one in calls]
-
-
-def test_openai_calls_and_their_results(openai_client, planting):
-    chats = openai_client.chat.completions
-    reply = chats.create(model="base", messages=CHAT, tools=TOOLS)
-    (choice,) = reply.choices
-    assert choice.finish_reason == "tool_calls"
-    assert called(choice.message.tool_calls) == CALLS
-    assert choice.message.content == SAID.rstrip()
-    assert len({call.id for call in choice.message.tool_calls}) == 2
+def test_chats_call_and_get_results(openai_client, planting):
+    chats, ask = openai_client.chat.completions, {"model": "base", "tools": TOOLS}
+    (whole,) = chats.create(messages=CHAT, **ask).choices
     assert planting.prompts[-1].startswith(f"<|system|>{json.dumps(TOOLS)}<|end|>")
+    with chats.stream(messages=CHAT, **ask) as stream:
+        chunks = [event.chunk.choices for event in stream if event.type == "chunk"]
+        (streamed,) = stream.get_final_completion().choices
+    for choice in (whole, streamed):
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", SAID.rstrip())
+        calls = [one.function for one in choice.message.tool_calls]
+        assert [(one.name, json.loads(one.arguments)) for one in calls] == CALLS
+        assert len({call.id for call in choice.message.tool_calls}) == 2
+    deltas = [choices[0].delta for choices in chunks if choices]
+    assert not any("<tool" in (delta.content or "") for delta in deltas)
+    assert [one.index for delta in deltas for one in delta.tool_calls or ()] == [0, 1]
+    assert any(delta.content for delta in deltas[: len(deltas) // 2])  # said before the calls came
     # The message goes back as it came, with what the tools brought.
     planting.text = "cold"
-    turns = [*CHAT, choice.message]
-    for call, result in zip(choice.message.tool_calls, ("-3", "soon"), strict=True):
+    turns = [*CHAT, whole.message]
+    for call, result in zip(whole.message.tool_calls, ("-3", "soon"), strict=True):
         turns.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    reply = chats.create(model="base", messages=turns, tools=TOOLS)
-    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("cold", "stop")
-    assert (
-        f"{SAID.rstrip()}{IN_TEMPLATE}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
-        in (planting.prompts[-1])
-    )
-
-
-def test_openai_streams_calls(openai_client):
-    with openai_client.chat.completions.stream(model="base", messages=CHAT, tools=TOOLS) as stream:
-        events = list(stream)
-        message = stream.get_final_completion().choices[0].message
-    assert called(message.tool_calls) == CALLS
-    assert message.content == SAID.rstrip()
-    deltas = [e.chunk.choices[0].delta for e in events if e.type == "chunk" and e.chunk.choices]
-    assert not any("<tool" in (delta.content or "") for delta in deltas)
-    order = [one.index for delta in deltas for one in delta.tool_calls or ()]
-    assert order == [0, 1]
-    chunks = [e.chunk for e in events if e.type == "chunk"]
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    assert any(delta.content for delta in deltas[: len(deltas) // 2])  # said before the calls came
+    (choice,) = chats.create(messages=turns, **ask).choices
+    assert (choice.message.content, choice.finish_reason) == ("cold", "stop")
+    assert planting.prompts[-1].endswith(BACK)
 
 
 def test_responses_call_and_get_results(openai_client, planting):
@@ -163,10 +150,7 @@ def test_responses_call_and_get_results(openai_client, planting):
             turns.append(output)
         last = openai_client.responses.create(input=turns, **ask)
         assert (last.output_text, len(last.output)) == ("cold", 1)
-        assert planting.prompts[-1].endswith(
-            f"<|assistant|>{SAID.rstrip()}{IN_TEMPLATE}<|end|><|tool|>-3<|end|><|tool|>soon<|end|>"
-            "<|assistant|>"
-        )
+        assert planting.prompts[-1].endswith(BACK)
 
 
 def test_anthropic_calls_and_their_results(anthropic_client, planting):
@@ -211,12 +195,10 @@ def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_
         assert (choice.message.content, choice.finish_reason) == (PLANTED, "stop")
     reply = anthropic_client.messages.create(model="base", messages=CHAT, max_tokens=300)
     assert [block.text for block in reply.content] == [PLANTED]
-    # What breaks off, or is no call, is text too.
+    # What breaks off is text too.
     (choice,) = chats.create(model="base", messages=CHAT, tools=TOOLS, max_tokens=40).choices
-    assert choice.finish_reason == "length"
-    assert choice.message.tool_calls is None
-    assert PLANTED.startswith(choice.message.content)
-    assert "<tool_call>" in choice.message.content
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+    assert "<tool_call>" in choice.message.content and PLANTED.startswith(choice.message.content)
     ask = {"model": "base", "input": CHAT, "tools": FLAT_TOOLS}
     reply = openai_client.responses.create(**ask, tool_choice="none")
     assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
@@ -244,11 +226,7 @@ CALL = {"type": "function_call", "call_id": "x"}
             "the arguments of a call of noon are no JSON object",
         ),
         (RESPONSES, CALL | BROKEN, "the arguments of a call of noon are no JSON object"),
-        (RESPONSES, {"type": "function_call_output", "output": "x"}, "input.1.call_id is missing"),
-        (RESPONSES, CALL | {"name": 3}, "input.1.name is 3, expected a string"),
         (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call or fun"),
-        (RESPONSES, {"type": []}, "expected one whose type is message"),
-        (RESPONSES, 5, "input.1 is 5, expected an object"),
     ],
 )
 def test_turns_that_are_none(address, path, turn, sentence):
