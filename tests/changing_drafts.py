@@ -2,12 +2,9 @@
 
 import random
 
-from random_models import request
-
 from specstream_mlx.drafting import Planner
 from specstream_mlx.drafting.fixed import fixed_planner
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import decode
 
 KINDS = [
     DraftSettings(speculation=False),
@@ -20,22 +17,17 @@ KINDS = [
 
 
 class AnyDrafting(Planner):
-    """Another of ``KINDS`` after every one to three steps.
+    """Another of ``KINDS`` after every one to three steps."""
 
-    Attributes:
-        seen: the kinds of the steps that were taken.
-    """
-
-    def __init__(self, model, prompt, seed, kinds):
-        self._rng, self._left, self.seen = random.Random(seed), 0, []
+    def __init__(self, model, prompt, seed, kinds=KINDS):
+        self._rng, self._left = random.Random(seed), 0
         self._kinds = [fixed_planner(kind, model, prompt) for kind in kinds]
-        self._now, self._current = self._kinds[0], 0
+        self._now = self._kinds[0]
 
     def first(self, root):
         return self._now.first(root)
 
     def accept(self, plan, tokens, seconds):
-        self.seen.append(0 if plan.pipelined else self._current)  # a plain call may be ahead
         assert seconds is None or seconds > 0
         for kind in self._kinds:
             kind.accept(plan, tokens, seconds)
@@ -43,16 +35,6 @@ class AnyDrafting(Planner):
     def plan(self, root, guesses, verified):
         if not self._left:
             self._left = self._rng.randint(1, 3)
-            self._current = self._rng.randrange(len(self._kinds))
-            self._now = self._kinds[self._current]
+            self._now = self._rng.choice(self._kinds)
         self._left -= 1
         return self._now.plan(root, guesses, verified)
-
-
-def switching(model, prompt, count, seed, kinds=KINDS, **options):
-    drafting, tokens = AnyDrafting(model, prompt, seed, kinds), []
-    for step in decode(model, request(prompt, drafting, **options)):
-        tokens += step.tokens
-        assert step.seconds > 0
-        if len(tokens) >= count:
-            return tokens[:count], drafting.seen

@@ -1,18 +1,12 @@
-"""Drafts that change from step to step change no token; calls are ahead as far as they may be;
-plans of rank 0 arrive at the other ranks."""
+"""Calls are ahead as far as they may be, and none is made behind the end."""
 
-import json
-
-import numpy as np
 import pytest
 from changing_drafts import KINDS, AnyDrafting
-from random_models import plain_tokens, random_prompt, random_tree, request, speculative_model
+from random_models import plain_tokens, random_prompt, request, speculative_model
 
 from specstream_mlx import UserError, scheduler
-from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.drafting.cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.plan import LIKELIEST, Plan, root_only
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 
@@ -94,44 +88,3 @@ def test_passes_of_several_texts_are_timed_with_their_rows_and_tokens(monkeypatc
     assert max(seen)[0] == 3
     times = [values[4] for values in timed]
     assert times[0] is None and any(times)  # they joined in the first pass
-
-
-# Several processes -----------------------------------------------------------------------
-
-
-class Wire:
-    """The ranks, as both ends see them."""
-
-    def __init__(self, lines, is_first):
-        self._lines, self.is_first = lines, is_first
-
-    def send(self, kind, value):
-        self._lines.append(json.dumps([kind, value]))
-
-    def receive(self, kind):
-        found, value = json.loads(self._lines.pop(0))
-        assert found == kind
-        return value
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        Plan(root_only(7), place="plain"),
-        Plan(
-            random_tree(np.random.default_rng(0), 7, depth=3, width=2),
-            place="beside",
-            streams=3,
-            width=4,
-            expand=(LIKELIEST, np.arange(4)),
-            beside=2,
-            keep=5,
-            threshold=0.1,
-        ),
-    ],
-)
-def test_all_of_a_plan_arrives(plan):
-    lines = []
-    first, other = (Broadcast(Wire(lines, is_first)) for is_first in (True, False))
-    assert first.plan(plan) is plan
-    assert repr(other.plan(None)) == repr(plan)  # with the arrays' dtypes

@@ -7,18 +7,9 @@ import numpy as np
 from specstream_mlx.drafting import Planner
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedPlanner
-from specstream_mlx.drafting.proposer import Material, Proposer
+from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.plan import Plan, root_only
-
-
-def ranks_of(tree, candidates):
-    """Each node's path of candidate ranks."""
-    ranks = [()]
-    for node in range(1, len(tree)):
-        row = candidates[tree.depths[node] - 1].tolist()
-        ranks.append((*ranks[tree.parents[node]], row.index(tree.tokens[node])))
-    return ranks
 
 
 def random_candidates(gamma, k, seed, exact_ties=False):
@@ -77,22 +68,7 @@ def grow(settings, root, candidates, log_probs, text=()):
     return fixed_trees(settings, proposers).grow(root, StreamGuesses(candidates, log_probs))
 
 
-def full_tree(root, candidates, width, log_probs=None):
+def full_tree(root, candidates, width):
     """The full tree of (gamma, k) candidates."""
-    log_probs = np.zeros(candidates.shape) if log_probs is None else log_probs
-    guesses = StreamGuesses(candidates, log_probs)
+    guesses = StreamGuesses(candidates, np.zeros(candidates.shape))
     return tree_of(root, list(all_nodes(lambda path: guesses.after(path)[:width])))
-
-
-class Known(Proposer):
-    """Proposes what the text will be: a proposer that somebody has added."""
-
-    def __init__(self, text):
-        self._rest = list(text)
-
-    def accept(self, tokens):
-        del self._rest[: len(tokens)]
-
-    def children(self, path):
-        at = len(path)
-        return [(self._rest[at], -0.01)] if at < min(6, len(self._rest)) else []

@@ -1,6 +1,5 @@
 """Drafts of a second model: what it has read, what it proposes, and what that may cost."""
 
-import math
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,7 +9,6 @@ from architecture_models import pair
 from random_models import (
     BASES,
     PROMPT,
-    Oracle,
     plain_tokens,
     random_prompt,
     request,
@@ -21,7 +19,7 @@ from specstream_mlx import UserError
 from specstream_mlx.drafting import draft_model as module
 from specstream_mlx.drafting.draft_model import DraftModel
 from specstream_mlx.drafting.proposer import FREE, Material, Price
-from specstream_mlx.drafting.settings import DraftSettings, Proposers
+from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import NOTHING_VERIFIED
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
 from specstream_mlx.scheduler import decode
@@ -123,15 +121,3 @@ def test_a_model_that_is_never_right_rests_for_ever_longer():
     assert gaps.max() >= 64
     assert sum(ran) < 20
     assert drafter.children(()) == [] or ran[-1]
-
-
-def test_a_second_model_drafts_by_the_rule(monkeypatch):
-    model, draft = speculative_model(), bare()
-    prompt = random_prompt(9)
-    expected = plain_tokens(model.model, prompt, 60)
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
-    both = Proposers(draft_model=draft.model)
-    steps = list(decode(model, request(prompt, both, max_tokens=60)))
-    assert [token for step in steps for token in step.tokens][:60] == expected
-    assert oracle.longest > 1
-    assert all(math.isfinite(step.seconds) for step in steps)

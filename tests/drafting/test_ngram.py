@@ -41,22 +41,6 @@ def test_index_finds_what_a_search_finds(vocab_size, longest):
             seen += chunk
 
 
-def run_of(lookup, length):
-    """The surest token after each other."""
-    path = ()
-    while len(path) < length and (guesses := lookup.children(path)):
-        path = (*path, max(guesses, key=lambda guess: guess[1])[0])
-    return list(path)
-
-
-def test_a_run_copies_the_text_and_goes_on_into_itself():
-    assert run_of(Lookup(Material([5, 6, 7, 8, 9, 1, 5, 6]), 4), 4) == [7, 8, 9, 1]
-    assert run_of(Lookup(Material([5, 6, 5, 6, 5]), 4), 7) == [6, 5, 6, 5, 6, 5, 6]
-    assert run_of(Lookup(Material([1]), 4), 3) == []
-    long = Lookup(Material([1, 2, 3, 4, 5, 9, 2, 3, 4]), 3).children(())[0][1]
-    assert Lookup(Material([1, 4, 5, 9, 2, 4]), 3).children(())[0][1] < long < 0  # surer, not sure
-
-
 def test_rates_follow_what_the_target_writes():
     """Copied text raises them, text that departs lowers them, also where nothing was drafted."""
     rng = np.random.default_rng(0)

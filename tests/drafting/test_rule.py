@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
-from trees import assert_well_formed
 
 from specstream_mlx.drafting import cost, rule
 from specstream_mlx.drafting.best_first import likeliest
@@ -170,28 +169,6 @@ def test_streams_that_become_right_run_in_every_step(mode, measured, place, rest
     places = [drafting.place_of(plan) for plan in plans]
     assert places[:500].count(place) < 20
     assert set(places[-1000:]) == {place}
-
-
-def test_every_second_step_is_timed_until_the_curve_is_there(tmp_path):
-    streams = streams_of("shared")
-    drafting = drafting_at(tmp_path, None, streams)
-    costs, sizes = drafting.history.costs, []
-    plan = drafting.first(3)
-    for _ in range(140):
-        wanted = costs.wanted()
-        drafting.accept(plan, [3], 0.001 * len(plan.tree))
-        sizes.append((wanted, len(plan.tree)))
-        assert_well_formed(plan.tree)
-        assert plan.tree.tokens.max() < 97
-        plan = drafting.plan(3, NO_GUESSES)
-    assert costs.complete
-    timed = [size for wanted, size in sizes if wanted and size == wanted[1]]
-    assert sorted(set(timed)) == list(SIZES)
-    assert all(
-        len(plan.tree) == 1
-        for plan in run(drafting, 5, lambda number: NO_GUESSES, lambda number: [number])
-    )
-    assert costs.curve.seconds("beside", 8) == pytest.approx(0.008)
 
 
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
