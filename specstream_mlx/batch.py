@@ -165,26 +165,26 @@ def batch_generate(
         )
         for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
     ]
-    texts = [_Text(*pair, return_logprobs) for pair in zip(models, requests, strict=True)]
-    for text in texts:
-        text.request.check(text.model)
+    sequences = [_Sequence(*pair, return_logprobs) for pair in zip(models, requests, strict=True)]
+    for entry in sequences:
+        entry.request.check(entry.model)
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
     ended = 0
     if verbose:
         print(_PROGRESS.format(ended, count), end="\r")
     with device.wired(model.model):
-        for group in _groups(texts):
+        for group in _groups(sequences):
             for _ in _written(group, size, stats):
                 ended += 1
                 if verbose:
                     print(_PROGRESS.format(ended, count), end="\r")
         if return_prompt_caches:
-            for text, cache in zip(texts, begun, strict=True):
-                fill(cache, text.model, text.rows, prefill_step_size)
+            for entry, cache in zip(sequences, begun, strict=True):
+                fill(cache, entry.model, entry.rows, prefill_step_size)
     stats.wall_time = stats.prompt_time + stats.decode_time
     if count:
-        stats.accepted_length = stats.generation_tokens / sum(text.calls for text in texts)
+        stats.accepted_length = stats.generation_tokens / sum(entry.calls for entry in sequences)
     stats.peak_memory = mx.get_peak_memory() / 1e9
     if verbose:
         print(
@@ -197,12 +197,12 @@ def batch_generate(
             f"[batch_generate] Accepted length: {stats.accepted_length:.2f}"
         )
     return BatchResponse(
-        [tokenizer.decode(text.tokens) for text in texts],
+        [tokenizer.decode(entry.tokens) for entry in sequences],
         stats,
         [cache.caches for cache in begun] if return_prompt_caches else None,
-        token_ids=[text.tokens for text in texts] if return_token_ids else None,
-        logprobs=[text.log_probs for text in texts] if return_logprobs else None,
-        finish_reasons=[text.reason for text in texts],
+        token_ids=[entry.tokens for entry in sequences] if return_token_ids else None,
+        logprobs=[entry.log_probs for entry in sequences] if return_logprobs else None,
+        finish_reasons=[entry.reason for entry in sequences],
     )
 
 
@@ -221,8 +221,8 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
 
 
 @dataclass
-class _Text:
-    """One prompt and what is written after it.
+class _Sequence:
+    """One sequence: a prompt and what is written after it.
 
     Attributes:
         model, request: base and adapter, and the prompt and how to go on from it.
@@ -269,42 +269,42 @@ class _Text:
             self.log_probs += cast(list[float], chosen[:, 0].tolist())
 
 
-def _groups(texts: Sequence[_Text]) -> list[list[_Text]]:
-    """Group texts by what can go through one pass."""
-    groups: list[list[_Text]] = []
-    for text in texts:
+def _groups(sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
+    """Group sequences by what can go through one pass."""
+    groups: list[list[_Sequence]] = []
+    for entry in sequences:
         for group in groups:
-            if all(share_a_pass(text.model, other.model) for other in group):
-                group.append(text)
+            if all(share_a_pass(entry.model, other.model) for other in group):
+                group.append(entry)
                 break
         else:
-            groups.append([text])
+            groups.append([entry])
     return groups
 
 
-def _written(texts: Sequence[_Text], size: int, stats: BatchStats) -> Iterator[_Text]:
-    """Decode all texts, ``size`` at once; yields each as it ends."""
+def _written(sequences: Sequence[_Sequence], size: int, stats: BatchStats) -> Iterator[_Sequence]:
+    """Decode all sequences, ``size`` at once; yields each as it ends."""
     start, scheduler = time.perf_counter(), Scheduler()
-    waiting, reading = list(texts), 0.0
-    going: dict[TokenSequence, _Text] = {}
+    waiting, reading = list(sequences), 0.0
+    going: dict[TokenSequence, _Sequence] = {}
 
     def fill_up() -> None:
         nonlocal reading
         began = time.perf_counter()
         while waiting and len(scheduler) < size:
-            text = waiting.pop(0)
-            going[scheduler.add(TokenSequence(text.model, text.request))] = text
+            entry = waiting.pop(0)
+            going[scheduler.add(TokenSequence(entry.model, entry.request))] = entry
         reading += time.perf_counter() - began
 
     fill_up()
     for steps in scheduler.steps():
         stats.generation_steps += 1
         for sequence, step in steps:
-            text = going[sequence]
-            text.take(step)
-            if text.reason:
-                yield text
+            entry = going[sequence]
+            entry.take(step)
+            if entry.reason:
+                yield entry
         fill_up()
-    stats.generation_tokens += sum(len(text.tokens) + len(text.end) for text in texts)
+    stats.generation_tokens += sum(len(entry.tokens) + len(entry.end) for entry in sequences)
     stats.prompt_time += reading
     stats.decode_time += time.perf_counter() - start - reading

@@ -241,7 +241,7 @@ class ProposerOptions:
         None,
         FLAG,
         "Draft what followed the newest n-gram in the prompt and the text so far too; works "
-        "without streams. Default: on, but in trees whose shape is given off.",
+        "without streams. Default: on, but off in trees of a fixed shape.",
         "--lookup/--no-lookup",
     )
     lookup_size: int = option(
@@ -308,7 +308,7 @@ class DraftOptions(ProposerOptions):
     max_nodes: int | None = option(
         None,
         integer(1, MAX_TREE_SIZE),
-        "Nodes to keep after early-exit pruning, the root included. Default: all.",
+        "Most nodes that early-exit pruning leaves, the root included. Default: all.",
     )
     prune_threshold: float | None = option(
         None, PROBABILITY, "Prune transitions less probable than this, and all after them."
@@ -316,7 +316,7 @@ class DraftOptions(ProposerOptions):
     stream_nodes: int | None = option(
         None,
         integer(1, MAX_TREE_SIZE),
-        "Lossless: run the streams beside the N nodes alone that are most probably accepted last. "
+        "Lossless: run the streams at the N nodes alone that are most probably accepted last. "
         "Default: all.",
         hidden=True,
     )
@@ -362,7 +362,7 @@ class SamplerOptions:
     )
     top_p: float = option(0.0, SHARE, "Sampling top-p; 0 or 1: all.")
     min_p: float = option(0.0, SHARE, "Sampling min-p; 0: all.")
-    min_tokens_to_keep: int = option(1, integer(1), "Minimum tokens to keep for min-p.")
+    min_tokens_to_keep: int = option(1, integer(1), "Tokens that min-p leaves at least.")
     top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")
     xtc_probability: float = option(
         0.0, SHARE, "Probability that XTC leaves out the likeliest tokens, tossed for each token."

@@ -270,13 +270,13 @@ def _answers(
     """Let the base, with its LoRA, answer prompts, or draw prompts itself and answer."""
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
-    from ..train.self_prompts import Asking, ask_itself
+    from ..train.self_prompts import PromptSettings, draw_prompts
 
     base, tokenizer, template = start.base, start.tokenizer, start.prompt_template
     data = directory / "data"
     try:
         if prompts is None:
-            asking = Asking(
+            drawing = PromptSettings(
                 answers.num_prompts,
                 settings.seed,
                 template,
@@ -285,10 +285,10 @@ def _answers(
             )
             note(f"The base draws {answers.num_prompts} prompts")
             with progress("The base draws prompts") as show:
-                asked = ask_itself(base, tokenizer, directory, asking, show)
-            if asked.drawn:
-                note(asked.sentence())
-            prompts = asked.prompts
+                drawn = draw_prompts(base, tokenizer, directory, drawing, show)
+            if drawn.drawn:
+                note(drawn.sentence())
+            prompts = drawn.prompts
         answering = Answering(
             answers.max_tokens,
             answers.temp,

@@ -169,6 +169,6 @@ class StreamAverages:
 def _trunk_of(guesses: StreamGuesses) -> Path:
     """Return the path of first guesses."""
     path: Path = ()
-    while behind := guesses.after(path):
-        path = (*path, behind[0][0])
+    while following := guesses.after(path):
+        path = (*path, following[0][0])
     return path

@@ -1,4 +1,4 @@
-"""The cost of a step: timed in the decoding loop, while it writes its text, and saved on disk.
+"""The cost of a step: timed in the decoding loop, and saved on disk.
 
 While a curve is missing, every second step of a generation has a prescribed number of nodes instead
 of the best one; its time is one point of the curve, and some 30 to 60 are enough. The loop holds
@@ -339,7 +339,7 @@ class _Passes:
         return self._line
 
 
-class _Company:
+class _BatchPasses:
     """Passes of one number of sequences; sums are over recent ones."""
 
     def __init__(self) -> None:
@@ -371,53 +371,53 @@ class Share:
 
 
 class BatchCosts:
-    """Costs of passes of several texts of one model, by the number of texts."""
+    """Costs of passes of several sequences of one model, by their number."""
 
     def __init__(self) -> None:
-        self._companies: dict[int, _Company] = defaultdict(_Company)
+        self._batches: dict[int, _BatchPasses] = defaultdict(_BatchPasses)
 
     def note(
-        self, texts: int, rows: int, guesses: bool, tokens: int, seconds: float | None
+        self, count: int, rows: int, guesses: bool, tokens: int, seconds: float | None
     ) -> None:
         """Take in a pass of so many sequences and rows, padding included."""
-        company = self._companies[texts]
+        batch = self._batches[count]
         if seconds is not None:
-            company.passes[guesses].note(rows, seconds)
-        part = max(0.0, 1 - tokens / (RATE_MEMORY * texts))
-        company.tokens = company.tokens * part + tokens
-        company.rows = company.rows * part + rows
-        company.count = company.count * part + 1
+            batch.passes[guesses].note(rows, seconds)
+        part = max(0.0, 1 - tokens / (RATE_MEMORY * count))
+        batch.tokens = batch.tokens * part + tokens
+        batch.rows = batch.rows * part + rows
+        batch.count = batch.count * part + 1
 
-    def note_gains(self, texts: int, probabilities: Sequence[float]) -> None:
+    def note_gains(self, count: int, probabilities: Sequence[float]) -> None:
         """Take in the probabilities of a sequence's nodes but the root, the likeliest first."""
-        company, part = self._companies[texts], 1 - 1 / RATE_MEMORY
-        company.noted = company.noted * part + 1
+        batch, part = self._batches[count], 1 - 1 / RATE_MEMORY
+        batch.noted = batch.noted * part + 1
         for place in range(MOST_NODES):
             own = probabilities[place] if place < len(probabilities) else 0.0
-            company.gains[place] = company.gains[place] * part + own
+            batch.gains[place] = batch.gains[place] * part + own
 
-    def share(self, texts: int, solo: tuple[Line, Line]) -> Share:
+    def share(self, count: int, solo: tuple[Line, Line]) -> Share:
         """Return the share of one of so many sequences.
 
         ``solo`` are the costs of one sequence's steps, without guesses and with them.
         """
-        company = self._companies[texts]
-        lines = [one.line(texts, own) for one, own in zip(company.passes, solo, strict=True)]
-        timed = [bool(one) for one in company.passes]
-        if timed[0] != timed[1]:  # what was never timed is to the other as with one text
+        batch = self._batches[count]
+        lines = [one.line(count, own) for one, own in zip(batch.passes, solo, strict=True)]
+        timed = [bool(one) for one in batch.passes]
+        if timed[0] != timed[1]:  # what was never timed is to the other as with one sequence
             other = int(timed[1])
-            ratio = _seconds(solo[1 - other], texts) / _seconds(solo[other], texts)
+            ratio = _seconds(solo[1 - other], count) / _seconds(solo[other], count)
             shared, row = lines[other]
             lines[1 - other] = shared * ratio, row * ratio
-        rate = texts / _seconds(lines[0], texts)
-        if company.count:
+        rate = count / _seconds(lines[0], count)
+        if batch.count:
             shared, row = lines[1]
-            rate = max(rate, company.tokens / (shared * company.count + row * company.rows))
+            rate = max(rate, batch.tokens / (shared * batch.count + row * batch.rows))
         nodes, row = 1, lines[1][1]
-        while nodes < MOST_NODES and company.gains[nodes - 1] > rate * row * company.noted:
+        while nodes < MOST_NODES and batch.gains[nodes - 1] > rate * row * batch.noted:
             nodes += 1
-        first, second = (_seconds(line, texts * nodes) / texts for line in lines)
-        return Share(rate, nodes, (first, second), (texts * lines[0][1], texts * lines[1][1]))
+        first, second = (_seconds(line, count * nodes) / count for line in lines)
+        return Share(rate, nodes, (first, second), (count * lines[0][1], count * lines[1][1]))
 
 
 def _seconds(line: Line, rows: float) -> float:

@@ -216,17 +216,17 @@ class RecurrentHead:
         """Draft after the accepted rows; see ``DraftHead``."""
         weights, output = self._weights, self._output
         on_path = mx.arange(self._places) < self._count
-        behind = mx.zeros((1, 0), mx.bool_)  # the drafted rows on the way to each row, and itself
+        earlier = mx.zeros((1, 0), mx.bool_)  # each row's drafted ancestors and itself
 
         def of_level(level: int, before: mx.array, rows: mx.array) -> Candidates:
-            nonlocal output, behind
+            nonlocal output, earlier
             if level:
                 paths = len(before)
-                behind = mx.concatenate([behind[rows], mx.eye(paths).astype(mx.bool_)], axis=1)
+                earlier = mx.concatenate([earlier[rows], mx.eye(paths).astype(mx.bool_)], axis=1)
                 path = mx.broadcast_to(on_path, (paths, self._places))
                 # A row's position is that of its feature; the first drafted one is after the path.
                 positions = mx.broadcast_to(self._rows.count + self._count + level - 1, (paths,))
-                drafts = self._rows.drafts(positions, mx.concatenate([path, behind], axis=1))
+                drafts = self._rows.drafts(positions, mx.concatenate([path, earlier], axis=1))
                 embeddings = weights.embed(self._model, before)
                 output = weights.layer(embeddings, output[rows], drafts)
             return rank(self._score(output), weights.tokens, level)

@@ -66,13 +66,13 @@ class FixedPlanner(Planner):
         for proposer in self._proposers:
             proposer.begin(verified, FREE)
         depth = guesses.depth if self._depth is None else min(guesses.depth, self._depth)
-        behind = guesses.after
+        next_of = guesses.after
         if self._proposers:
             self._averages.take(guesses)
-            behind = self._averages.after
+            next_of = self._averages.after
 
         def guessed(path: Path) -> Guesses:
-            return behind(path)[: self._width] if len(path) < depth else []
+            return next_of(path)[: self._width] if len(path) < depth else []
 
         children = pool(self._proposers, guessed) if self._proposers else guessed
         if self._full:

@@ -45,7 +45,7 @@ Script = Literal["latin", "any"]
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptSettings:
     """Settings of the prompts that a model draws.
 
     Attributes:
@@ -64,7 +64,7 @@ class Asking:
 
 
 @dataclass
-class Asked:
+class DrawnPrompts:
     """The prompts that were drawn, in order, and of this call the draws and the faults of some."""
 
     prompts: list[str] = field(default_factory=list)
@@ -78,38 +78,40 @@ class Asked:
         return "; ".join([f"{first} are kept", *([", ".join(faults)] if faults else [])])
 
 
-def ask_itself(
+def draw_prompts(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     directory: Path,
-    asking: Asking,
+    settings: PromptSettings,
     show: Callable[[float, float], None] = lambda done, total: None,
-) -> Asked:
+) -> DrawnPrompts:
     """Let the base draw prompts, to ``prompts.jsonl`` in a directory, which is made."""
-    opening, asker = turn_of(tokenizer, asking.template)
+    opening, turn_tokenizer = turn_of(tokenizer, settings.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
-    claim(path.with_suffix(".json"), {k: v for k, v in asdict(asking).items() if k != "count"})
+    claim(path.with_suffix(".json"), {k: v for k, v in asdict(settings).items() if k != "count"})
     fit = _earlier(path)
     alike = {beginning(prompt) for prompt in fit.values()}
     cache = make_prompt_cache(model.model)  # of what is before every draw
     if opening[:-1]:
         model.model(mx.array([opening[:-1]]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    place, asked = max(fit, default=-1) + 1, Asked()
+    place, result = max(fit, default=-1) + 1, DrawnPrompts()
     recent: deque[str | None] = deque(maxlen=_RECENT)
-    show(len(fit), asking.count)
-    while len(fit) < asking.count:
-        places = range(place, place + min(_AT_ONCE, 2 * (asking.count - len(fit))))
+    show(len(fit), settings.count)
+    while len(fit) < settings.count:
+        places = range(place, place + min(_AT_ONCE, 2 * (settings.count - len(fit))))
         place, lines = places.stop, []
-        for number, text, ended in _draws(model, asker, cache, opening[-1:], asking.seed, places):
-            if len(fit) == asking.count:
+        for number, text, ended in _draws(
+            model, turn_tokenizer, cache, opening[-1:], settings.seed, places
+        ):
+            if len(fit) == settings.count:
                 break
-            fault = fault_of(text, ended, controls, asking.script)
+            fault = fault_of(text, ended, controls, settings.script)
             if fault is None and beginning(text) in alike:
                 fault = "began as an earlier one"
-            asked.drawn += 1
+            result.drawn += 1
             recent.append(fault)
             if fault is None:
                 fit[number] = text
@@ -117,9 +119,9 @@ def ask_itself(
                 line = {"prompt": text, "draw": number}
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
             else:
-                asked.left_out[fault] += 1
+                result.left_out[fault] += 1
         append(path, "".join(lines))
-        show(len(fit), asking.count)
+        show(len(fit), settings.count)
         if len(recent) == _RECENT and recent.count(None) < _LEAST_KEPT:
             (fault, count), *_ = Counter(filter(None, recent)).most_common()
             raise UserError(
@@ -127,8 +129,8 @@ def ask_itself(
                 f"kept, expected at least {_LEAST_KEPT} ({count} {fault}); there are {len(fit)} "
                 f"in {path}"
             )
-    asked.prompts = list(fit.values())[: asking.count]
-    return asked
+    result.prompts = list(fit.values())[: settings.count]
+    return result
 
 
 def turn_of(
@@ -145,15 +147,15 @@ def turn_of(
         tokenizer.encode(f"user{text}", add_special_tokens=False) for text in ("", after)
     )
     following = [token for other, token in zip_longest(said, ended) if token != other]
-    asker = copy(tokenizer)
-    asker.eos_token_ids = {*tokenizer.eos_token_ids, *following[:1]}
+    turn_tokenizer = copy(tokenizer)
+    turn_tokenizer.eos_token_ids = {*tokenizer.eos_token_ids, *following[:1]}
     # a blank at the end is drawn: most vocabularies' words begin with theirs
-    return tokenizer.encode(before.rstrip(" "), add_special_tokens=False), asker
+    return tokenizer.encode(before.rstrip(" "), add_special_tokens=False), turn_tokenizer
 
 
 def _draws(
     model: SpeculativeModel,
-    asker: TokenizerWrapper,
+    turn_tokenizer: TokenizerWrapper,
     cache: list[Any],
     last: list[int],
     seed: int,
@@ -163,7 +165,7 @@ def _draws(
     seeds = Noise(seed)  # mixed, so that the draws of seed 1 are not those of seed 0 but one
     response = batch_generate(
         model,
-        asker,
+        turn_tokenizer,
         [last] * len(places),
         [cache] * len(places),
         max_tokens=MOST_TOKENS,

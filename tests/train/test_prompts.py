@@ -13,7 +13,7 @@ from specstream_mlx import UserError, load
 from specstream_mlx.prompts import chat_prompt, check_prompt
 from specstream_mlx.train import self_prompts
 from specstream_mlx.train.distil import Answering, fitting, read_prompts
-from specstream_mlx.train.self_prompts import Asking, ask_itself, fault_of, turn_of
+from specstream_mlx.train.self_prompts import PromptSettings, draw_prompts, fault_of, turn_of
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = chat
         with pytest.raises(UserError, match=said):
-            ask_itself(model, TokenizerWrapper(tokenizer), tmp_path / "run", Asking())
+            draw_prompts(model, TokenizerWrapper(tokenizer), tmp_path / "run", PromptSettings())
     assert not (tmp_path / "run").exists()
 
 
@@ -93,29 +93,29 @@ def test_prompts_that_begin_alike_are_kept_once_and_too_few_end_it(loaded, tmp_p
         return [(place, texts[place % len(texts)], True) for place in places]
 
     monkeypatch.setattr(self_prompts, "_draws", draws)
-    asked = ask_itself(*loaded, tmp_path, Asking(3))
-    assert asked.prompts == [texts[0], *texts[2:4]]
-    assert asked.sentence() == "The base drew 4 prompts and 3 are kept; 1 began as an earlier one"
+    drawn = draw_prompts(*loaded, tmp_path, PromptSettings(3))
+    assert drawn.prompts == [texts[0], *texts[2:4]]
+    assert drawn.sentence() == "The base drew 4 prompts and 3 are kept; 1 began as an earlier one"
     with pytest.raises(UserError, match="base drew 0 can be kept, expected at least 15") as error:
-        ask_itself(*loaded, tmp_path, Asking(40))
+        draw_prompts(*loaded, tmp_path, PromptSettings(40))
     assert f"there are 3 in {tmp_path / 'prompts.jsonl'}" in str(error.value)
 
 
 def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, monkeypatch):
-    asked = ask_itself(*loaded, tmp_path / "a", Asking(12))
+    drawn = draw_prompts(*loaded, tmp_path / "a", PromptSettings(12))
     whole = lines(tmp_path / "a")
-    assert [json.loads(line)["prompt"] for line in whole] == asked.prompts
-    assert asked.drawn - asked.left_out.total() == len(set(asked.prompts)) == 12
-    assert set(" ".join(asked.prompts).split()) <= set(WORDS)
-    ask_itself(*loaded, tmp_path / "b", Asking(5))
+    assert [json.loads(line)["prompt"] for line in whole] == drawn.prompts
+    assert drawn.drawn - drawn.left_out.total() == len(set(drawn.prompts)) == 12
+    assert set(" ".join(drawn.prompts).split()) <= set(WORDS)
+    draw_prompts(*loaded, tmp_path / "b", PromptSettings(5))
     path = tmp_path / "b" / "prompts.jsonl"
     assert lines(tmp_path / "b") == whole[:5]
     path.write_text(path.read_text() + whole[5][:9])  # as a process that was killed left it
     monkeypatch.setattr(self_prompts, "_AT_ONCE", 3)
-    assert ask_itself(*loaded, tmp_path / "b", Asking(12)).prompts == asked.prompts
+    assert draw_prompts(*loaded, tmp_path / "b", PromptSettings(12)).prompts == drawn.prompts
     assert lines(tmp_path / "b") == whole
     monkeypatch.setattr(self_prompts, "batch_generate", None)  # nothing is drawn again
-    assert ask_itself(*loaded, tmp_path / "b", Asking(7)).prompts == asked.prompts[:7]
+    assert draw_prompts(*loaded, tmp_path / "b", PromptSettings(7)).prompts == drawn.prompts[:7]
 
 
 def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
