@@ -14,11 +14,9 @@ from benchmarks.spec_bench import (
     answer_lines,
     means_of,
     overall_rate,
-    read_questions,
     rows_of,
     spread,
 )
-from specstream_mlx import UserError
 
 
 def run_of(text, lengths, seconds):
@@ -87,20 +85,6 @@ def write(path, questions):
     names = ("question_id", "category", "turns")
     lines = (json.dumps(dict(zip(names, one, strict=True))) + "\n" for one in questions)
     path.write_text("".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("questions", "sentence"),
-    [
-        ([(1, "qa", ["a"]), (1, "qa", ["b"])], "line 2: question_id 1 is there twice"),
-        ([(1, None, ["a"])], "line 1 is {"),
-        ([(1, "qa", ["a", 2])], "line 1 is {"),
-    ],
-)
-def test_a_line_that_is_no_question_is_named(tmp_path, questions, sentence):
-    write(tmp_path / "q.jsonl", questions)
-    with pytest.raises(UserError, match=sentence):
-        read_questions(tmp_path / "q.jsonl")
 
 
 def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():

@@ -17,7 +17,6 @@ from draft_heads import (
     hydra,
     medusa,
     model_with_head,
-    prompt_tokens,
     write,
 )
 from random_models import (
@@ -126,14 +125,7 @@ REFUSED = {
     "another width": (medusa, changed("0.0.linear.weight", narrow), {}, "received shape (32, 16)"),
     "no layer": (medusa, without("1.0.linear.weight"), {}, "Missing 1 parameters"),
     "that sees no token": (hydra, {}, {"grounded_heads": False}, "grounded_heads is False, exp"),
-    "Hydra++": (hydra, {}, {"hydra_head_arch": "prefix-mlp"}, "is 'prefix-mlp', expected one of"),
     "other sizes": (eagle, {}, {"intermediate_size": 40}, "but received shape (48, 32)"),
-    "narrow prompt tokens": (
-        prompt_tokens,
-        changed("prompt_embeddings", narrow),
-        {},
-        "prompt_embeddings has shape (3, 16), expected rows of 32",
-    ),
     "none of these": (
         eagle,
         without("fc.weight"),

@@ -9,7 +9,7 @@ from trees import assert_well_formed
 from benchmarks.rivals.lookahead import Lookahead
 from benchmarks.rivals.pld import PromptLookup
 from benchmarks.rivals.rest import Datastore, Retrieval, suffix_array, write_datastore
-from benchmarks.rivals.suffix import Answers, Match, Suffix, SuffixAutomaton
+from benchmarks.rivals.suffix import Match, SuffixAutomaton
 from specstream_mlx import UserError
 from specstream_mlx.drafting.best_first import tree_of, with_paths
 from specstream_mlx.drafting.proposer import FREE, Material, Price
@@ -145,22 +145,6 @@ def test_a_match_is_the_longest_end_that_occurs_and_counts_what_followed(seed):
             assert [share for _, share in shares] == pytest.approx(best)
             assert all(counts[one] == pytest.approx(share) for one, share in shares)
         own.extend([token])
-
-
-def test_suffix_knows_earlier_answers_and_drafts_further_behind_longer_matches():
-    answers, answer = Answers(), list(range(10, 40))
-    first = Suffix(Material([1]), answers)
-    first.accept(answer)
-    first.finish()
-    second = Suffix(Material([2]), answers)
-    second.accept(answer[:2])
-    short = likeliest_path(second)
-    assert short == tuple(answer[2 : 2 + len(short)])
-    second.accept(answer[2:8])
-    long = likeliest_path(second)
-    assert long == tuple(answer[8 : 8 + len(long)])
-    assert len(long) > len(short) > 0
-    assert likeliest_path(Suffix(Material([2, *answer[:2]]))) == ()
 
 
 def some_tokens(seed, count=300, vocab_size=5):
