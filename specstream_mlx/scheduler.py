@@ -14,7 +14,7 @@ from .drafting.cost import BatchCosts
 from .drafting.fixed import fixed_planner
 from .drafting.rule import rule_planner
 from .drafting.settings import USUAL, DraftSettings
-from .engine.guess import NO_GUESSES
+from .engine.guess import NO_GUESSES, normalized
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.step import Decoder, StepResult
@@ -61,8 +61,7 @@ class Step:
         logits = self.result.logits
         if logits is None:
             return None
-        rows = logits if logits.shape[0] == 1 else logits[mx.array(self.rows)]
-        return rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+        return normalized(logits if logits.shape[0] == 1 else logits[mx.array(self.rows)])
 
 
 class TokenSequence:
