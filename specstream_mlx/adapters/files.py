@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 
 from ..errors import VOCABULARY, UserError, shown
 from ..files import check_tensors, read_arrays, tensor_headers
+from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
-from ..models.twin import twin
 from ..stream_config import StreamConfig
 from .description import (
     ADAPTER_CONFIG,
@@ -181,7 +181,7 @@ def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Stre
     adapter = replace(adapter, lora=cast(adapter.lora), stream_tensors=cast(adapter.stream_tensors))
     model, streams = base, None
     if adapter.lora:
-        model, config = twin(base), adapter.config
+        model, config = shared_copy(base), adapter.config
         if not adapter.is_full:
             dora = config.get("fine_tune_type") == "dora"
             put_on(model, config["num_layers"], config["lora_parameters"], dora)

@@ -21,8 +21,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.lora import LoRALinear
 
 from ..errors import VOCABULARY
+from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
-from ..models.twin import twin
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
 
@@ -114,7 +114,7 @@ class Gathered:
         first = max(adapters, key=lambda one: len(one.lora))
         streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
         self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
-        self._model = twin(first.model)
+        self._model = shared_copy(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)

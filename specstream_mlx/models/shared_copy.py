@@ -6,21 +6,21 @@ from typing import Any
 import mlx.nn as nn
 
 
-def twin(model: nn.Module) -> nn.Module:
+def shared_copy(model: nn.Module) -> nn.Module:
     """Make a model of modules of its own, on which LoRA can be put, with the same arrays."""
     made: dict[int, Any] = {}
 
-    def twin_of(value: Any) -> Any:
+    def copy_of(value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(map(twin_of, value))
+            return type(value)(map(copy_of, value))
         if type(value) is dict:
-            return {name: twin_of(item) for name, item in value.items()}
+            return {name: copy_of(item) for name, item in value.items()}
         if not isinstance(value, nn.Module):
             return value
         if id(value) not in made:
             made[id(value)] = module = copy(value)
             for name, item in value.items():
-                module[name] = twin_of(item)
+                module[name] = copy_of(item)
         return made[id(value)]
 
-    return twin_of(model)
+    return copy_of(model)

@@ -11,8 +11,8 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from ..adapters.files import Adapter, LoraPart, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
+from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
-from ..models.twin import twin
 from .parameters import initial_streams
 from .settings import TrainSettings
 
@@ -53,7 +53,7 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
 
     In shared mode LoRA is put on ``base``, in lossless mode that of ``init_adapter``, frozen.
     """
-    base.model = model = twin(base.base)  # LoRA is put on it
+    base.model = model = shared_copy(base.base)  # LoRA is put on it
     shared = settings.mode == "shared"
     mx.random.seed(settings.seed)
     model.freeze()

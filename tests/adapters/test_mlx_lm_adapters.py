@@ -16,7 +16,7 @@ from tiny_peft import mlx_logits
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.hardware import weights
-from specstream_mlx.models.twin import twin
+from specstream_mlx.models.shared_copy import shared_copy
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_experts(tmp_path):
     }
     models = [mixtral.Model(mixtral.ModelArgs.from_dict(config)) for _ in range(2)]
     models[1].update(models[0].parameters())
-    directory = write_mlx_lm_adapter(twin(models[0]), tmp_path / "lora", "lora", None, 1)
+    directory = write_mlx_lm_adapter(shared_copy(models[0]), tmp_path / "lora", "lora", None, 1)
     adapter = read_adapter(directory, models[1], config)
     assert "model.layers.1.block_sparse_moe.switch_mlp.up_proj.lora_a" in adapter.lora
     tuned, _, _ = mounted(models[1], adapter)

@@ -15,8 +15,8 @@ from specstream_mlx.engine.several_adapters import layout_of
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import VOCABULARY
+from specstream_mlx.models.shared_copy import shared_copy
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.models.twin import twin
 
 KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 
@@ -24,7 +24,7 @@ KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
     """(model, streams) of the base with random LoRA and other random streams."""
     rng = np.random.default_rng(seed)
-    model = twin(base.model)
+    model = shared_copy(base.model)
     put_on(model, 4, {"rank": rank or seed, "scale": scale, "keys": keys}, dora=False)
     lora = [
         (name, mx.array(rng.normal(size=one.shape, scale=0.2), one.dtype))
@@ -177,10 +177,10 @@ def test_layouts():
     assert not own.fits(layout_of(*adapter(base, 2, keys=KEYS[:2])))
     assert not own.fits(layout_of(*adapter(base, 2, scale=1.0)))
     for streams in (None, base.streams, speculative_model(**STREAMS["adapter"]).streams):
-        bare = layout_of(twin(base.model), streams)
+        bare = layout_of(shared_copy(base.model), streams)
         assert own.fits(bare) and bare.fits(own)
     strange = speculative_model(mode="shared", num_streams=2, **STREAMS["adapter"]).streams
-    assert not own.fits(layout_of(twin(base.model), strange))
+    assert not own.fits(layout_of(shared_copy(base.model), strange))
     other = copy(base)
     other.model = speculative_model(seed=2).model
     assert not own.fits(layout_of(*adapter(other, 1)))
