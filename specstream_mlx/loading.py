@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from . import bundled
 from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, mounted, read_adapter
-from .adapters.kept import kept_adapters
+from .adapters.user_adapters import user_adapters
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_files, read_head
@@ -254,7 +254,7 @@ def adapter_directory(directory: str | Path) -> str | Path:
 def named_adapters() -> dict[str, Path]:
     """Return the directories of the adapters that have names: bundled ones, then the user's."""
     own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
-    return own | {name: path for name, path in kept_adapters().items() if name not in own}
+    return own | {name: path for name, path in user_adapters().items() if name not in own}
 
 
 def adapter_named(name: str) -> Path:

@@ -123,7 +123,7 @@ def add(
     """
     from .. import demonstration
     from ..adapters.files import read_adapter
-    from ..adapters.kept import check_name, keep_adapter
+    from ..adapters.user_adapters import add_adapter, check_name
     from ..loading import model_directory, read_config, read_model
 
     check_name(name)
@@ -132,16 +132,16 @@ def add(
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)
     adapter = read_adapter(directory, base, read_config(path), full=True)
-    note(f"{name} is kept in {keep_adapter(name, adapter, replace)}")
+    note(f"{name} is kept in {add_adapter(name, adapter, replace)}")
 
 
 def remove(name: str = _NAME) -> None:
     """Remove an adapter that was added."""
-    from ..adapters.kept import drop_adapter
+    from ..adapters.user_adapters import remove_adapter
 
     if name in bundled.adapter_names():
         raise UserError(f"{name} is an adapter of the package, expected one that was added")
-    drop_adapter(name)
+    remove_adapter(name)
     note(f"{name} is removed")
 
 

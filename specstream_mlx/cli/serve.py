@@ -110,7 +110,7 @@ def _resident(
 ) -> "tuple[dict[str, SpeculativeModel], TokenizerWrapper]":
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
-    from ..adapters.kept import check_name
+    from ..adapters.user_adapters import check_name
     from ..loading import adapter_directory, named_adapters
     from ..serve.resident import BASE, adapters_in, resident
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..adapters.kept import check_name
+from ..adapters.user_adapters import check_name
 from ..errors import UserError
 from ..loading import SpeculativeModel
 

@@ -12,7 +12,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_peft import edit
 
 from specstream_mlx import bundled, demonstration, generate, load
-from specstream_mlx.adapters.kept import kept_adapters
+from specstream_mlx.adapters.user_adapters import user_adapters
 from specstream_mlx.prompts import chat_prompt
 
 TEXT = "please send the report"
@@ -75,7 +75,7 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
     assert again.exit_code == 0
     assert run("write", "my-own.2", "-m", 8, stdin=TEXT).stdout == expected(installed, "fix") + "\n"
     assert run("adapters", "remove", "my-own.2").exit_code == 0
-    assert kept_adapters() == {}
+    assert user_adapters() == {}
     assert "there is no adapter 'my-own.2'" in refused("write", "my-own.2")
 
 
@@ -83,7 +83,7 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
 def test_a_damaged_adapter_is_told_and_the_others_are_listed(installed, damage):
     for name in ("broken", "whole"):
         assert run("adapters", "add", name, installed / "mine").exit_code == 0
-    (kept_adapters()["broken"] / damage).write_text("{")
+    (user_adapters()["broken"] / damage).write_text("{")
     for flags in ((), ("--json",)):
         result = run("adapters", "list", *flags)
         assert result.exit_code == 1
@@ -108,7 +108,7 @@ def test_what_is_no_adapter_of_the_base_is_not_kept(installed):
         refused("adapters", "add", "x", installed / path)
     assert "adapter of the package" in refused("adapters", "add", "fix", installed / "mine")
     assert "adapter of the package" in refused("adapters", "remove", "fix")
-    assert kept_adapters() == {}
+    assert user_adapters() == {}
 
 
 def test_write_is_a_filter(installed, tmp_path):

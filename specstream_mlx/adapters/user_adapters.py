@@ -1,4 +1,4 @@
-"""Adapters that users keep by name, in their cache; ``bundled`` has those of the package.
+"""Adapters that users have added by name, in their cache; ``bundled`` has those of the package.
 
 Names are looked up in a list of what is there, so none of them ever becomes a path.
 """
@@ -24,17 +24,16 @@ def check_name(name: str) -> None:
         )
 
 
-def kept_adapters() -> dict[str, Path]:
-    """Return the directories of the adapters that are kept, by name."""
-    found = _folder().glob(f"*/{ADAPTER_CONFIG}")
-    named = {path.parent.name: path.parent for path in found}
-    return {name: named[name] for name in sorted(named) if _NAME.fullmatch(name)}
+def user_adapters() -> dict[str, Path]:
+    """Return the directories of the adapters that were added, by name."""
+    folders = sorted(path.parent for path in _folder().glob(f"*/{ADAPTER_CONFIG}"))
+    return {folder.name: folder for folder in folders if _NAME.fullmatch(folder.name)}
 
 
-def keep_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
+def add_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
     """Copy an adapter directory to where it is found by name; return the place."""
     check_name(name)
-    if name in kept_adapters() and not replace:
+    if name in user_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
     target = _folder() / name
     with staged_directory(target, replace=replace) as scratch:
@@ -44,14 +43,16 @@ def keep_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
     return target
 
 
-def drop_adapter(name: str) -> None:
-    """Remove an adapter that is kept."""
-    kept = kept_adapters()
-    if name not in kept:
-        expected = f"one of {', '.join(kept)}" if kept else "one that was added, of which are none"
+def remove_adapter(name: str) -> None:
+    """Remove an adapter that was added."""
+    added = user_adapters()
+    if name not in added:
+        expected = (
+            f"one of {', '.join(added)}" if added else "one that was added, of which are none"
+        )
         raise UserError(f"there is no adapter {shown(name)} to remove, expected {expected}")
-    (kept[name] / ADAPTER_CONFIG).unlink()  # from here on nobody finds it
-    shutil.rmtree(kept[name])
+    (added[name] / ADAPTER_CONFIG).unlink()  # from here on nobody finds it
+    shutil.rmtree(added[name])
 
 
 def _folder() -> Path:
