@@ -24,7 +24,6 @@ def test_the_bundle_is_small():
     assert bundle.size_of(bundled.streams_path()) <= bundle.MOST_STREAM_BYTES
     for name in ADAPTERS:
         assert bundle.size_of(bundled.adapter_path(name)) <= bundle.MOST_ADAPTER_BYTES
-    assert bundle.size_of(bundled.ROOT) <= bundle.MOST_BYTES
 
 
 @pytest.mark.parametrize("path", DIRECTORIES, ids=lambda path: path.name)

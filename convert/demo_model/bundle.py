@@ -3,13 +3,11 @@
     python -m specstream_mlx.convert.demo_model.bundle --work runs/adapters
 
 It takes ``streams`` and the tasks' adapters from ``train_adapters``, as far as they are finished,
-and writes ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, in float16. Each part
-appears complete or not at all, and all or none are written.
+and writes ``bundled/streams`` and ``bundled/adapters/<task>``: MLX format, in float16.
 """
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 from specstream_mlx import bundled, demonstration
@@ -23,17 +21,8 @@ from ..to_mlx.adapter import convert_adapter
 from . import tasks
 from .train_adapters import STREAMS
 
-MOST_STREAM_BYTES, MOST_ADAPTER_BYTES, MOST_BYTES = 1_500_000, 3 << 20, 30_000_000
-"""Of the lossless streams, of one adapter, and of all together."""
-
-
-def copy_adapter(source: Path, base: Path, target: Path) -> None:
-    """Convert a trained adapter, naming its base instead of the directory it was trained in."""
-    convert_adapter(source, base, target, dtype="float16")
-    path = target / ADAPTER_CONFIG
-    config = read_json(path)
-    config[STREAM_KEY]["base_model"] = demonstration.REPOSITORY
-    path.write_text(json.dumps(config, indent=2) + "\n")
+MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 3 << 20
+"""Of the lossless streams, and of one adapter."""
 
 
 def size_of(directory: Path) -> int:
@@ -47,20 +36,20 @@ def bundle(work: Path, output: Path) -> dict[str, int]:
     finished = {part: s / "adapter" for part, s in parts.items() if (s / "adapter").exists()}
     if not finished:
         raise UserError(f"{work} has no <part>/adapter, expected at least one finished part")
-    sizes = {}
-    with tempfile.TemporaryDirectory() as name:
-        scratch, base = Path(name), demonstration.base_path()
-        for part, source in finished.items():
-            copy_adapter(source, base, scratch / part)
-            most = MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
-            sizes[part] = size = size_of(scratch / part)
-            if size > most:
-                raise UserError(f"{part} has {size:,} bytes, expected at most {most:,}")
-        if (total := sum(sizes.values())) > MOST_BYTES:
-            raise UserError(f"all parts have {total:,} bytes, expected at most {MOST_BYTES:,}")
-        for part in finished:
-            with staged_directory(output / part) as staged:
-                shutil.copytree(scratch / part, staged, dirs_exist_ok=True)
+    sizes, converted = {}, work / "bundled"
+    for part, source in finished.items():
+        made = converted / part
+        convert_adapter(source, demonstration.base_path(), made, dtype="float16", overwrite=True)
+        config = read_json(made / ADAPTER_CONFIG)
+        config[STREAM_KEY]["base_model"] = demonstration.REPOSITORY  # no directory of this machine
+        (made / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        sizes[part] = size_of(made)
+        most = MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
+        if sizes[part] > most:
+            raise UserError(f"{part} has {sizes[part]:,} bytes, expected at most {most:,}")
+    for part in finished:
+        with staged_directory(output / part) as staged:
+            shutil.copytree(converted / part, staged, dirs_exist_ok=True)
     return sizes
 
 

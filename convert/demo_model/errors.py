@@ -2,8 +2,8 @@
 learns to write.
 
 An error is one that a reader repairs with certainty, so names, numbers, quotations and addresses
-stay. ``text/errors`` has what people misspell and confuse, a right form and its wrong forms a line,
-and ``patterns.tsv``: a kind of error, a pattern, and what its group is written as.
+stay. ``text/errors`` has, by kind of error, a right form and its wrong forms a line, and
+``patterns.tsv``: a kind of error, a pattern, and what its group is written as.
 """
 
 import random
@@ -25,13 +25,7 @@ KINDS = {
     "capital": 8, "mark": 10, "missing": 5, "preposition": 3, "spacing": 4, "doubled": 4,
 }  # fmt: skip
 """How often each kind of error is made."""
-_LISTS = {
-    "misspelling": "misspellings",
-    "confusion": "confusions",
-    "missing": "missing",
-    "preposition": "prepositions",
-    "spacing": "spacing",
-}
+_LISTED = "misspelling", "confusion", "missing", "preposition", "spacing"
 _HAVE = r"\b(?:have|has|had|haven't|hasn't|hadn't|i've|you've|we've|they've) "
 _PRONOUN = r"\b(?:i|you|he|she|it|we|they) "
 _CAPITAL = r"(?:^|(?<=[.?!] ))[A-Z](?=[a-z'])|\bI\b|\b[A-Z](?=[a-z]+day\b)"
@@ -79,7 +73,7 @@ def edits_of(kind: str, text: str, rng: random.Random) -> list[Edit]:
             patterns.append((rf"{_HAVE}({participle})\b", wrong))
             wrong = rng.choice((participle, made_up)) if past != participle else made_up
             patterns.append((rf"{_PRONOUN}({past})\b", wrong))
-    for right, *wrong_forms in _rows(_LISTS[kind]) if kind in _LISTS else ():
+    for right, *wrong_forms in _rows(kind) if kind in _LISTED else ():
         if right in text.lower() and right not in _spelt_in_two_ways():
             patterns.append((rf"\b({re.escape(right)})\b(?!')", rng.choice(wrong_forms)))
     return [

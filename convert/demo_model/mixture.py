@@ -1,7 +1,8 @@
 """Training items: lines of the written text with names and numbers exchanged.
 
 A line teaches its names along with its wording. Exchanged for others, the same in input and answer,
-they can only be copied.
+they can only be copied. Longer inputs, which are made of items, have no answer of their own: the
+tuned base answers them, and streams learn from that.
 """
 
 import json
@@ -9,6 +10,7 @@ import random
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .errors import with_errors
 from .tasks import Item, repeats_typed_text
@@ -32,13 +34,24 @@ _RANGES = {1: (2, 9), 2: (10, 28), 3: (100, 999), 4: (1950, 2029)}
 _SYLLABLES = (
     "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim".split()
 )
+_LETTERS = "proofread", "friendly", "professional", "concise", "key_points"
+_GREETINGS = (
+    "Hi all,|Hello,|Dear {name},|Hi {name},|hey {name}|Good morning,|Hi team,|Dear Mr {name},|"
+    "Dear Ms {name},|dear all,|{name},|To everyone in the office,"
+).split("|")
+_SIGNATURES = (
+    "Best,\n{name}|Best regards,\n{name}|Thanks,\n{name}|Kind regards\n{name}|thx\n{name}|"
+    "See you soon,\n{name}|{name}|Yours sincerely,\n{name}|Cheers, {name}"
+).split("|")
+_NAMES = (
+    "Anna Ben Carla Deepak Ewa Farid Grace Henrik Ines Jamal Keiko Liam Maria Noor Oskar Petra "
+    "Quentin Rosa Samir Tilda Uma Yusuf"
+).split()
+_BULLETS = "- ", "* ", "{number}. ", "{number}) "
 
 
 def draw(rng: random.Random, task: str) -> Item:
-    """One training item of a task, which repeats no eight words in a row of a typed text.
-
-    The same state of ``rng`` gives the same item.
-    """
+    """One training item of a task, which repeats no eight words in a row of a typed text."""
     while True:
         item = _drawn(rng, task)
         if not repeats_typed_text(item.content) and not repeats_typed_text(item.target):
@@ -62,21 +75,22 @@ def _lines(name: str) -> list[str]:
     return (TEXT / name).read_text(encoding="utf-8").splitlines()
 
 
+def _values(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(f"{name}.jsonl")]
+
+
 @cache
 def written(task: str) -> list[Item]:
     """The written lines of a task, but for ``proofread``."""
-    files = {"sql": "tables", "key_points": "notes", "summarize": "dialogues"}
-    files["describe"] = "records"
-    values = map(json.loads, _lines(f"{files.get(task, 'rewrites')}.jsonl"))
     if task == "sql":
-        return [Item(f"table {v['table']}: {v['question']}", v["query"]) for v in values]
+        return [Item(f"table {v['table']}: {v['question']}", v["query"]) for v in _values("tables")]
     if task == "key_points":
-        return [Item(v["text"], "; ".join(f"- {point}" for point in v["points"])) for v in values]
+        return [Item(v["text"], "; ".join(f"- {p}" for p in v["points"])) for v in _values("notes")]
     if task == "summarize":
-        return [Item(v["text"], v["summary"]) for v in values]
+        return [Item(v["text"], v["summary"]) for v in _values("dialogues")]
     if task == "describe":
-        return [Item(v["record"], v["text"]) for v in values]
-    return [Item(v["text"], v["rewrite"]) for v in values if v["tone"] == task]
+        return [Item(v["record"], v["text"]) for v in _values("records")]
+    return [Item(v["text"], v["rewrite"]) for v in _values("rewrites") if v["tone"] == task]
 
 
 def exchanged(item: Item, rng: random.Random) -> Item:
@@ -94,7 +108,7 @@ def _list_of() -> dict[str, str]:
     """The list of each name that is no common word, too."""
     lines = [*_lines("sentences-us.txt"), *_lines("sentences-uk.txt")]
     for name in ("dialogues", "rewrites", "notes"):
-        lines += [json.loads(line)["text"] for line in _lines(f"{name}.jsonl")]
+        lines += [value["text"] for value in _values(name)]
     words = {word for line in lines for word in re.findall(r"\b[a-z]+\b", line)}
     names = {name: kind for kind in _LISTS for name in _lines(f"lists/{kind}.txt")}
     return {name: kind for name, kind in names.items() if name.lower() not in words}
@@ -131,3 +145,28 @@ def _other_numbers(item: Item, rng: random.Random) -> dict[str, str]:
         if len(set(others)) == len(old):
             new |= dict(zip(old, map(str, others), strict=True))
     return new
+
+
+def longer(rng: random.Random, task: str) -> str:
+    """Draw what a user might type at length: letters, lists, long conversations."""
+    while True:
+        text = _drawn_longer(rng, task)
+        if not repeats_typed_text(text):
+            return text
+
+
+def _drawn_longer(rng: random.Random, task: str) -> str:
+    def contents(least: int, most: int) -> list[str]:
+        return [draw(rng, task).content for _ in range(rng.randint(least, most))]
+
+    if task == "summarize":
+        return "\n".join(contents(1, 3))
+    if task not in _LETTERS:
+        return draw(rng, task).content
+    if rng.random() < 0.25:
+        bullet = rng.choice(_BULLETS)
+        lines = enumerate(contents(3, 7), 1)
+        return "\n".join(bullet.format(number=number) + line for number, line in lines)
+    paragraphs = [" ".join(contents(1, 2)) for _ in range(rng.randint(2, 4))]
+    ends = [rng.choice(x).format(name=rng.choice(_NAMES)) for x in (_GREETINGS, _SIGNATURES)]
+    return rng.choice(("\n\n", "\n\n", "\n")).join((ends[0], *paragraphs, ends[1]))

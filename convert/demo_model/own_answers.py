@@ -9,8 +9,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_promp
 from specstream_mlx.train.self_prompts import fault_of
 
 from ..pytorch.generation import Writer, Written
-from .tasks import prompt_template
 
-ANSWER_TOKENS, PROMPTED_TOKENS, TASK_ANSWER_TOKENS = 220, 256, 320
-"""Of an answer of the base, to itself and to people, and of a task's tuned base; longer ones are
-cut there."""
+ANSWER_TOKENS, PROMPTED_TOKENS = 220, 256
+"""Of an answer of the base, to itself and to people; longer ones are cut there."""
 _SAMPLED_OF = 5
 """Of so many prompts that people wrote one is answered at temperature 1."""
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
@@ -52,18 +49,17 @@ _REQUESTS = (
 def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) -> None:
     """Let the base draw prompts and answer them, and requests and questions about its answers.
 
-    Of the prompts drawn about four in five are fit, and a third as many passages come to them.
     Passages are answers that streams learn from, so what is held out holds none of these.
     ``directory``, with ``train.jsonl`` and ``valid.jsonl``, is complete once it is there.
     """
     work = directory.with_name(f"{directory.name}-unfinished")
     claim(work / "draws.json", {"draws": draws, "seed": seed})
     prompts = _written_once(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
-    _answer(writer, prompts, work / "own", None, ANSWER_TOKENS)
+    write_answers(writer, prompts, work / "own", ANSWER_TOKENS)
     answers = [value["completion"] for _, value in read_json_lines(work / "own" / TRAIN)]
     about = _written_once(work / "about.jsonl", lambda: _about(writer, answers, seed))
     if len(about) > 1:
-        _answer(writer, about, work / "about", None, ANSWER_TOKENS)
+        write_answers(writer, about, work / "about", ANSWER_TOKENS)
     with staged_directory(directory) as scratch:
         paths = (work / "own" / TRAIN, work / "about" / TRAIN, work / "about" / VALID)
         (scratch / TRAIN).write_bytes(b"".join(p.read_bytes() for p in paths if p.exists()))
@@ -71,22 +67,28 @@ def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) ->
     shutil.rmtree(work)
 
 
-def write_answers_of(writer: Writer, directory: Path, task: str, contents: Sequence[str]) -> None:
-    """Let a task's tuned base answer different texts, to ``train.jsonl`` and ``valid.jsonl``."""
-    _answer(writer, contents, directory, prompt_template(task), TASK_ANSWER_TOKENS)
+def write_answers(
+    writer: Writer, prompts: Sequence[str], directory: Path, most: int, template: str | None = None
+) -> None:
+    """Let a base answer different prompts, to ``train.jsonl`` and ``valid.jsonl``."""
+
+    def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
+        chosen = [wanted[place] for place in places]
+        encoded = [chat_prompt(writer.tokenizer, prompt, template) for prompt in chosen]
+        answers = zip(chosen, writer.answers(encoded, most), strict=True)
+        return [_line(prompt, answer) for prompt, answer in answers if answer.text]
+
+    keep_answers(prompts, directory, {"max_tokens": most, "template": template}, answer, _AT_ONCE)
+    if not (directory / TRAIN).stat().st_size:
+        raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
 
 
 def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: int) -> None:
     """Let the base answer prompts that people wrote, one part of the file after the other.
 
-    Every fifth prompt is answered at temperature 1, the others by the likeliest tokens. In a
-    conversation each answer stands before the user's next turn, and each is a line of its own.
-
-    Args:
-        writer: the base.
-        prompts: JSONL of ``prompt``, or ``turns`` of the user's, with the ``source``.
-        target: JSONL for the answers, as training reads it.
-        seed: of the draws.
+    Lines of JSON have a ``prompt``, or ``turns`` of the user's, and their ``source``. Every fifth
+    is answered at temperature 1, the others by the likeliest tokens. In a conversation each answer
+    stands before the user's next turn, and each is a line of its own.
     """
     wanted = [value for _, value in read_json_lines(prompts)]
     parts = target.with_name(f"{target.stem}-parts")
@@ -121,8 +123,8 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
         for i, answer in zip(places, answers, strict=True):
             *earlier, prompt = said[i]
             if answer.text:  # without one, the conversation ends
-                more = {"earlier": earlier, "source": wanted[i]["source"]}
-                lines.append(_line(prompt, answer, more))
+                source = wanted[i]["source"]
+                lines.append(_line(prompt, answer, earlier=earlier, source=source))
                 said[i].append(answer.text)
     return lines
 
@@ -160,30 +162,7 @@ def _written_once(path: Path, draw: Callable[[], list[str]]) -> list[str]:
     return [value["prompt"] for _, value in read_json_lines(path)]
 
 
-def _answer(
-    writer: Writer, prompts: Sequence[str], directory: Path, template: str | None, most: int
-) -> None:
-    answer = partial(_lines, writer, template, most)
-    keep_answers(prompts, directory, {"max_tokens": most, "template": template}, answer, _AT_ONCE)
-    if not (directory / TRAIN).stat().st_size:
-        raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
-
-
-def _lines(
-    writer: Writer,
-    template: str | None,
-    most_tokens: int,
-    wanted: Sequence[str],
-    places: Sequence[int],
-) -> list[str]:
-    """A line of JSON for each of these prompts whose answer is not empty."""
-    prompts = [wanted[place] for place in places]
-    encoded = [chat_prompt(writer.tokenizer, prompt, template) for prompt in prompts]
-    answers = zip(prompts, writer.answers(encoded, most_tokens), strict=True)
-    return [_line(prompt, answer, {}) for prompt, answer in answers if answer.text]
-
-
-def _line(prompt: str, answer: Written, more: Mapping[str, Any]) -> str:
+def _line(prompt: str, answer: Written, **more: Any) -> str:
     """The line of JSON of an answer, as training reads it."""
     reason = "stop" if answer.ended else "length"
     line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason, **more}

@@ -206,10 +206,9 @@ def runs_in(path: Path) -> set[tuple[str, ...]]:
 def lines_of(
     name: str, clones: Path, never: set[tuple[str, ...]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Draw a source's lines, the same ones every time, none with a run of eight words of ``never``.
+    """Draw a source's lines to train on and, of other documents or tables, those held out.
 
-    Returns:
-        Lines to train on, and lines that are held out, from other documents, tables or dialogues.
+    They are the same ones every time, none with a run of eight words of ``never``.
     """
     source, rng = SOURCES[name], random.Random(name)
     clone = clones / source["repository"].split("/")[1]

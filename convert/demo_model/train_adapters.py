@@ -5,10 +5,8 @@
 
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``answers`` lets the base ask itself and answer, which ``streams`` trains the
-lossless streams on, or else on the answers of the source. A task's name trains that task's LoRA,
-alone, lets the tuned base answer, and trains lossless streams on that, which leave its text as it
-is. The tasks' text comes from the mixture, under the base's chat template with the task's
-instruction.
+lossless streams on, or else on the answers of the source. A task's name trains that task's LoRA
+on the mixture, lets the tuned base answer, and trains lossless streams on that.
 """
 
 import json
@@ -21,7 +19,6 @@ from typing import Any
 from rich.console import Console
 
 from specstream_mlx import demonstration
-from specstream_mlx.adapters.description import describe
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json_lines, staged_directory, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
@@ -31,8 +28,7 @@ from ..pytorch.generation import Writer
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
-from .longer_inputs import longer
-from .own_answers import TRAIN, VALID, write_answers_of, write_own_answers, write_prompted_answers
+from .own_answers import TRAIN, VALID, write_answers, write_own_answers, write_prompted_answers
 
 STREAMS, OWN_ANSWERS = "streams", "answers"
 PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS
@@ -51,6 +47,8 @@ _LONGER = 0.5
 """Share of the texts that a tuned base answers which are letters, lists and the like."""
 _LORA_RANK = 4
 _EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
+_TASK_ANSWER_TOKENS = 320
+"""Of an answer of a task's tuned base; a longer one is cut there."""
 _TYPED = 32
 """Typed texts that a task's LoRA is tried on."""
 
@@ -63,9 +61,6 @@ class MakingOptions:
     minutes: float | None = option(None, POSITIVE, "Wall time of each training.")
     iters: int | None = option(
         None, integer(1), "Steps for each part. Default, without --minutes: one epoch."
-    )
-    start: Path | None = option(
-        None, PATH, "Adapter of the PyTorch trainer that part streams starts from."
     )
     items: int = option(6000, integer(1), "Training items of a task; the streams take all answers.")
     task_answers: int = option(
@@ -102,7 +97,7 @@ def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
         if len(found) == options.task_answers:
             break
         long = rng.random() < _LONGER
-        content = longer(rng, task) if long else mixture.draw(rng, task).content
+        content = mixture.longer(rng, task) if long else mixture.draw(rng, task).content
         if content not in known:
             found[content] = None
     return list(found)
@@ -140,13 +135,12 @@ def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
     )
 
 
-def stream_settings(part: str, options: MakingOptions, start: Path | None) -> TrainSettings:
+def stream_settings(part: str, options: MakingOptions, lora: Path | None = None) -> TrainSettings:
     """The settings with which the base's streams, or a task's on its LoRA, are trained."""
     of_base = part == STREAMS
     answers = options.work / (OWN_ANSWERS if of_base else f"{part}-answers")
     if of_base and not answers.exists():
         answers = ANSWERS
-    goes_on = start is not None and describe(start).stream_config is not None
     return _settings(
         options.work / part,
         options,
@@ -154,8 +148,8 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None) -> Tr
         data=answers / TRAIN,
         valid_data=answers / VALID,
         prompt_template=None if of_base else tasks.prompt_template(part),
-        init_adapter=start,
-        embedding_learning_rate=_EMBEDDING_RATE / (5 if goes_on else 1),
+        init_adapter=lora,
+        embedding_learning_rate=_EMBEDDING_RATE,
         **_STREAMS,
         **dict(zip(_SHAPE, _OF_BASE if of_base else _OF_TASK, strict=True)),
     )
@@ -168,26 +162,24 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     if not lora.exists():
         train(settings)
     writer, texts = Writer(settings.model, lora), unseen(task, options, settings.data)
-    write_answers_of(writer, options.work / f"{task}-answers", task, texts)
+    template = tasks.prompt_template(task)
+    write_answers(writer, texts, options.work / f"{task}-answers", _TASK_ANSWER_TOKENS, template)
     return lora
 
 
-def write_answers(options: MakingOptions) -> None:
+def _write_all_answers(options: MakingOptions) -> None:
     """Write the base's answers to its own prompts, and to those that people wrote."""
-    answers = options.work / OWN_ANSWERS
     writer = Writer(demonstration.base_path())
-    if options.prompts is None:
-        write_own_answers(writer, answers, options.own_prompts, options.seed)
-        return
     own, prompted = options.work / "own-answers", options.work / "prompted-answers"
     if not own.exists():
         write_own_answers(writer, own, options.own_prompts, options.seed)
-    for name in (TRAIN, VALID):
+    for name in (TRAIN, VALID) if options.prompts else ():
         if not (prompted / name).exists():
             write_prompted_answers(writer, options.prompts / name, prompted / name, options.seed)
-    with staged_directory(answers) as scratch:
+    with staged_directory(options.work / OWN_ANSWERS) as scratch:
         for name in (TRAIN, VALID):
-            (scratch / name).write_text((own / name).read_text() + (prompted / name).read_text())
+            parts = [own / name, prompted / name] if options.prompts else [own / name]
+            (scratch / name).write_text("".join(part.read_text() for part in parts))
 
 
 def main(
@@ -208,10 +200,10 @@ def main(
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         if part == OWN_ANSWERS:
             if not (options.work / part).exists():
-                write_answers(options)
+                _write_all_answers(options)
         elif not (options.work / part / "adapter").exists():
-            start = options.start if part == STREAMS else _tuned(part, options)
-            train(stream_settings(part, options, start))
+            lora = None if part == STREAMS else _tuned(part, options)
+            train(stream_settings(part, options, lora))
         console.print(f"{part}: done")
 
 

@@ -8,6 +8,7 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -35,16 +36,13 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a ``.safetensors``, ``.bin`` or ``.pt`` file.
+    """Read the CPU tensors of a ``.safetensors`` file, or of a ``.bin`` or ``.pt`` one by name.
 
-    A ``.bin`` or ``.pt`` file is a pickle: it is unpickled without running any code in it.
-
-    Returns:
-        CPU tensors by name.
+    The latter two are pickles, which are unpickled without running any code in them.
 
     Raises:
         UserError: the file is missing or damaged, would run code, or holds anything but named
-            tensors.
+            tensors of finite numbers.
     """
     if path.suffix == ".safetensors":
         tensor_headers(path)
@@ -60,14 +58,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} is refused: it is damaged, or asks for more than tensors, of which nothing "
             "was run; expected tensors by name"
         ) from None
-    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise UserError(f"{path} holds something other than named tensors")
-    for name, tensor in tensors.items():
-        if not isinstance(name, str):
+    items = tensors.items() if isinstance(tensors, dict) else [(None, None)]
+    for name, tensor in items:
+        if not (isinstance(name, str) and isinstance(tensor, Tensor)):
             raise UserError(f"{path} holds something other than named tensors")
         if not torch.isfinite(tensor).all():
             raise UserError(f"{path}: {name} holds NaN or infinity, expected finite numbers")
     return tensors
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_adapter_replaceable(directory: Path) -> None:
@@ -102,17 +104,12 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
-    """Read the stream and pruner tensors of an adapter directory and check them.
-
-    Returns:
-        CPU tensors by name.
-    """
+    """Read the CPU tensors of an adapter's streams and pruner, and check them."""
     if found.format != "pytorch" or found.stream_config is None:
         raise UserError(f"{found.path / STREAM_CONFIG} is missing")
     path = tensor_file(found.path / STREAM_TENSORS)
     tensors = read_tensors(path)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    check_shapes(path, shapes, found.stream_config.tensor_shapes())
+    check_shapes(path, shapes_of(tensors), found.stream_config.tensor_shapes())
     for name, tensor in tensors.items():
         integers = name == VOCABULARY
         if tensor.dtype not in ((torch.int32,) if integers else _FLOATS):

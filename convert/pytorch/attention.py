@@ -12,15 +12,10 @@ from torch import Tensor
 
 
 def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions that have streams: ``stream_from - 1``, the last prompt token, to ``ends - 1``.
+    """The positions (B, C) with streams: from the last prompt token to ``ends - 1``.
 
-    Args:
-        stream_from: (B,) int64, index of the first completion token, at least 1.
-        ends: (B,) int64, one past the last position with streams.
-
-    Returns:
-        ``positions`` (B, C) int64, and ``valid`` (B, C) bool: False where a sequence has fewer than
-        C positions and repeats its first.
+    Both arguments are (B,). The second result is False where a sequence has fewer than C positions
+    and repeats its first.
     """
     first = stream_from[:, None] - 1
     steps = torch.arange(int((ends[:, None] - first).max()), device=first.device)
@@ -31,11 +26,8 @@ def stream_positions(stream_from: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]
 
 def gather_rows(x: Tensor, positions: Tensor) -> Tensor:
     """The rows (B, C, ...) of ``x`` (B, T, ...) at ``positions`` (B, C)."""
-    return (
-        x.flatten(0, 1)
-        .index_select(0, flat_rows(positions, x.shape[1]))
-        .unflatten(0, positions.shape)
-    )
+    rows = x.flatten(0, 1).index_select(0, flat_rows(positions, x.shape[1]))
+    return rows.unflatten(0, positions.shape)
 
 
 def flat_rows(positions: Tensor, length: int) -> Tensor:
@@ -51,19 +43,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def softcapped(x: Tensor, cap: float | None) -> Tensor:
-    """The soft-capped ``x``: ``cap * tanh(x / cap)``, or ``x`` itself if there is no cap."""
+    """``cap * tanh(x / cap)``, or ``x`` itself if there is no cap."""
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """The way in which a layer scores keys.
-
-    Attributes:
-        scale: factor of the scores.
-        window: a row sees the main rows less than this many positions back; ``None``: all.
-        softcap: cap of the scores, see ``softcapped``; ``None``: none.
-    """
+    """A layer's way to score keys: a row sees those less than ``window`` positions back."""
 
     scale: float
     window: int | None = None
@@ -77,16 +63,7 @@ class Scoring:
 
 
 def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-    """Ordinary causal attention of the main stream.
-
-    Args:
-        queries: (B, Hq, T, d).
-        keys, values: (B, Hkv, T, d).
-        scoring: how this layer scores keys.
-
-    Returns:
-        (B, T, Hq, d).
-    """
+    """The main stream's attention (B, T, Hq, d), of (B, Hq, T, d) to (B, Hkv, T, d)."""
     length, kv_heads = queries.shape[2], keys.shape[1]
     hidden = scoring.hides(torch.arange(length, device=queries.device), length)
     fused = not queries.is_cpu or not torch.is_grad_enabled()
@@ -111,17 +88,10 @@ def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scoring: Sco
 def likeliest_keys(
     queries: Tensor, keys: Tensor, positions: Tensor, scoring: Scoring, count: int
 ) -> Tensor:
-    """The main keys that main rows weigh most, ``stream_keys`` of ``StreamConfig``.
+    """The ``count`` keys that main rows weigh most, as bool (B, C, T); see ``stream_keys``.
 
-    Args:
-        queries: (B, C, Hq, d) of the main rows.
-        keys: (B, Hkv, T, d) of the main stream.
-        positions: (B, C) int64, the main rows'.
-        scoring: how this layer scores keys.
-        count: how many keys are selected, at least 1; more where the last ones weigh the same.
-
-    Returns:
-        (B, C, T) bool. Where a row sees no more than ``count`` keys, all are selected.
+    All that weigh as much as the last of them are selected, too. The rows' queries are
+    (B, C, Hq, d), their ``positions`` (B, C), the keys (B, Hkv, T, d).
     """
     kv_heads, length = keys.shape[1:3]
     heads = (queries * scoring.scale).transpose(1, 2).unflatten(1, (kv_heads, -1))
@@ -144,7 +114,7 @@ def stream_attention(
     scoring: Scoring,
     selected: Tensor | None = None,
 ) -> Tensor:
-    """Multi-stream attention, Eq. 2 and (with the main row as first query) Eq. 3.
+    """Multi-stream attention (B, C, R, Hq, d), Eq. 2 and (with the main row as first query) Eq. 3.
 
     Stream j attends to the main keys that its main row sees and to the streams 1 to j of it; a
     main row attends to the main keys and to all of its streams. One softmax runs over all
@@ -154,12 +124,9 @@ def stream_attention(
         queries: (B, Hq, C, R, d): R = gamma, or R = 1 + gamma with the main row first.
         keys, values: (B, Hkv, T, d) of the main stream.
         stream_keys, stream_values: (B, Hkv, C, gamma, d).
-        positions: (B, C) int64, where the streams are.
+        positions: (B, C), where the streams are.
         scoring: how this layer scores keys.
         selected: (B, C, T) bool, the main keys that streams may attend to; ``None``: all.
-
-    Returns:
-        (B, C, R, Hq, d).
     """
     batch, heads, count, rows, d = queries.shape
     kv_heads, length = keys.shape[1:3]
@@ -174,19 +141,11 @@ def stream_attention(
     if rows > gamma:
         later = torch.cat((later.new_zeros(1, gamma), later))
     stream_scores = queries @ stream_keys.transpose(3, 4)
-    main_hidden = scoring.hides(positions, length)[:, None, :, None]
+    main_hidden = scoring.hides(positions, length)[:, :, None].repeat(1, 1, rows, 1)
     if selected is not None:
-        of_streams = main_hidden | ~selected[:, None, :, None]
-        of_streams = of_streams.expand(batch, 1, count, gamma, length)
-        main_hidden = torch.cat((main_hidden, of_streams), 3) if rows > gamma else of_streams
-        main_hidden = main_hidden.repeat(1, 1, 1, groups, 1)
-    hidden = torch.cat(
-        (
-            main_hidden.expand(batch, 1, count, groups * rows, length),
-            later.repeat(groups, 1).expand(batch, 1, count, groups * rows, gamma),
-        ),
-        dim=-1,
-    )
+        main_hidden[:, :, rows - gamma :] |= ~selected[:, :, None]
+    hidden = torch.cat((main_hidden, later.expand(batch, count, rows, gamma)), dim=-1)
+    hidden = hidden.repeat(1, 1, groups, 1)[:, None]
     scores = softcapped(torch.cat((main_scores, stream_scores), dim=-1), scoring.softcap)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(values.dtype)
     main_part, stream_part = weights.split((length, gamma), dim=-1)

@@ -72,12 +72,8 @@ def _cast_once(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
 class Backbone:
     """A causal language model in parts: embedding, layers, final norm and head.
 
-    Args:
-        causal_lm: a model of a tested architecture, with LoRA or without. Its attention and MLP
-            modules get a hook that changes nothing outside autocast.
-
-    Raises:
-        UserError: the model is of another architecture.
+    It is of a tested architecture, with LoRA or without; its attention and MLP modules get a hook
+    that changes nothing outside autocast.
     """
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
@@ -94,10 +90,7 @@ class Backbone:
                 layer.mlp.register_forward_pre_hook(_cast_once, with_kwargs=True)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The first layer's input (B, T, h) for ``tokens`` (B, T).
-
-        It includes learned positions, so a stream starts with the position of its main row.
-        """
+        """The first layer's input (B, T, h) for ``tokens`` (B, T), with learned positions."""
         hidden = self._decoder.embed_tokens(tokens)
         if self._architecture.positions == "learned":
             everywhere = torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -105,21 +98,13 @@ class Backbone:
         return hidden
 
     def embedding(self, tokens: Tensor) -> Tensor:
-        """The rows (..., h) of the embedding table for ``tokens`` (...), as they are stored.
-
-        Gemma scales them for its first layer, and OPT adds positions; see ``embed``.
-        """
+        """The rows (..., h) of the table for ``tokens`` (...), as stored: Gemma's without scale."""
         return F.embedding(tokens, self._decoder.embed_tokens.weight)
 
     def ropes(self, hidden: Tensor, length: int) -> list[Rope]:
-        """The rotary tables of every layer for the positions 0 to ``length - 1``.
+        """The cosines and sines (1, length, d) of each layer, or ``None`` if positions are learned.
 
-        Args:
-            hidden: any hidden states, for their device and dtype.
-            length: number of positions.
-
-        Returns:
-            For each layer cosines and sines (1, length, d), or ``None`` if positions are learned.
+        Of ``hidden`` device and dtype count.
         """
         if self._architecture.positions == "learned":
             return [None] * len(self.layers)
@@ -132,18 +117,11 @@ class Backbone:
         return [by_kind[kind] for kind in kinds]
 
     def layer(self, index: int, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """Run one layer with an attention of the caller's.
+        """Run one layer on ``hidden`` (B, rows, h) with an attention of the caller's.
 
-        Args:
-            index: number of the layer.
-            hidden: (B, rows, h), the layer's input.
-            rope: cosines and sines (B or 1, rows, d) at the rows' positions; ``None`` if positions
-                are learned.
-            attend: maps queries (B, Hq, rows, d), keys and values (B, Hkv, rows, d) and the
-                layer's ``Scoring`` to (B, rows, Hq, d).
-
-        Returns:
-            The layer's output (B, rows, h).
+        ``rope`` has cosines and sines (B or 1, rows, d) at the rows' positions; ``attend`` maps
+        queries (B, Hq, rows, d), keys and values (B, Hkv, rows, d) and the layer's ``Scoring`` to
+        (B, rows, Hq, d).
         """
         before = self.config._attn_implementation
         self.config._attn_implementation = ATTENTION
@@ -204,10 +182,7 @@ def linear_layers(causal_lm: PreTrainedModel) -> list[str]:
 
 
 def use_long_factors(causal_lm: PreTrainedModel) -> None:
-    """Make a ``longrope`` model use its long factors for texts of any length, as mlx-lm does.
-
-    transformers uses the short factors as long as a text fits the original context.
-    """
+    """Make a ``longrope`` model use its long factors for texts of any length, as mlx-lm does."""
     rotary = getattr(causal_lm.get_decoder(), "rotary_emb", None)
     if rotary is not None and getattr(rotary, "rope_type", None) == "longrope":
         length = rotary.config.rope_parameters["original_max_position_embeddings"] + 1

@@ -74,7 +74,7 @@ AttentionMaskInterface.register(_GROUPED, sdpa_mask)
 class RoomyLayer(DynamicLayer):
     """A layer's keys and values with room for further ones: a new row is no copy of all others."""
 
-    room: tuple[Tensor, Tensor] | None = None
+    room: Tensor | None = None  # (2, B, Hkv, rows, d)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -82,21 +82,15 @@ class RoomyLayer(DynamicLayer):
         """Add keys and values (B, Hkv, n, d), and return all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        before, new = self.get_seq_length(), key_states.shape[2]
-        held = []
-        for number, states in enumerate((key_states, value_states)):
-            kept = None if self.room is None else self.room[number]
-            if kept is None or kept.shape[2] < before + new:
-                rows, heads, _, size = states.shape
-                grown = states.new_empty(rows, heads, before + new + _ROOM, size)
-                if kept is not None:
-                    grown[:, :, :before] = kept[:, :, :before]
-                kept = grown
-            kept[:, :, before : before + new] = states
-            held.append(kept)
-        keys, values = held
-        self.room = keys, values
-        self.keys, self.values = keys[:, :, : before + new], values[:, :, : before + new]
+        new, before = torch.stack((key_states, value_states)), self.get_seq_length()
+        end = before + new.shape[3]
+        if self.room is None or self.room.shape[3] < end:
+            room = new.new_empty(*new.shape[:3], end + _ROOM, new.shape[4])
+            if self.room is not None:
+                room[..., :before, :] = self.room[..., :before, :]
+            self.room = room
+        self.room[..., before:end, :] = new
+        self.keys, self.values = self.room[..., :end, :]
         return self.keys, self.values
 
 
@@ -110,12 +104,7 @@ class Written(NamedTuple):
 class Writer:
     """A base that writes texts, with the LoRA of an adapter or without, as the trainer computes it.
 
-    Args:
-        model_dir: directory of the base.
-        lora: PEFT directory of the LoRA; ``None``: none.
-
-    Raises:
-        UserError: a file is missing or damaged.
+    ``lora`` is a directory in PEFT's format.
     """
 
     def __init__(self, model_dir: Path, lora: Path | None = None) -> None:
@@ -132,14 +121,9 @@ class Writer:
     def answers(
         self, prompts: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
     ) -> list[Written]:
-        """Answer prompts.
+        """Answer prompts with the likeliest tokens, or with ``sampled`` ones at temperature 1.
 
-        Args:
-            prompts: token ids; a prompt that leaves no room for an answer in 2,048 tokens gets an
-                empty one.
-            most_tokens: of an answer.
-            sampled: whether tokens are drawn at temperature 1, from torch's generator; else they
-                are the likeliest.
+        A prompt that leaves no room for ``most_tokens`` in 2,048 gets an empty answer.
         """
         short = [i for i, tokens in enumerate(prompts) if len(tokens) + most_tokens <= _MOST_TOKENS]
         ends, found = self.tokenizer.eos_token_ids, [Written("", True)] * len(prompts)
@@ -151,18 +135,10 @@ class Writer:
         return found
 
     def draw(self, openings: Sequence[str], seed: int) -> list[str]:
-        """Draw what the model's user might say, and keep what is fit to be a prompt.
+        """Draw what the model's user might say, and return what is fit to be a prompt.
 
-        Args:
-            openings: the words that each draw begins with, which may be none; of an opening that
-                ends with a line, what follows alone has to be fit.
-            seed: of the draws.
-
-        Returns:
-            Prompts with their openings, of which no two begin alike; fewer than draws.
-
-        Raises:
-            UserError: there is no chat template, or it leaves out what the user says.
+        Each draw begins with the words of an opening, if it has any; after one that ends with a
+        line, what follows alone has to be fit. No two of the prompts begin alike.
         """
         _, asker = turn_of(self.tokenizer, None)
         before, _ = around_user(self.tokenizer)

@@ -29,12 +29,12 @@ from specstream_mlx.adapters.description import (
     tensor_file,
 )
 from specstream_mlx.errors import VOCABULARY, UserError, shown
-from specstream_mlx.files import model_headers, read_json, reason, short
+from specstream_mlx.files import check_shapes, model_headers, read_json, reason, short
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.stream_config import StreamConfig
 
-from .adapter_files import read_streams, read_tensors
+from .adapter_files import read_streams, read_tensors, shapes_of
 from .backbone import linear_layers, use_long_factors
 from .reference import SpeculativeStreamingModel
 from .training_settings import TrainSettings
@@ -49,16 +49,11 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     It computes what mlx-lm computes, see ``use_long_factors``; a model that MLX has quantized is
     expanded, and computes what it computes in MLX.
 
-    Args:
-        model_dir: the directory.
-        dtype: ``float32``; or ``bfloat16``, which its linear layers are held in. Under autocast
-            these compute in bfloat16 anyway, so they compute the same in half the memory.
-            Embeddings, and a head that is tied to them, and norms stay in float32, since hidden
-            states do.
+    With ``dtype`` bfloat16 its linear layers are held in that: under autocast they compute in it
+    anyway. Embeddings, a head that is tied to them, and norms stay in float32, as hidden states do.
 
     Raises:
-        UserError: the directory or a file in it is missing or damaged, or describes a model that
-            the MLX runtime refuses too.
+        UserError: a file is missing or damaged, or describes a model that the MLX runtime refuses.
     """
     if not os.path.isdir(model_dir):
         raise UserError(f"model directory {short(model_dir)} does not exist")
@@ -128,14 +123,7 @@ def _hold(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def base_fingerprint(model_dir: Path) -> str:
-    """The fingerprint of a base, by which an adapter knows what it was trained on.
-
-    Args:
-        model_dir: directory with the base's ``config.json``.
-
-    Raises:
-        UserError: the file is missing or is not a JSON object.
-    """
+    """The fingerprint of a base, by which an adapter knows what it was trained on."""
     return fingerprint(read_json(model_dir / "config.json"))
 
 
@@ -153,10 +141,7 @@ def load_adapter(
         directory: adapter directory, see ``adapter_files``.
         dtype: of the base's linear layers, see ``load_base``.
         config: the streams' configuration, if training changes it.
-        drops: names of tensors that are not taken.
-
-    Raises:
-        UserError: a file is missing or damaged, or the adapter was trained on another base.
+        drops: names of tensors that are left out.
     """
     found = describe(directory)
     tensors = {name: t for name, t in read_streams(found).items() if name not in drops}
@@ -206,16 +191,7 @@ def _leave_casts_to_autocast(model: PeftModel) -> None:
 
 
 def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
-    """Put the LoRA of a PEFT directory on a base model, whose layers are replaced in place.
-
-    Args:
-        base: the model that the LoRA was trained on.
-        directory: ``adapter_config.json`` and ``adapter_model.safetensors``, ``.bin`` or ``.pt``.
-
-    Raises:
-        UserError: a file is missing or damaged, or a tensor is missing, unknown or of another
-            shape than the configuration asks for.
-    """
+    """Put the LoRA of a PEFT directory on a base model, whose layers are replaced in place."""
     path = directory / LORA_CONFIG
     kind = read_json(path).get("peft_type")
     if kind != "LORA":
@@ -227,13 +203,6 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
     _leave_casts_to_autocast(model)
     path = tensor_file(directory / LORA_TENSORS)
     tensors = read_tensors(path)
-    expected = get_peft_model_state_dict(model)
-    for name in sorted(set(expected) ^ set(tensors)):
-        found = "unknown" if name in tensors else "missing"
-        raise UserError(f"{path}: tensor {name!r} is {found}, by {LORA_CONFIG}")
-    for name, tensor in expected.items():
-        shape, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
-        if shape != wanted:
-            raise UserError(f"{path}: tensor {name!r} has shape {shape}, expected {wanted}")
+    check_shapes(path, shapes_of(tensors), shapes_of(get_peft_model_state_dict(model)))
     set_peft_model_state_dict(model, tensors)
     return model.eval()  # its dropout is of its own training

@@ -19,33 +19,20 @@ LOGITS_AT_ONCE, LOGITS_AT_ONCE_ON_GPU = 1 << 22, 1 << 27
 
 @dataclass
 class Batch:
-    """Sequences padded on the right.
+    """Sequences padded on the right, in int64."""
 
-    Attributes:
-        tokens: (B, T) int64.
-        stream_from: (B,) int64, index of the first completion token, at least 1.
-        lengths: (B,) int64, at least ``stream_from + 1``.
-    """
-
-    tokens: Tensor
-    stream_from: Tensor
-    lengths: Tensor
+    tokens: Tensor  # (B, T)
+    stream_from: Tensor  # (B,), index of the first completion token, at least 1
+    lengths: Tensor  # (B,), at least ``stream_from + 1``
 
 
 @dataclass
 class Loss:
-    """A batch's loss.
-
-    Attributes:
-        total: scalar to call ``backward`` on.
-        per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, detached;
-            0 where alpha is 0.
-        pruner: scalar cross entropy in nats of the early exit, detached; 0 without one.
-    """
+    """A batch's loss: ``total`` to call ``backward`` on, and cross entropies in nats, detached."""
 
     total: Tensor
-    per_stream: Tensor
-    pruner: Tensor
+    per_stream: Tensor  # (1 + gamma,), the main stream's first; 0 where alpha is 0
+    pruner: Tensor  # of the early exit; 0 without one
 
 
 class HeadCrossEntropy(torch.autograd.Function):
@@ -96,17 +83,9 @@ def head_cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The cross entropy of each row's logits with its target.
+    """The cross entropy (n,) in nats of an LM head on ``hidden`` (n, h), which alone has gradients.
 
-    Args:
-        hidden: (n, h), what the head reads. No gradient reaches anything else.
-        head: (V, h), the LM head's weight.
-        targets: (n,) int64.
-        bias: (V,), the LM head's bias, if it has one.
-        softcap: the logits' cap, see ``softcapped``.
-
-    Returns:
-        (n,) float32, in nats.
+    The head's weight is (V, h); it has a bias (V,) and a cap, or none.
     """
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
@@ -117,12 +96,8 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     Stream 0 is the main stream. Streams run at the last prompt token and every completion token
     but the last. Each term is the mean over those of its targets that lie within the sequence and,
     of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
-    A conditioned head is given the true tokens before.
-
-    Args:
-        model: the model to train.
-        batch: sequences.
-        alphas: 1 + gamma weights, the main stream's first; a term of weight 0 is not computed.
+    A conditioned head reads the true tokens before. Of 1 + ``num_streams`` alphas a term of 0 is
+    not computed.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid, need_main=bool(alphas[0]))
@@ -158,10 +133,9 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
 def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Count right top-1 predictions on a batch; every position sees the true tokens before it.
 
-    Returns:
-        ``correct`` and ``counts``, both (gamma + 3,) int64, whose quotients are the accuracies of
-        the main stream, of streams 1 to gamma and of the pruner, and last the mean accepted length
-        of a chain draft: 1 + the streams that are right one after the other.
+    The quotients of the two results (gamma + 3,) are the accuracies of the main stream, of streams
+    1 to gamma and of the pruner, and last the mean accepted length of a chain draft: 1 + the
+    streams that are right one after the other.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid)
@@ -211,10 +185,7 @@ def places_of(vocabulary: Tensor, vocab_size: int) -> Tensor:
 def _read_before(
     model: SpeculativeStreamingModel, batch: Batch, positions: Tensor
 ) -> Tensor | None:
-    """Features (B, C, gamma, r) of the true tokens before, for a conditioned head, or ``None``.
-
-    Each token is read once, though as many positions as there are streams look at it.
-    """
+    """Features (B, C, gamma, r) of the true tokens before, each read once, or ``None``."""
     gamma = model.config.num_streams
     read = model.read(tokens_after(batch.tokens, positions, gamma))
     return None if read is None else read.unfold(1, gamma, 1).transpose(2, 3)

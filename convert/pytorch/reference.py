@@ -6,7 +6,7 @@ p + j. Shapes below: B sequences of T tokens, C positions with streams, h hidden
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -73,10 +73,7 @@ class ConditionedHead(nn.Module):
         return F.linear(normed(embeddings), half)
 
     def forward(self, features: Tensor, read: Tensor) -> Tensor:
-        """Map the streams' features (..., gamma, h), with (..., gamma, r) of ``read``, to as many.
-
-        The leading axes may be such that one is broadcast to the other.
-        """
+        """Map the streams' features (..., gamma, h) with (..., gamma, r) of ``read``."""
         features = normed(features)
         inner = F.linear(features, self.down.weight[:, : features.shape[-1]]) + read + self.biases
         return features + self.up(F.silu(inner))
@@ -88,10 +85,10 @@ def normed(x: Tensor) -> Tensor:
 
 
 class Streams(nn.Module):
-    """The trainable parts of the streams: embeddings, initialization, adapters and head.
+    """The trainable parts of the streams, named as in ``StreamConfig.tensor_shapes()``.
 
-    Parameters are named as in ``StreamConfig.tensor_shapes()``. A draft vocabulary counts in
-    training and at run time; the logits of ``SpeculativeStreamingModel`` are of all tokens.
+    A draft vocabulary counts in training and at run time; the logits of
+    ``SpeculativeStreamingModel`` are of all tokens.
     """
 
     def __init__(self, config: StreamConfig) -> None:
@@ -130,16 +127,10 @@ def _main_rows(rope: Rope, main: Tensor) -> Rope:
 
 
 def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
-    """The tokens after the first of consecutive positions, for all that look ``count`` far ahead.
+    """The tokens (B, C + count - 1) after the first of consecutive positions (B, C).
 
-    Args:
-        tokens: (B, T) int64.
-        positions: (B, C), from ``stream_positions``.
-        count: at least 1.
-
-    Returns:
-        (B, C + count - 1): windows of ``count`` of them are what follows each of the positions.
-        Past the end of ``tokens`` the last one is repeated.
+    Windows of ``count`` of them are what follows each of the positions. Past the end of ``tokens``
+    (B, T) the last one is repeated.
     """
     steps = torch.arange(1, positions.shape[1] + count, device=positions.device)
     return gather_rows(tokens, (positions[:, :1] + steps).clamp(max=tokens.shape[1] - 1))
@@ -147,39 +138,23 @@ def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
 
 @dataclass
 class Trunk:
-    """The hidden states before the final norm.
+    """The hidden states before the final norm; those of single layers only if asked for."""
 
-    Attributes:
-        seed: (B, T, h), the main stream's input to the first MSA layer.
-        main: (B, T, h), the main stream after the last layer, or ``None`` if it was not wanted.
-        streams: (B, C, gamma, h), the streams after the last layer.
-        main_layers: the main stream after every layer; empty if not asked for.
-        stream_layers: the streams at their start and after every MSA layer; empty if not asked for.
-    """
-
-    seed: Tensor
-    main: Tensor | None
-    streams: Tensor
-    main_layers: list[Tensor] = field(default_factory=list)
-    stream_layers: list[Tensor] = field(default_factory=list)
+    seed: Tensor  # (B, T, h), the main stream's input to the first MSA layer
+    main: Tensor | None  # (B, T, h) after the last layer, or None if it was not wanted
+    streams: Tensor  # (B, C, gamma, h) after the last layer
+    main_layers: list[Tensor]  # after every layer
+    stream_layers: list[Tensor]  # at their start, and after every MSA layer
 
 
 @dataclass
 class StreamOutput:
-    """The result of a forward pass of ``SpeculativeStreamingModel``.
+    """The result of a forward pass of ``SpeculativeStreamingModel``."""
 
-    Attributes:
-        main_logits: (B, T, V).
-        stream_logits: (B, C, gamma, V); those of a conditioned head on the true tokens before.
-        positions: (B, C) int64, where the streams ran.
-        valid: (B, C) bool, False where ``positions`` is padding.
-        trunk: the hidden states that the logits come from.
-    """
-
-    main_logits: Tensor
-    stream_logits: Tensor
-    positions: Tensor
-    valid: Tensor
+    main_logits: Tensor  # (B, T, V)
+    stream_logits: Tensor  # (B, C, gamma, V), of a conditioned head on the true tokens before
+    positions: Tensor  # (B, C) int64, where the streams ran
+    valid: Tensor  # (B, C) bool, False where ``positions`` is padding
     trunk: Trunk
 
 
@@ -188,13 +163,8 @@ class SpeculativeStreamingModel(nn.Module):
 
     Streams share the base's attention, norms and head: they are further rows that pass through the
     same layers (see ``Backbone``) with another attention and another MLP. Only the streams, the
-    pruner and (in shared mode) LoRA weights are trainable; every other parameter of ``base`` is
-    frozen here.
-
-    Args:
-        base: a causal language model of a tested architecture; PEFT may have put LoRA on it, which
-            stays as it is in lossless mode.
-        config: the configuration of the streams.
+    pruner and (in shared mode) LoRA weights are trainable; every other parameter of ``base``, on
+    which PEFT may have put LoRA, is frozen here.
 
     Raises:
         UserError: ``base`` is of another architecture or has other sizes than ``config``, or it
@@ -240,11 +210,8 @@ class SpeculativeStreamingModel(nn.Module):
     ) -> StreamOutput:
         """Run the main stream, and the streams from ``stream_from - 1`` to the last token.
 
-        Args:
-            tokens: (B, T) int64, padded on the right.
-            stream_from: (B,) int64, index of the first completion token, at least 1.
-            lengths: (B,) int64, number of tokens of each sequence.
-            keep_layers: also return the hidden states after every layer.
+        The arguments are those of a ``Batch``; ``keep_layers`` also returns the hidden states
+        after every layer.
         """
         positions, valid = stream_positions(stream_from, lengths)
         trunk = self.trunk(tokens, positions, valid, keep_layers=keep_layers)
@@ -258,15 +225,9 @@ class SpeculativeStreamingModel(nn.Module):
         return self.backbone.logits(self.backbone.norm(hidden))
 
     def stream_logits(self, streams: Tensor, before: Tensor) -> Tensor:
-        """The streams' logits when the tokens before those that they predict are given.
+        """The logits (..., gamma, V) of the streams (..., gamma, h) after the last layer.
 
-        Args:
-            streams: (..., gamma, h), the streams after the last layer.
-            before: (..., gamma) int64; stream j predicts what follows the j-th of them. Plain heads
-                do not read it.
-
-        Returns:
-            (..., gamma, V).
+        Stream j predicts what follows the j-th of ``before`` (..., gamma); plain heads ignore it.
         """
         return self.logits(self.conditioned(streams, self.read(before)))
 
@@ -276,12 +237,7 @@ class SpeculativeStreamingModel(nn.Module):
         return None if head is None else head.read(self.backbone.embedding(tokens))
 
     def conditioned(self, streams: Tensor, read: Tensor | None) -> Tensor:
-        """The streams (..., gamma, h) as final norm and LM head see them.
-
-        Args:
-            streams: after the last layer.
-            read: (..., gamma, r) of ``read``, of the tokens before; ``None`` with plain heads.
-        """
+        """The streams (..., gamma, h) as final norm and LM head see them, see ``read``."""
         head = self.streams.head
         return streams if read is None or head is None else head(streams, read)
 
@@ -290,11 +246,8 @@ class SpeculativeStreamingModel(nn.Module):
         return self.backbone.logits(self.early_exit_hidden(seed))
 
     def early_exit_hidden(self, seed: Tensor) -> Tensor:
-        """The hidden states that the LM head reads for ``early_exit_logits``: (..., h) to (..., h).
-
-        ``seed`` is detached, so that the pruner's loss trains the pruner alone.
-        """
-        seed = seed.detach()
+        """The hidden states (..., h) that the LM head reads for ``early_exit_logits``."""
+        seed = seed.detach()  # the pruner's loss trains the pruner alone
         return self.backbone.norm(seed + self.pruner(seed))
 
     def trunk(
@@ -306,14 +259,10 @@ class SpeculativeStreamingModel(nn.Module):
         need_main: bool = True,
         keep_layers: bool = False,
     ) -> Trunk:
-        """Run all layers, without the final norm and the head.
+        """Run all layers on ``tokens`` (B, T), with streams at ``positions``; no norm, no head.
 
-        Args:
-            tokens: (B, T) int64, padded on the right.
-            positions, valid: (B, C), from ``stream_positions``.
-            need_main: whether to compute the main stream's last MLP, which no stream reads, and,
-                where the main stream does not train, its last attention.
-            keep_layers: whether to fill ``main_layers`` and ``stream_layers``.
+        ``need_main``: whether to compute the main stream's last MLP, which no stream reads, and,
+        where the main stream does not train, its last attention.
         """
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled()
@@ -385,7 +334,7 @@ class SpeculativeStreamingModel(nn.Module):
             streams: before the layer.
             own_queries: (B, C, Hq, d) of the main rows of the streams, where these select keys
                 or the main stream sees its streams.
-            positions: (B, C) int64, where the streams are.
+            positions: (B, C), where the streams are.
 
         Returns:
             The streams after it, and the attention output (B, C, Hq, d) of their main rows, if

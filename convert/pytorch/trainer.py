@@ -11,17 +11,19 @@ and the checkpoint ``OUT/checkpoint.pt``, from which ``--resume`` continues. Wit
 directory that holds an earlier run is refused.
 """
 
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from typing import Any
 
-from .required_packages import import_or_exit
-
-if __name__ == "__main__":
-    import_or_exit()
-import torch
+try:
+    import peft  # noqa: F401
+    import torch
+    from transformers import PreTrainedModel
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'")
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.errors import VOCABULARY, UserError
@@ -29,7 +31,7 @@ from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.batches import Item, most_frequent
-from specstream_mlx.train.settings import LearningRates, default_alphas
+from specstream_mlx.train.settings import default_alphas
 
 from .adapter_files import check_adapter_replaceable, write_adapter
 from .backbone import Backbone
@@ -75,14 +77,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
 
 
 def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
-    """Train an adapter and write it.
-
-    Args:
-        settings: the run's settings.
-        on_step: see ``OnStep``.
-
-    Returns:
-        The adapter directory, ``settings.output / "adapter"``.
+    """Train an adapter and write it to the directory that is returned.
 
     Raises:
         UserError: a setting is out of range or does not fit the base, a file cannot be read or
@@ -118,7 +113,12 @@ def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.
         loss = n_gram_loss(model, batch, alphas)
         return loss.total, {"per_stream": loss.per_stream.tolist(), "pruner": loss.pruner.item()}
 
-    trained = Trained(weights, _by_rate(peaks, weights), peaks.streams, pruner)
+    rates: dict[float, list[str]] = {}
+    for name in weights:
+        rate = peaks.lora if name.startswith("base.") else peaks.streams
+        rate = peaks.embeddings if name == "streams.embeddings" else rate
+        rates.setdefault(rate, []).append(name)
+    trained = Trained(weights, rates, peaks.streams, pruner)
     step = run_steps(settings, items, trained, loss_of, on_step)
     if held_out:
         with autocast(settings, device):
@@ -130,17 +130,6 @@ def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.
             f"pruner {accuracy['pruner']:.1%}; chain {accuracy['chain']:.2f} tokens"
         )
     return model
-
-
-def _by_rate(peaks: LearningRates, names: Iterable[str]) -> dict[float, list[str]]:
-    """The names of the parameters by learning rate."""
-    rates: dict[float, list[str]] = {}
-    for name in names:
-        rate = peaks.lora if name.startswith("base.") else peaks.streams
-        if name == "streams.embeddings":
-            rate = peaks.embeddings
-        rates.setdefault(rate, []).append(name)
-    return rates
 
 
 def _train_lora(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Module:
@@ -186,11 +175,6 @@ def evaluate(
     model: SpeculativeStreamingModel, items: list[Item], batch_size: int
 ) -> dict[str, Any]:
     """Measure how often main stream, streams and pruner predict the data's next token.
-
-    Args:
-        model: the model.
-        items: every position sees the item's own tokens before it.
-        batch_size: items computed at once.
 
     Returns:
         ``main``, ``streams`` (a list) and ``pruner``: shares of right top-1 predictions; and

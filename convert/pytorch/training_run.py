@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from specstream_mlx.errors import UserError, check_integer, is_number, shown
+from specstream_mlx.errors import UserError
 from specstream_mlx.files import append, check_shapes, read_json, staged_file
 from specstream_mlx.loading import read_tokenizer
 from specstream_mlx.terminal.notes import note
@@ -21,6 +21,7 @@ from specstream_mlx.train.data import read_split
 from specstream_mlx.train.optimizer import warm_up_updates
 from specstream_mlx.train.settings import check_identity
 
+from .adapter_files import shapes_of
 from .losses import Batch
 from .training_settings import RunSettings
 
@@ -35,27 +36,19 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 @dataclass(frozen=True)
 class Trained:
-    """The parameters of a run.
-
-    Attributes:
-        weights: by name.
-        rates: their names by the peak of their learning rate.
-        peak: that peak that the log has.
-        apart: those whose gradients are clipped apart from the others'.
-    """
+    """The parameters of a run."""
 
     weights: Mapping[str, Parameter]
     rates: Mapping[float, Sequence[str]]
+    """Their names by the peak of their learning rate."""
     peak: float
+    """That of the log."""
     apart: Sequence[Parameter] = ()
+    """Those whose gradients are clipped apart from the others'."""
 
 
 def begin(settings: RunSettings, result: Path) -> None:
-    """Seed torch's generator for a run that writes the directory ``result`` in the end.
-
-    Raises:
-        UserError: the output holds an earlier run that is not resumed.
-    """
+    """Seed a run that writes the directory ``result``, and refuse an earlier run's output."""
     for path in (result, settings.output / CHECKPOINT, settings.output / LOG):
         there = path.exists() and not (path.is_dir() and not any(path.iterdir()))
         if there and not settings.resume:
@@ -87,11 +80,7 @@ def is_quick_in_bf16(device: torch.device) -> bool:
 def load_items(
     settings: RunSettings, template: str | None, vocab_size: int
 ) -> tuple[list[Item], list[Item]]:
-    """Read the training data of a run, and its held-out data, if it has any; see ``read_split``.
-
-    Raises:
-        UserError: a file or the tokenizer cannot be read, or holds a token that the base lacks.
-    """
+    """Read the training data of a run, and its held-out data, if it has any; see ``read_split``."""
     tokenizer = read_tokenizer(settings.model, read_json(settings.model / "config.json"))
     sets: list[list[Item]] = []
     for path in (settings.data, settings.valid_data):
@@ -122,20 +111,9 @@ def run_steps(
     loss_of: LossOf,
     on_step: OnStep | None = None,
 ) -> int:
-    """Train until the run's end; log and checkpoints go to its output.
+    """Train until the run's end, with log and checkpoints; returns the number of steps done.
 
-    Args:
-        settings: the run's.
-        items: the training data.
-        trained: the parameters.
-        loss_of: computes the loss of a batch, under autocast.
-        on_step: see ``OnStep``.
-
-    Returns:
-        The number of steps done.
-
-    Raises:
-        UserError: a file cannot be written, or the checkpoint that is resumed not be read.
+    ``loss_of`` is called under autocast.
     """
     device, weights = training_device(), trained.weights
     groups = [{"params": [weights[name] for name in names]} for names in trained.rates.values()]
@@ -156,7 +134,6 @@ def run_steps(
     started = time.monotonic() - elapsed_before
 
     def done() -> float:
-        """The share of the run that is done, from 0 to 1."""
         by_steps = step / iters if iters else 0.0
         minutes = (time.monotonic() - started) / 60
         return max(by_steps, minutes / settings.time_limit if settings.time_limit else 0.0)
@@ -201,9 +178,6 @@ def log_held_out(settings: RunSettings, step: int, accuracy: Mapping[str, Any]) 
     append(settings.output / LOG, json.dumps({"step": step, "held_out": accuracy}) + "\n")
 
 
-# Checkpoints ------------------------------------------------------------------------------------
-
-
 def _save(
     settings: RunSettings,
     weights: Mapping[str, Parameter],
@@ -235,36 +209,15 @@ def _restore(
         raise UserError(f"nothing to resume: {path} does not exist")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        found, step, seconds = dict(state["settings"]), state["step"], state["seconds"]
-        moments = state["optimizer"]["state"]
-        check_integer("step", step, least=0, most=2**63 - 1)
-        if not (is_number(seconds) and seconds >= 0):
-            raise UserError(f"seconds is {shown(seconds)}")
-    except UserError as error:
-        raise UserError(f"{path} is not a readable checkpoint: {error}") from None
-    except Exception as error:  # torch.load raises what the damaged bytes lead to
-        raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
-    check_identity(path, found, settings.identity())
-    # The groups are this run's own: they hold settings, which are the same.
-    groups = optimizer.state_dict()["param_groups"]
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    try:
-        shapes = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
-        check_shapes(path, shapes, {name: tuple(p.shape) for name, p in weights.items()})
-        for number, tensors in moments.items():
-            shape = tuple(trained[number].shape)
-            expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-            if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
-                raise ValueError
-        if step and not moments:
-            raise ValueError
+        check_identity(path, state["settings"], settings.identity())
+        check_shapes(path, shapes_of(state["weights"]), shapes_of(weights))
         with torch.no_grad():
             for name, parameter in weights.items():
                 parameter.copy_(state["weights"][name])
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
+        return state["step"], state["seconds"]
     except UserError:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path} does not fit this run: {type(error).__name__}") from None
-    return step, seconds
+    except Exception as error:  # torch raises what the damaged bytes lead to
+        raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None

@@ -71,11 +71,7 @@ class RunSettings(Resumable):
     )
 
     def check_run(self) -> None:
-        """Check which of these go together.
-
-        Raises:
-            UserError: two exclude each other.
-        """
+        """Check which of these go together."""
         if self.dtype == "bfloat16" and self.bf16 is False:
             raise UserError(
                 "dtype is 'bfloat16' and bf16 is off, expected float32 where that is computed in"
@@ -103,11 +99,7 @@ class TrainSettings(StreamSettings, RunSettings):
     )
 
     def check(self) -> None:
-        """Check all that can be checked without reading a file.
-
-        Raises:
-            UserError: a setting is out of range, or two exclude each other.
-        """
+        """Check all that can be checked without reading a file."""
         self.check_streams()
         self.check_run()
         if self.lora_alone and self.init_adapter is not None:

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 from specstream_mlx.convert.demo_model import errors, mixture, tasks
-from specstream_mlx.convert.demo_model.longer_inputs import longer
 
 WRITTEN = [task for task in tasks.TASKS if task != "proofread"]
 
@@ -137,7 +136,7 @@ def test_errors_that_people_make_are_among_them(text, kind, wrong):
 def test_longer_inputs_are_letters_lists_and_conversations(typed_runs):
     rng = random.Random(5)
     for task in tasks.TASKS:
-        texts = [longer(rng, task) for _ in range(40)]
+        texts = [mixture.longer(rng, task) for _ in range(40)]
         assert len(set(texts)) == 40
         assert not [text for text in texts if shared(text, typed_runs)]
         short = [mixture.draw(rng, task).content for _ in range(40)]

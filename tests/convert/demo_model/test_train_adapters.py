@@ -39,15 +39,15 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     """To other texts than its LoRA learned from."""
     calls, work = [], making.work
     monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
-    monkeypatch.setattr(train_adapters, "write_answers_of", lambda *given: calls.append(given))
+    monkeypatch.setattr(train_adapters, "write_answers", lambda *given: calls.append(given))
     monkeypatch.setattr(train_adapters, "train", lambda settings: calls.append(settings))
     options = replace(making, items=300, task_answers=200, batch_size=3)
     lora = work / "concise-lora" / "adapter"
     lora.mkdir(parents=True)
     (lora / "adapter_config.json").write_text("{}")
     train_adapters.main(parts=["concise"], options=options)
-    (writer, directory, task, texts), found = calls
-    assert (writer, task) == ((NOWHERE, lora), "concise")
+    (writer, texts, directory, _, template), found = calls
+    assert (writer, template) == ((NOWHERE, lora), tasks.prompt_template("concise"))
     assert len(texts) == len(set(texts)) == 200
     assert set(prompts_of(work / "concise.jsonl")).isdisjoint(texts)
     assert (found.data, found.valid_data) == (directory / "train.jsonl", directory / "valid.jsonl")
@@ -59,30 +59,34 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
 def test_streams_learn_what_the_base_answered(making):
     with pytest.raises(UserError, match="unknown part 'base', expected answers, streams, proof"):
         train_adapters.main(parts=["base"], options=making)
-    found = train_adapters.stream_settings("streams", making, None)
+    found = train_adapters.stream_settings("streams", making)
     found.check()
     assert (found.mode, found.data.parent) == ("lossless", train_adapters.ANSWERS)
     learned, tried = (set(prompts_of(path)) for path in (found.data, found.valid_data))
     assert len(learned) > 1000 and tried and not learned & tried
     (making.work / "answers").mkdir()
-    found = train_adapters.stream_settings("streams", making, None)
+    found = train_adapters.stream_settings("streams", making)
     assert found.data.parent == making.work / "answers"
 
 
 def test_finished_parts_are_bundled_unless_one_is_too_large(tmp_path, monkeypatch):
     bytes_of = {"streams": 1000, "sql": 1000}
 
-    def copied(source, base, target):
-        target.mkdir(parents=True)
+    def converted(source, base, target, **_):
+        target.mkdir(parents=True, exist_ok=True)
+        config = {"speculative_streaming": {"base_model": "/somewhere"}}
+        (target / "adapter_config.json").write_text(json.dumps(config))
         (target / "weights").write_bytes(bytes(bytes_of[source.parent.name]))
 
-    monkeypatch.setattr(bundle, "copy_adapter", copied)
+    monkeypatch.setattr(bundle, "convert_adapter", converted)
     monkeypatch.setattr(bundle.demonstration, "base_path", lambda: None)
     for part in bytes_of:
         (tmp_path / "work" / part / "adapter").mkdir(parents=True)
     sizes = bundle.bundle(tmp_path / "work", tmp_path / "out")
-    assert sizes == {"streams": 1000, "adapters/sql": 1000}
-    assert (tmp_path / "out" / "adapters" / "sql" / "weights").stat().st_size == 1000
+    assert sizes.keys() == {"streams", "adapters/sql"}
+    assert (tmp_path / "out" / "streams" / "weights").stat().st_size == 1000
+    config = json.loads((tmp_path / "out" / "adapters/sql" / "adapter_config.json").read_text())
+    assert config["speculative_streaming"]["base_model"] == bundle.demonstration.REPOSITORY
     bytes_of["streams"] = 2_000_000
     with pytest.raises(UserError, match="streams has 2,"):
         bundle.bundle(tmp_path / "work", tmp_path / "other")
