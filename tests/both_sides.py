@@ -36,7 +36,7 @@ class Sides:
             torch.manual_seed(0)
             targets = linear_layers(base)
             base = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
-        self.torch_model = tiny_model(mode, base=base.eval(), lora=False, **fields)
+        self.torch_model = tiny_model(mode, base=base.eval(), **fields)
         self.model, _ = read_model(directory)
         self.config = read_config(directory)
         self.model.freeze()

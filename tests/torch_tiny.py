@@ -1,29 +1,33 @@
-"""Tiny random Llamas with streams, and what to train them on, for the tests of the PyTorch side."""
+"""Tiny random Llamas with streams in PyTorch, and what they learn soon."""
 
 import json
 import random
 
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
+from specstream_mlx.convert.to_mlx.base import convert_base
+from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share
 
+CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def tiny_llama(*, layers=3, heads=4, kv_heads=2, tied=True, vocab=50) -> LlamaForCausalLM:
+def tiny_llama(*, tied=True, vocab=50) -> LlamaForCausalLM:
     """A random Llama of hidden size 32, its weights large enough for spread-out logits."""
     config = LlamaConfig(
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=8,
         vocab_size=vocab,
         tie_word_embeddings=tied,
@@ -34,21 +38,20 @@ def tiny_llama(*, layers=3, heads=4, kv_heads=2, tied=True, vocab=50) -> LlamaFo
 
 
 def tiny_model(
-    mode="lossless", *, seed=0, lora=None, trained=True, base=None, **overrides
+    mode="lossless", *, trained=True, base=None, **overrides
 ) -> SpeculativeStreamingModel:
-    """A model with streams; ``trained`` replaces the zeros of the start by random values."""
-    torch.manual_seed(seed)
+    """A model with streams; ``trained`` replaces the zeros of the start by random values.
+
+    In shared mode a base without LoRA is given some.
+    """
+    torch.manual_seed(0)
     fields = {"mode": mode, "num_msa_layers": 2, "num_streams": 3, "pruner_rank": 4}
     if mode == "lossless":
         fields |= {"stream_mlp": "adapter", "stream_adapter_rank": 4}
-    fields |= overrides
     base = base or tiny_llama()
-    config = StreamConfig(
-        hidden_size=base.config.hidden_size,
-        num_hidden_layers=base.config.num_hidden_layers,
-        **fields,
-    )
-    if lora if lora is not None else mode == "shared":
+    sizes = {name: getattr(base.config, name) for name in ("hidden_size", "num_hidden_layers")}
+    config = StreamConfig(**sizes, **fields | overrides)
+    if mode == "shared" and not hasattr(base, "peft_config"):
         base = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=LINEAR)).eval()
     model = SpeculativeStreamingModel(base, config).eval()
     if trained:
@@ -59,11 +62,10 @@ def tiny_model(
     return model
 
 
-def tiny_batch(*, seed=0, vocab=50, lengths=(9, 12, 7), stream_from=(4, 5, 1)) -> Batch:
+def tiny_batch(*, vocab=50) -> Batch:
     """Random sequences of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, vocab, (len(lengths), max(lengths)), generator=generator)
-    return Batch(tokens, torch.tensor(stream_from), torch.tensor(lengths))
+    tokens = torch.randint(0, vocab, (3, 12), generator=torch.Generator().manual_seed(0))
+    return Batch(tokens, torch.tensor([4, 5, 1]), torch.tensor([9, 12, 7]))
 
 
 def tiny_completions(path):
@@ -75,3 +77,25 @@ def tiny_completions(path):
         lines.append(json.dumps({"prompt": " ".join(words), "completion": "the team " + words[0]}))
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory):
+    """A tied Llama in Hugging Face's format."""
+    directory = tmp_path_factory.mktemp("tied") / "hf"
+    torch.manual_seed(0)
+    tiny_llama(vocab=VOCAB_SIZE).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tied_mlx(tied):
+    """``tied`` in MLX format."""
+    convert_base(tied, tied.parent / "mlx")
+    return tied.parent / "mlx"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")

@@ -2,8 +2,8 @@
 
 import pytest
 from specstream_mlx.convert.to_mlx.base import convert_base
-from tied_llama import data, tied, tied_mlx  # noqa: F401
 from tiny_peft import untied_llama
+from torch_tiny import data, tied, tied_mlx  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,3 @@
 """What the rivals' trainer trains on."""
 
-from tied_llama import data, tied, tied_mlx  # noqa: F401
+from torch_tiny import data, tied, tied_mlx  # noqa: F401

@@ -21,46 +21,29 @@ NEWS = [f"Satz {at} von heute steht hier ganz allein." for at in range(30)]
 SENTENCES = (
     "'' It '' was short , wasn 't it ( or not ) .\t'' It '' was short . <::::> Wasn 't it ?\n"
 )
+TASK = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
 
 
 def node(role, text, *replies):
     return {"text": text, "role": role, "replies": list(replies)}
 
 
-TREE = node(
-    "prompter",
-    "Name a fish.",
-    node("assistant", "Pike.", node("prompter", "Another one?"), node("prompter", "Is it big?")),
-)
-MESSAGES = [
-    {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
-    for name, parent, text, role in (
-        ("a", None, "Can rust be removed?", "prompter"),
-        ("b", "a", "Yes.", "assistant"),
-        ("c", "b", "How?", "prompter"),
-    )
-]
-TURNS = [
-    {"speaker": speaker, "utterance": text, "frames": [{"actions": [{"act": act}]}]}
-    for speaker, text, act in (
-        ("USER", "I want to eat.", "INFORM_INTENT"),
-        ("SYSTEM", "Where?", "REQUEST"),
-        ("USER", "In Oakland.", "INFORM"),
-        ("SYSTEM", "Take Rosa's.", "OFFER"),
-        ("USER", "Fine.", "AFFIRM"),
-        ("USER", "What is their address?", "REQUEST"),
-    )
-]
-TASK = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
+def message(name, parent, text, role):
+    return {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
 
 
-def passage(at):
-    qas = [{"question": f"What is number {at}.{number}?"} for number in range(4)]
-    return {"context": f"Passage {at} tells much.", "qas": qas}
+def turn(speaker, text, act):
+    return {"speaker": speaker, "utterance": text, "frames": [{"actions": [{"act": act}]}]}
 
 
 def article(at):
-    passages = [passage(name) for name in (at, -at, f"{at}x", f"{at}y")]
+    passages = [
+        {
+            "context": f"Passage {name} tells much.",
+            "qas": [{"question": f"What is number {name}.{number}?"} for number in range(4)],
+        }
+        for name in (at, -at, f"{at}x", f"{at}y")
+    ]
     return {"title": f"A_{at}", "paragraphs": passages}
 
 
@@ -69,43 +52,64 @@ def query(table, question, *columns):
     return {"sentences": [{"original": question, "table-id": table}], "sql": [f"SELECT {named} ;"]}
 
 
+QUERIES = [
+    query("1-7-2", "Who won?", "WINNER", "YEAR", "SERIES/RANK"),
+    query("1-7-3", "Who lost?", "LOSER"),
+]
+REPLIES = node("prompter", "Another one?"), node("prompter", "Is it big?")
+TREE = node("prompter", "Name a fish.", node("assistant", "Pike.", *REPLIES))
+MESSAGES = [
+    message("a", None, "Can rust be removed?", "prompter"),
+    message("b", "a", "Yes.", "assistant"),
+    message("c", "b", "How?", "prompter"),
+]
+TURNS = [
+    turn("USER", "I want to eat.", "INFORM_INTENT"),
+    turn("SYSTEM", "Where?", "REQUEST"),
+    turn("USER", "In Oakland.", "INFORM"),
+    turn("SYSTEM", "Take Rosa's.", "OFFER"),
+    turn("USER", "Fine.", "AFFIRM"),
+    turn("USER", "What is their address?", "REQUEST"),
+]
+CHATS = "Open-Assistant/model/model_eval/manual/data"
+NEWS_FILES = ["src.eng", *(f"ref.{code}" for code, _ in prompt_sources.LANGUAGES.values())]
+FILES = {
+    "NTREX/DOCUMENT_IDS.tsv": "".join(f"news.{at // 3}\n" for at in range(30)),
+    **{f"NTREX/NTREX-128/newstest2019-{name}.txt": "\n".join(NEWS) for name in NEWS_FILES},
+    "text2sql-data/data/wikisql.json.bz2": bz2.compress(json.dumps(QUERIES).encode()),
+    **{f"wiki-split/{name}.tsv": SENTENCES for name in ("tune", "validation")},
+    "xquad/xquad.en.json": {"data": [article(1), article(2)]},
+    f"{CHATS}/en_100_tree.jsonl": {"prompt": TREE},
+    f"{CHATS}/en_100_text.jsonl": json.dumps("Name a fish."),
+    f"{CHATS}/prompt_lottery_en_250_text.jsonl": json.dumps("Why is the sky blue?"),
+    "Open-Assistant/backend/test_data/realistic/realistic_seed_data.json": MESSAGES,
+    "self-instruct/data/seed_tasks.jsonl": TASK,
+    "self-instruct/human_eval/user_oriented_instructions.jsonl": TASK,
+    "awesome-chatgpt-prompts/prompts.csv": '"act","prompt"\n"Tea","Be ""the"" tea,\nplease."\n',
+    **{
+        f"dstc8-schema-guided-dialogue/train/dialogues_{at:03}.json": [
+            {"dialogue_id": f"{at}_0", "turns": TURNS}
+        ]
+        for at in (*range(1, 37), *range(95, 104))
+    },
+}
+"""A few lines of each source, in the form that it has."""
+
+
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory):
-    """A few lines of each source, in the form that it has."""
     root = tmp_path_factory.mktemp("clones")
-    samples = "Open-Assistant/model/model_eval/manual/data"
-    seeds = "Open-Assistant/backend/test_data/realistic/realistic_seed_data.json"
-    dialogues = "dstc8-schema-guided-dialogue/train/dialogues_"
-    tables = [
-        query("1-7-2", "Who won?", "WINNER", "YEAR", "SERIES/RANK"),
-        query("1-7-3", "Who lost?", "LOSER"),
-    ]
-    codes = [f"newstest2019-ref.{code}" for code, _ in prompt_sources.LANGUAGES.values()]
-    files = {
-        "NTREX/DOCUMENT_IDS.tsv": "".join(f"news.{at // 3}\n" for at in range(30)),
-        **{f"NTREX/NTREX-128/{n}.txt": "\n".join(NEWS) for n in ("newstest2019-src.eng", *codes)},
-        "text2sql-data/data/wikisql.json.bz2": bz2.compress(json.dumps(tables).encode()),
-        **{f"wiki-split/{name}.tsv": SENTENCES for name in ("tune", "validation")},
-        "xquad/xquad.en.json": {"data": [article(1), article(2)]},
-        f"{samples}/en_100_tree.jsonl": {"prompt": TREE},
-        f"{samples}/en_100_text.jsonl": json.dumps("Name a fish."),
-        f"{samples}/prompt_lottery_en_250_text.jsonl": json.dumps("Why is the sky blue?"),
-        seeds: MESSAGES,
-        "self-instruct/data/seed_tasks.jsonl": TASK,
-        "self-instruct/human_eval/user_oriented_instructions.jsonl": TASK,
-        "awesome-chatgpt-prompts/prompts.csv": '"act","prompt"\n"Tea","Be ""the"" tea,\nplease."\n',
-        **{
-            f"{dialogues}{at:03}.json": [{"dialogue_id": f"{at}_0", "turns": TURNS}]
-            for at in (*range(1, 37), *range(95, 104))
-        },
-    }
-    for place, value in files.items():
+    for place, value in FILES.items():
         path = root / place
         path.parent.mkdir(parents=True, exist_ok=True)
         if not isinstance(value, str | bytes):
             value = json.dumps(value)
         path.write_bytes(value if isinstance(value, bytes) else value.encode())
     return root
+
+
+def texts_of(lines):
+    return [line.get("prompt", line.get("turns")) for line in lines]
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def made(clones, monkeypatch):
         monkeypatch.setitem(SOURCES, name, {**SOURCES[name], "held_out": 0})
         train, valid = lines_of(name, clones, set())
         assert not valid
-        return [line.get("prompt", line.get("turns")) for line in train]
+        return texts_of(train)
 
     return lines
 
@@ -129,8 +133,7 @@ def test_sources_become_prompts_as_people_write_them(made):
     rows = [list(map(int, re.findall(r"Satz (\d+)", prompt))) for prompt in translations]
     assert max(map(len, rows)) > 1
     for row in rows:
-        assert row == list(range(row[0], row[-1] + 1))
-        assert row[0] // 3 == row[-1] // 3
+        assert row == list(range(row[0], row[-1] + 1)) and row[0] // 3 == row[-1] // 3
     (query,) = made("wikisql")
     for word in ("Who won?", "table_1_7_2", "winner", "year", "series_rank"):
         assert word in query
@@ -147,22 +150,17 @@ def test_sources_become_prompts_as_people_write_them(made):
 
 def test_conversations_are_those_of_people_or_have_follow_ups(made):
     found = made("oasst")
-    for turns in (["Name a fish.", "Another one?"], ["Name a fish.", "Is it big?"]):
-        assert turns in found
+    for second in ("Another one?", "Is it big?"):
+        assert ["Name a fish.", second] in found
     assert ["Can rust be removed?", "How?"] in found
     followed = [turns for turns in found if turns[0] == "Why is the sky blue?"]
     followed += made("self-instruct") + made("awesome-chatgpt-prompts")
     firsts = {"Why is the sky blue?", "Find the verb.\n\nShe reads.", 'Be "the" tea,\nplease.'}
     assert {turns[0] for turns in followed} == firsts
     for turns in followed:
-        assert 2 <= len(turns) <= 3
-        assert set(turns[1:]) <= set(WORDINGS["follow_ups"])
+        assert 2 <= len(turns) <= 3 and set(turns[1:]) <= set(WORDINGS["follow_ups"])
     asked = ["I want to eat.", "In Oakland.", "What is their address?"]
     assert sorted(made("dstc8")) == [asked[:2], asked]
-
-
-QUESTION = "Pfandhäuser boomen in Singapur , da die Krise in der Mittelschicht angekommen ist"
-SECOND = "Now explain to me how the tides of the sea come about"
 
 
 @pytest.fixture
@@ -178,55 +176,44 @@ def planted(clones, monkeypatch):
     return draw
 
 
+QUESTION = "Pfandhäuser boomen in Singapur , da die Krise in der Mittelschicht angekommen ist"
+SECOND = "Now explain to me how the tides of the sea come about"
+WORDS = QUESTION.replace(" ,", "").split()
+
+
 @pytest.fixture
 def never(tmp_path):
+    """Questions as Spec-Bench has them."""
     path = tmp_path / "question.jsonl"
     turns = ["What?", f"Translate German to English: {QUESTION}", SECOND]
     path.write_text(json.dumps({"question_id": 1, "turns": turns}) + "\n")
     return path
 
 
-WORDS = QUESTION.replace(" ,", "").split()
-
-
-@pytest.mark.parametrize(
-    ("line", "stays"),
-    [
-        (f"Say it in English: {QUESTION}", False),
-        (" ".join(WORDS[2:10]), False),
-        (" ".join(WORDS[2:9]), True),
-        ("-".join(WORDS).upper() + "!", False),
-        (["Hello.", SECOND], False),
-    ],
-)
-def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never, line, stays):
-    lines = [(0, "Something else."), (1, line)]
-    assert len(planted(lines)[0]) == 2
+def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never):
+    leaks = [
+        f"Say it in English: {QUESTION}",
+        " ".join(WORDS[2:10]),
+        "-".join(WORDS).upper() + "!",
+        ["Hello.", SECOND],
+    ]
+    fine = ["Something else.", " ".join(WORDS[2:9])]
+    lines = list(enumerate(leaks + fine))
+    assert len(planted(lines)[0]) == len(lines)
     train, _ = planted(lines, runs_in(never))
-    assert [one.get("prompt", one.get("turns")) for one in train].count(line) == stays
-    assert len(train) == 1 + stays
+    assert sorted(texts_of(train)) == sorted(fine)
 
 
-def test_what_is_held_out_is_of_other_origins(planted):
+def test_lines_fit_are_said_once_and_held_out_by_origin(planted):
     lines = [(at // 4, f"Line {at}.") for at in range(80)]
     train, valid = planted(lines, held_out=5, weight=60)
     origins = [{int(line["prompt"][5:-1]) // 4 for line in part} for part in (train, valid)]
     assert (len(train), len(valid)) == (60, 5)
     assert not origins[0] & origins[1]
     assert planted(lines, held_out=5, weight=60) == (train, valid)
-
-
-def test_a_clone_that_is_not_there_is_named(tmp_path):
-    url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
-    sentence = rf"xquad: .*xquad\.en\.json is missing.*; expected a clone of {url}"
-    with pytest.raises(UserError, match=sentence):
-        lines_of("xquad", tmp_path, set())
-
-
-def test_nothing_empty_too_long_or_twice(planted):
     lines = ["Once.", "Once.", " ", "x" * 5201, ["Once.", ""], ["y" * 2600, "z" * 2600], "x" * 5200]
     train, _ = planted(enumerate(lines))
-    assert sorted(len(line["prompt"]) for line in train) == [5, 5200]
+    assert sorted(map(len, texts_of(train))) == [5, 5200]
 
 
 def test_the_command_writes_both_files_without_what_may_never_be_there(clones, never, tmp_path):
@@ -238,10 +225,12 @@ def test_the_command_writes_both_files_without_what_may_never_be_there(clones, n
         files = [tmp_path / "made" / name for name in ("train.jsonl", "valid.jsonl")]
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
-    lines = written()
-    assert {line["source"] for line in lines} == set(SOURCES)
-    assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
-    assert any(NEWS[4] in line.get("prompt", "") for line in lines)
-    lines = written("--never", never, "--never", other)
-    assert {line["source"] for line in lines} == set(SOURCES)
-    assert not any(NEWS[4] in line.get("prompt", "") for line in lines)
+    for flags in ((), ("--never", never, "--never", other)):
+        lines = written(*flags)
+        assert {line["source"] for line in lines} == set(SOURCES)
+        assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
+        assert any(NEWS[4] in line.get("prompt", "") for line in lines) == (not flags)
+    url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
+    sentence = rf"xquad: .*xquad\.en\.json is missing.*; expected a clone of {url}"
+    with pytest.raises(UserError, match=sentence):
+        lines_of("xquad", tmp_path, set())

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,43 +16,42 @@ NOWHERE = Path("/nowhere")
 @pytest.fixture
 def making(tmp_path, monkeypatch):
     monkeypatch.setattr(train_adapters.demonstration, "base_path", lambda: NOWHERE)
-    return train_adapters.MakingOptions(tmp_path, iters=7, items=24)
+    return train_adapters.MakingOptions(
+        tmp_path, iters=7, items=300, task_answers=200, batch_size=3
+    )
 
 
 def prompts_of(path):
     return [row["prompt"] for row in read_rows(path).values()]
 
 
-def test_a_tasks_lora_learns_from_content_alone_and_holds_the_instruction(making):
-    found = train_adapters.lora_settings("concise", making)
-    rng = random.Random("concise-0")
-    items = [mixture.draw(rng, "concise") for _ in range(24)]
-    lines = [json.loads(line) for line in found.data.read_text().splitlines()]
-    assert lines == [{"prompt": i.content, "completion": i.target} for i in items if i.target]
-    assert found.prompt_template == tasks.prompt_template("concise")
-    found.check()
-    assert (found.lora_alone, found.lora_rank, found.iters, found.time_limit) == (True, 4, 7, None)
-
-
 def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch):
-    """To other texts than its LoRA learned from."""
-    calls, work = [], making.work
+    """Its LoRA learns content and holds the instruction, and other texts are answered."""
+    calls, work, template = [], making.work, tasks.prompt_template("concise")
     monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
     monkeypatch.setattr(train_adapters, "write_answers", lambda *given: calls.append(given))
-    monkeypatch.setattr(train_adapters, "train", lambda settings: calls.append(settings))
-    options = replace(making, items=300, task_answers=200, batch_size=3)
-    lora = work / "concise-lora" / "adapter"
-    lora.mkdir(parents=True)
-    (lora / "adapter_config.json").write_text("{}")
-    train_adapters.main(parts=["concise"], options=options)
-    (writer, texts, directory, _, template), found = calls
-    assert (writer, template) == ((NOWHERE, lora), tasks.prompt_template("concise"))
+
+    def trained(settings):
+        settings.check()
+        calls.append(settings)
+        (settings.output / "adapter").mkdir(parents=True)
+
+    monkeypatch.setattr(train_adapters, "train", trained)
+    for _ in range(2):  # what is finished is skipped
+        train_adapters.main(parts=["concise"], options=making)
+    lora, (writer, texts, directory, *_, given), streams = calls
+    rng = random.Random("concise-0")
+    items = [mixture.draw(rng, "concise") for _ in range(300)]
+    lines = [json.loads(line) for line in lora.data.read_text().splitlines()]
+    assert lines == [{"prompt": i.content, "completion": i.target} for i in items if i.target]
+    assert (lora.lora_alone, lora.lora_rank, lora.iters, lora.time_limit) == (True, 4, 7, None)
+    assert writer == (NOWHERE, work / "concise-lora" / "adapter")
     assert len(texts) == len(set(texts)) == 200
     assert set(prompts_of(work / "concise.jsonl")).isdisjoint(texts)
-    assert (found.data, found.valid_data) == (directory / "train.jsonl", directory / "valid.jsonl")
-    assert (found.batch_size, found.mode, found.init_adapter) == (3, "lossless", lora)
-    assert found.prompt_template == tasks.prompt_template("concise")
-    found.check()
+    read = streams.data, streams.valid_data
+    assert read == (directory / "train.jsonl", directory / "valid.jsonl")
+    assert (streams.batch_size, streams.mode, streams.init_adapter) == (3, "lossless", writer[1])
+    assert lora.prompt_template == given == streams.prompt_template == template
 
 
 def test_streams_learn_what_the_base_answered(making):
@@ -70,7 +68,7 @@ def test_streams_learn_what_the_base_answered(making):
 
 
 def test_finished_parts_are_bundled_unless_one_is_too_large(tmp_path, monkeypatch):
-    bytes_of = {"streams": 1000, "sql": 1000}
+    bytes_of, out = {"streams": 1000, "sql": 1000}, tmp_path / "out"
 
     def converted(source, base, target, **_):
         target.mkdir(parents=True, exist_ok=True)
@@ -82,10 +80,9 @@ def test_finished_parts_are_bundled_unless_one_is_too_large(tmp_path, monkeypatc
     monkeypatch.setattr(bundle.demonstration, "base_path", lambda: None)
     for part in bytes_of:
         (tmp_path / "work" / part / "adapter").mkdir(parents=True)
-    sizes = bundle.bundle(tmp_path / "work", tmp_path / "out")
-    assert sizes.keys() == {"streams", "adapters/sql"}
-    assert (tmp_path / "out" / "streams" / "weights").stat().st_size == 1000
-    config = json.loads((tmp_path / "out" / "adapters/sql" / "adapter_config.json").read_text())
+    assert bundle.bundle(tmp_path / "work", out).keys() == {"streams", "adapters/sql"}
+    assert (out / "streams" / "weights").stat().st_size == 1000
+    config = json.loads((out / "adapters/sql" / "adapter_config.json").read_text())
     assert config["speculative_streaming"]["base_model"] == bundle.demonstration.REPOSITORY
     bytes_of["streams"] = 2_000_000
     with pytest.raises(UserError, match="streams has 2,"):

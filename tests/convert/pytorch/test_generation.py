@@ -26,7 +26,6 @@ def base(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def in_float32(monkeypatch):
-    """Two rows of one batch are then told apart by more than rounding."""
     monkeypatch.setattr(generation, "is_quick_in_bf16", lambda _: False)
 
 
@@ -45,11 +44,12 @@ def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
     monkeypatch.setattr(generation, "TOKENS_AT_ONCE", at_once)
     writer, shapes = Writer(base), []
     generated = writer._model.generate
-    monkeypatch.setattr(
-        writer._model,
-        "generate",
-        lambda tokens, **values: shapes.append(tokens.shape) or generated(tokens, **values),
-    )
+
+    def generate_and_count(tokens, **values):
+        shapes.append(tokens.shape)
+        return generated(tokens, **values)
+
+    monkeypatch.setattr(writer._model, "generate", generate_and_count)
     model, tokenizer = load(base)
     prompts = [chat_prompt(tokenizer, text, "de {text} ki") for text in words(12)]
     turns = messages_of(["lolo", "mumu dede", "ba ba"])
@@ -89,26 +89,19 @@ def test_draws_keep_their_openings_and_begin_differently(base):
 
 def varied(writer, prompts, most_tokens, *, sampled=False):
     """Answers in the place of the tiny base's, which are all the same."""
-    found = []
-    for prompt in prompts:
-        text = " ".join(random.Random(str(prompt)).choices(WORDS, k=6))
-        found.append(Written(text, len(prompt) % 2 == 0))
-    return found
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Parts of the demonstration model's answers that a model of whole words can do."""
-    monkeypatch.setattr(Writer, "answers", varied)
-    monkeypatch.setattr(own_answers, "_AT_ONCE", 7)
-    monkeypatch.setattr(own_answers, "read_prompts", lambda _: ["dede lolo mumu", "kiki ba"])
-    monkeypatch.setattr(own_answers, "_FEWEST_WORDS", 3)
-    monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
+    texts = (" ".join(random.Random(str(prompt)).choices(WORDS, k=6)) for prompt in prompts)
+    return [
+        Written(text, len(prompt) % 2 == 0) for text, prompt in zip(texts, prompts, strict=True)
+    ]
 
 
 def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
-    small, base, tmp_path, monkeypatch
+    base, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(own_answers, "_AT_ONCE", 7)
+    monkeypatch.setattr(own_answers, "read_prompts", lambda _: ["dede lolo mumu", "kiki ba"])
+    monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
+    monkeypatch.setattr(Writer, "answers", varied)
     writer = Writer(base)
     own_answers.write_own_answers(writer, tmp_path / "whole", 60, 0)
     learned, tried = (rows(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
@@ -125,7 +118,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
         reason = "stop" if ended else "length"
         assert (row["completion"], row["finish_reason"]) == (text, reason)
 
-    calls = []
+    calls, halting = [], tmp_path / "halting"
 
     def stopped(*arguments, **values):
         calls.append(arguments)
@@ -134,7 +127,6 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
         return varied(*arguments, **values)
 
     monkeypatch.setattr(Writer, "answers", stopped)
-    halting = tmp_path / "halting"
     for _ in range(2):
         with pytest.raises(InterruptedError):
             own_answers.write_own_answers(writer, halting, 60, 0)
@@ -142,8 +134,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     with pytest.raises(UserError, match="seed was 0"):
         own_answers.write_own_answers(writer, halting, 60, 1)
     own_answers.write_own_answers(writer, halting, 60, 0)
-    for name in ("train.jsonl", "valid.jsonl"):
-        assert rows(halting / name) == rows(tmp_path / "whole" / name)
+    assert rows(halting / "train.jsonl") == learned and rows(halting / "valid.jsonl") == tried
 
 
 def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, monkeypatch):
@@ -160,11 +151,10 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     for before, after in pairwise(talk):
         assert after["earlier"] == [*before["earlier"], before["prompt"], before["completion"]]
     greedy = [row for row in found if row["source"] == "single" and row["prompt"] in words(7)[1:4]]
-    assert len(greedy) == 3
     encoded = [chat_prompt(writer.tokenizer, row["prompt"]) for row in greedy]
     expected = writer.answers(encoded, own_answers.PROMPTED_TOKENS)
+    assert len(greedy) == 3
     assert [row["completion"] for row in greedy] == [answer.text for answer in expected]
-    before = answers.read_bytes()
     monkeypatch.setattr(writer, "answers", None)  # parts that are there are not made again
     own_answers.write_prompted_answers(writer, prompts, answers, 0)
-    assert answers.read_bytes() == before
+    assert rows(answers) == found

@@ -8,27 +8,22 @@ from brute_force import forward
 from random_models import assert_close
 from specstream_mlx.convert.pytorch import losses
 from specstream_mlx.convert.pytorch.losses import count_correct, n_gram_loss
-from torch_tiny import tiny_batch, tiny_llama, tiny_model
+from torch_tiny import CONDITIONED, tiny_batch, tiny_llama, tiny_model
 
 from specstream_mlx.train.settings import default_alphas
 
-CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 BASE_MLP = {"stream_mlp": "base", "stream_adapter_rank": 0}
+ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
 LINEAR = {"stream_init": "linear", "stream_init_rank": 5}
 ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4}
 VARIANTS = {
-    "adapter, 3 layers": {
-        "stream_mlp": "adapter",
-        "stream_adapter_rank": 4,
-        "num_msa_layers": 3,
-    },
-    "base MLP, one stream": BASE_MLP | {"num_streams": 1},
-    "base + adapter, linear": {"stream_mlp": "base+adapter", "stream_adapter_rank": 4, **LINEAR},
-    "base MLP, value rotation": BASE_MLP | ROTATION,
+    "adapter, 3 layers": {**ADAPTER, "num_msa_layers": 3},
+    "base MLP, one stream": {**BASE_MLP, "num_streams": 1},
+    "base + adapter, linear": {**ADAPTER, "stream_mlp": "base+adapter", **LINEAR},
+    "base MLP, value rotation": {**BASE_MLP, **ROTATION},
     "conditioned head": CONDITIONED,
     "few keys": {"stream_keys": 3},
 }
-HEADS = {"plain": {}, "conditioned": CONDITIONED}
 
 
 def run(model, batch, **kwargs):
@@ -55,33 +50,28 @@ def test_equals_one_list_of_rows(name, mode, tmp_path):
         assert_close(found, np.stack(list(streams.values())))
 
 
+def gradients(model):
+    alphas = default_alphas(model.config.mode, model.config.num_streams)
+    n_gram_loss(model, tiny_batch(), alphas).total.backward()
+    return {key: p.grad for key, p in model.named_parameters() if p.requires_grad}
+
+
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
-    """Which are, beside LoRA, the tensors that the configuration names."""
+    """Besides LoRA the tensors that the configuration names; the pruner trains alone."""
     model = tiny_model(mode, **VARIANTS[name])
     found = {k: tuple(t.shape) for k, t in model.stream_tensors().items()}
     assert found == model.config.tensor_shapes()
     assert {k for k in model.state_dict() if not k.startswith("base.")} == set(found)
-    n_gram_loss(
-        model, tiny_batch(), default_alphas(mode, model.config.num_streams)
-    ).total.backward()
-    for key, parameter in model.named_parameters():
-        wanted = key.startswith(("streams.", "pruner.")) or "lora_" in key
-        assert parameter.requires_grad == wanted
-        assert wanted == (parameter.grad is not None and bool(parameter.grad.any())), key
-
-
-def test_pruner_trains_alone():
-    """The other gradients are bit for bit those of a model without pruner, and vice versa."""
-    gradients = []
-    for rank in (4, 0):
-        model = tiny_model("shared", pruner_rank=rank)
-        model.load_state_dict(tiny_model("shared").state_dict(), strict=False)
-        n_gram_loss(model, tiny_batch(), default_alphas("shared", 3)).total.backward()
-        gradients.append({k: p.grad for k, p in model.named_parameters() if p.requires_grad})
-    for key, gradient in gradients[1].items():
-        assert torch.equal(gradient, gradients[0][key]), key
+    by_name, names = gradients(model), {k for k, _ in model.named_parameters()}
+    ours = {k for k in names if k.startswith(("streams.", "pruner.")) or "lora_" in k}
+    assert {k for k, gradient in by_name.items() if gradient.any()} == set(by_name) == ours
+    if mode == "shared":
+        without = tiny_model(mode, **VARIANTS[name], pruner_rank=0)
+        without.load_state_dict(model.state_dict(), strict=False)
+        for key, gradient in gradients(without).items():
+            assert torch.equal(gradient, by_name[key]), key
 
 
 def conditioned(model, features, before, stream):
@@ -116,12 +106,12 @@ def test_conditioned_logits_are_the_formula_on_the_true_tokens(mode):
             torch.testing.assert_close(given[j - 1], got)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [{}, CONDITIONED], ids=["plain", "conditioned"])
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_losses_and_right_tokens_are_those_of_the_logits(mode, head):
     """Means over each stream's targets; a chain is as long as its streams are right in a row."""
     vocab, alphas = 3, [0.7, 0.3, 0.2, 0.1]  # so few tokens that some guesses are right
-    model = tiny_model(mode, base=tiny_llama(vocab=vocab), **HEADS[head])
+    model = tiny_model(mode, base=tiny_llama(vocab=vocab), **head)
     batch = tiny_batch(vocab=vocab)
     loss, (correct, counts) = n_gram_loss(model, batch, alphas), count_correct(model, batch)
     terms, early, hits, chain = [[] for _ in alphas], [], [[] for _ in alphas], 0
@@ -171,10 +161,10 @@ def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
 
 
 def test_new_adapters_and_pruner_change_nothing():
-    plain = tiny_model(trained=False, stream_mlp="base", stream_adapter_rank=0)
-    beside = tiny_model(trained=False, stream_mlp="base+adapter")
-    beside.streams.embeddings.data.copy_(plain.streams.embeddings)
-    batch = tiny_batch()
-    assert torch.equal(run(plain, batch).stream_logits, run(beside, batch).stream_logits)
-    seed = run(plain, batch).trunk.seed
+    plain, batch = tiny_model(trained=False, **BASE_MLP), tiny_batch()
+    adapted = tiny_model(trained=False, stream_mlp="base+adapter")
+    adapted.streams.embeddings.data.copy_(plain.streams.embeddings)
+    out = run(plain, batch)
+    assert torch.equal(out.stream_logits, run(adapted, batch).stream_logits)
+    seed = out.trunk.seed
     assert torch.equal(plain.early_exit_logits(seed), plain.logits(seed))

@@ -4,26 +4,28 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import refusal, result_of
+from architecture_models import random_model
+from command_line import refusal, result_of, run
 from peft import PeftModel
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer, training_run
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
-from tiny_models import VOCAB_SIZE
+from tiny_models import VOCAB_SIZE, tiny_tokenizer
 from torch_tiny import tiny_batch
 
+from specstream_mlx import load
 from specstream_mlx.errors import UserError
 
 PLAIN = {"stream_head": "plain"}
 CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
 LEARNS = {"iters": 40, "learning_rate": 2e-2}
 ALMOST_NONE = {"iters": 1, "learning_rate": 1e-9}
+SHARED, LORA = {"mode": "shared"}, {"lora_alone": True}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +52,12 @@ def finished(defaults, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(finished):
-    """The adapter of a run in shared mode."""
-    return finished(mode="shared")
+    return finished(**SHARED)
 
 
 @pytest.fixture(scope="module")
 def lora(finished, data):
-    """LoRA that was trained alone."""
-    return finished(lora_alone=True, lora_rank=4, **LEARNS, valid_data=data)
+    return finished(**LORA, lora_rank=4, **LEARNS, valid_data=data)
 
 
 def log(output):
@@ -92,13 +92,16 @@ def assert_same(found, expected):
         assert torch.equal(found[name], tensor), name
 
 
+def flat(accuracy):
+    return [accuracy["main"], *accuracy["streams"], accuracy["pruner"], accuracy["chain"]]
+
+
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
+def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path):
     """How often it is right is counted for each source, too."""
-    named, sources = settings().output.parent / "valid.jsonl", ["news:short", "news:long", "talks"]
+    named, sources = tmp_path / "valid.jsonl", ["news:short", "news:long", "talks"]
     rows = enumerate(map(json.loads, data.read_text().splitlines()))
-    lines = [json.dumps(row | {"source": sources[i % 3]}) + "\n" for i, row in rows]
-    named.write_text("".join(lines))
+    named.write_text("".join(json.dumps(r | {"source": sources[i % 3]}) + "\n" for i, r in rows))
     chosen = settings(mode=mode, **LEARNS, prompt_template="Do: {text}", valid_data=named)
     path = trainer.train(chosen)
     lines = log(chosen.output)
@@ -113,11 +116,34 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode):
         assert flat(trainer.evaluate(model, own, 8)) == pytest.approx(flat(part), abs=1e-6)
 
 
-def flat(accuracy):
-    return [accuracy["main"], *accuracy["streams"], accuracy["pruner"], accuracy["chain"]]
-
-
-SHARED, LORA = {"mode": "shared"}, {"lora_alone": True}
+@pytest.mark.parametrize(
+    ("case", "mode", "head", "keys"),
+    [
+        ("Phi-2", "lossless", "plain", 0),
+        ("Phi-3 mini 4k, window", "shared", "conditioned", 4),
+        ("Gemma 2", "shared", "plain", 0),
+        ("Gemma 2", "lossless", "conditioned", 4),
+        ("OPT", "shared", "plain", 4),
+    ],
+)
+def test_other_architectures_learn_and_convert(case, mode, head, keys, settings, tmp_path):
+    """The loss falls, in bfloat16 it starts the same, and MLX loads the result."""
+    hf = tmp_path / "hf"
+    random_model(case, VOCAB_SIZE).save_pretrained(hf)
+    tiny_tokenizer().save_pretrained(hf)
+    kind = {"mode": mode, "stream_head": head, "stream_keys": keys}
+    chosen = settings(model=hf, iters=16, learning_rate=2e-2, **kind)
+    adapter = trainer.train(chosen)
+    losses = [line["loss"] for line in log(chosen.output)]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    once = replace(chosen, output=tmp_path / "bf16", iters=1, bf16=True)
+    trainer.train(once, lambda _, figures: losses.append(figures["loss"]))
+    assert losses[-1] == pytest.approx(losses[0], rel=0.02)
+    flags = ["--model", hf, "--adapter-path", adapter, "--mlx-path", tmp_path / "mlx"]
+    assert run("convert", *flags).exit_code == 0
+    model, _ = load(hf, adapter_path=tmp_path / "mlx")
+    assert bool(model.adapter.lora) == (mode == "shared")
+    assert {name: getattr(model.streams.config, name) for name in kind} == kind
 
 
 @pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, SHARED), (7, LORA)])
@@ -130,14 +156,14 @@ def test_resuming_equals_not_stopping(step, values, settings, shared, finished):
     assert losses == {line["step"]: line["loss"] for line in log(whole.parent)}
 
 
-def test_an_adapter_goes_on(settings, finished, data):
+def test_an_adapter_goes_on(settings, finished, data, tmp_path):
     """With all that it has; a plain head becomes a conditioned one, which is not given up."""
     with_data = {"valid_data": data}
-    plain = finished(mode="shared", **PLAIN)
+    plain = finished(**SHARED, **PLAIN)
     losses = []
     for head in (PLAIN, CONDITIONED):
-        output = settings().output.with_name(head["stream_head"])
-        chosen = settings(output=output, mode="shared", init_adapter=plain, **ALMOST_NONE, **head)
+        output = tmp_path / head["stream_head"]
+        chosen = settings(output=output, **SHARED, init_adapter=plain, **ALMOST_NONE, **head)
         path = trainer.train(chosen, lambda _, figures: losses.append(figures["per_stream"]))
         found = read(path)
         for name, tensor in read(plain).items():
@@ -150,7 +176,7 @@ def test_an_adapter_goes_on(settings, finished, data):
     again = settings(init_adapter=first, **ALMOST_NONE, **with_data)  # of the adapter's shape
     trainer.train(again)
     assert log(again.output)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
-    other = settings(output=again.output.with_name("x"), init_adapter=first, **PLAIN)
+    other = settings(output=tmp_path / "x", init_adapter=first, **PLAIN)
     with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
         trainer.train(other)
 
@@ -193,7 +219,7 @@ def test_lossless_streams_for_lora_leave_it_as_it_is(settings, lora, tied, tmp_p
 def test_parts_learn_at_their_own_rates(settings, shared, tied):
     """Adam's first step is the learning rate long, whatever the gradient."""
     rates = {"learning_rate": 1e-4, "stream_learning_rate": 1e-3, "embedding_learning_rate": 1e-2}
-    chosen = settings(mode="shared", iters=1, init_adapter=shared, **rates)
+    chosen = settings(**SHARED, iters=1, init_adapter=shared, **rates)
     before, after = (load_adapter(tied, d).state_dict() for d in (shared, trainer.train(chosen)))
     for name, rate in (("lora_B", 1e-4), ("pruner.up", 1e-3), ("streams.embeddings", 1e-2)):
         moved = [(after[n] - before[n]).abs().max().item() for n in before if name in n]
@@ -201,7 +227,7 @@ def test_parts_learn_at_their_own_rates(settings, shared, tied):
 
 
 def test_time_limit_ends_the_run(settings):
-    chosen = settings(iters=None, time_limit=0.02)
+    chosen = settings(iters=None, time_limit=0.01)
     trainer.train(chosen)
     lines = log(chosen.output)
     assert lines[-1]["learning_rate"] < lines[len(lines) // 2]["learning_rate"]
@@ -209,29 +235,26 @@ def test_time_limit_ends_the_run(settings):
 
 
 def test_command_line(tied, data, tmp_path):
-    cli = partial(result_of, trainer.main, "--model", tied, "--data", data, hidden=True)
-    flags = ("--output", tmp_path / "out", "--iters", 1)
-    small = ("--mode", "shared", "--lora-targets", "q_proj,v_proj", "--lora-layers", 1)
-    result = cli(*flags, *small, "--num-msa-layers", 1, "--no-bf16", "--stream-head", "plain")
+    flags = ("--model", tied, "--data", data, "--output", tmp_path / "out", "--iters", 1)
+    flags += ("--lora-targets", "q_proj,v_proj", "--lora-layers", 1, "--num-msa-layers", 1)
+    result = result_of(trainer.main, *flags, "--mode", "shared", hidden=True)
     assert result.exit_code == 0, result.output
     lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert len(lora) == 4
     assert all(".layers.2.self_attn." in name for name in lora)
-    assert "--mode: found 'both', expected 'lossless' or" in refusal(cli(*flags, "--mode", "both"))
-
-
-NOWHERE = Path("/nowhere")
+    wrong = refusal(result_of(trainer.main, *flags, "--mode", "both", hidden=True))
+    assert "--mode: found 'both', expected 'lossless' or" in wrong
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"lora_rank": 4}, "lora_rank is for new LoRA, in shared mode or with lora_alone"),
-        ({"lora_alone": True, "init_adapter": NOWHERE}, "lora_alone and init_adapter were both"),
-        ({"mode": "shared", "lora_targets": ("q_proj", "x")}, "lora_targets has 'x', expected"),
-        ({"mode": "shared", "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
-        ({"dtype": "bfloat16", "bf16": False}, "dtype is 'bfloat16' and bf16 is off"),
-        ({**PLAIN, "stream_head_rank": 4}, "stream_head_rank is 4 with stream_head 'plain'"),
+        ({"lora_rank": 4}, "lora_rank is for new LoRA"),
+        ({**LORA, "init_adapter": Path("/nowhere")}, "lora_alone and init_adapter were both"),
+        ({**SHARED, "lora_targets": ("q_proj", "x")}, "lora_targets has 'x', expected"),
+        ({**SHARED, "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16' and bf16 is off"),
+        ({"epochs": 2}, "iters and epochs were both given"),
         ({"resume": True}, "nothing to resume"),
     ],
 )
@@ -240,34 +263,25 @@ def test_bad_input_is_one_sentence(settings, values, sentence):
         trainer.train(settings(**values))
 
 
-def test_an_earlier_run_is_kept(settings, finished, tmp_path):
-    output = finished(iters=1).parent
+def test_runs_that_are_there_already(settings, tmp_path):
+    """They are not overwritten; a damaged checkpoint is not resumed."""
+    stopped = stopped_at(1, settings(iters=2, save_every=1))
+    path = stopped.output / "checkpoint.pt"
     for left in ("checkpoint.pt", "log.jsonl"):
         alone = tmp_path / left
         alone.mkdir()
-        shutil.copy(output / left, alone)
+        shutil.copy(stopped.output / left, alone)
         sentence = f"{alone} holds {left} of an earlier run, expected --resume to continue"
         with pytest.raises(UserError, match=sentence):
             trainer.train(settings(iters=1, output=alone))
         assert [path.name for path in alone.iterdir()] == [left]
-
-
-DAMAGES = {
-    "seed was '1', expected '0' as in": lambda s: s["settings"].update(seed="1"),
-    "has no tensor ": lambda s: s["weights"].popitem(),
-    "readable checkpoint: ValueError": lambda s: s["optimizer"]["param_groups"].pop(),
-}
-
-
-def test_a_damaged_checkpoint(settings):
-    stopped = stopped_at(1, settings(iters=2, save_every=1))
-    path = stopped.output / "checkpoint.pt"
-    whole = path.read_bytes()
-    for sentence, damage in DAMAGES.items():
-        path.write_bytes(whole)
-        state = torch.load(path, weights_only=True)
-        damage(state)
-        torch.save(state, path)
+    whole = torch.load(path, weights_only=True)
+    for change, sentence in (
+        ({"settings": whole["settings"] | {"seed": "1"}}, "seed was '1', expected '0' as in"),
+        ({"weights": {}}, "has no tensor "),
+        ({"optimizer": {}}, "is not a readable checkpoint: KeyError"),
+    ):
+        torch.save(whole | change, path)
         with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):
             trainer.train(stopped)
     path.write_bytes(b"PK")

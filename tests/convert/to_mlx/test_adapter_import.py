@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import run
-from parity import BOUND, Converted, layer_differences
+from parity import BOUND, differences
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -132,11 +132,10 @@ def test_a_quantized_base(hf, tmp_path):
 def test_streams_beside_any_lora(variant, hf, mlx, tmp_path):
     """Shared mode: streams pass through the same LoRA, layer by layer as in PyTorch."""
     lora = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, **VARIANTS[variant]}))
-    write_adapter(tiny_model("shared", base=lora, lora=False), tmp_path / "shared")
+    write_adapter(tiny_model("shared", base=lora), tmp_path / "shared")
     convert_adapter(tmp_path / "shared", hf, tmp_path / "out")
-    both = Converted(hf, tmp_path / "shared", mlx, tmp_path / "out")
-    differences = layer_differences(both, TOKENS, 5)
-    assert max(d.relative for d in differences) <= BOUND
+    found = differences(hf, tmp_path / "shared", mlx, tmp_path / "out", TOKENS, 5)
+    assert max(found.values()) <= BOUND
 
 
 def test_several_adapters_in_one_run(hf, mlx, tmp_path):

@@ -1,28 +1,31 @@
-"""A base held in bfloat16, and one that MLX has quantized, compute what they should."""
+"""Bases in bfloat16 or quantized by MLX, and adapters, as PyTorch loads them."""
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
 import torch
-from parity import BOUND
+from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch import trainer
-from specstream_mlx.convert.pytorch.load import load_base
+from specstream_mlx.convert.pytorch.adapter_files import read_streams, write_adapter
+from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from torch_tiny import tiny_batch, tiny_completions, tiny_model
+from tiny_peft import TOKENS, close, torch_logits
+from torch_tiny import CONDITIONED, tiny_batch, tiny_model
 
 from specstream_mlx import load
+from specstream_mlx.adapters.description import describe
+from specstream_mlx.errors import UserError
 from specstream_mlx.train.settings import default_alphas
 
 
 @pytest.fixture(scope="module")
 def packed(hf, tied, tmp_path_factory):
     """Models that MLX has quantized, by number of bits and whether the head is tied."""
-    root = tmp_path_factory.mktemp("packed")
-    found = {}
+    root, found = tmp_path_factory.mktemp("packed"), {}
     for bits, name, source in ((3, "untied", hf), (4, "untied", hf), (4, "tied", tied)):
         found[bits, name] = root / f"{name}-{bits}"
         convert_base(source, found[bits, name], Quantization(bits, 32))
@@ -60,22 +63,31 @@ def test_linear_layers_in_bfloat16_have_the_same_loss(mode, source, hf, tied, pa
     torch.testing.assert_close(loss, exact, rtol=0.04, atol=0)
 
 
-def test_a_quantized_model_computes_what_it_computes_in_mlx(packed):
-    tokens = [3, 17, 41, 5, 22, 9]
+def test_a_quantized_model_computes_what_it_computes_in_mlx(packed, data, tmp_path):
+    """And streams that are trained on it fit it."""
     for directory in packed.values():
         model, _ = mlx_lm.load(str(directory))
-        expected = np.array(model(mx.array([tokens]))[0].astype(mx.float32))
-        with torch.no_grad():
-            found = load_base(directory)(torch.tensor([tokens])).logits[0].numpy()
-        assert np.abs(found - expected).max() <= BOUND * max(1, np.abs(expected).max())
-
-
-def test_streams_are_trained_on_a_quantized_model(packed, tmp_path):
-    """And fit it: the runtime takes them for the model that they were trained on."""
-    base = packed[4, "untied"]
-    data = tiny_completions(tmp_path / "data.jsonl")
+        expected = np.array(model(mx.array([TOKENS]))[0].astype(mx.float32))
+        assert close(expected, torch_logits(load_base(directory)))
     small = {"num_msa_layers": 1, "iters": 2, "batch_size": 4, "dtype": "bfloat16"}
+    base = packed[4, "untied"]
     settings = TrainSettings(model=base, data=data, output=tmp_path / "run", **small)
     convert_adapter(trainer.train(settings), base, tmp_path / "streams")
-    model, _ = load(base, adapter_path=tmp_path / "streams")
-    assert model.streams is not None
+    assert load(base, adapter_path=tmp_path / "streams")[0].streams is not None
+
+
+@pytest.mark.parametrize(("mode", "head"), [("lossless", CONDITIONED), ("shared", {})])
+def test_adapters_are_read_as_they_were_written(tied, tmp_path, mode, head):
+    model = tiny_model(mode, base=load_base(tied), **head)
+    write_adapter(model, tmp_path / "adapter")
+    write_adapter(model, tmp_path / "adapter")  # replaces the first
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    found = load_adapter(tied, tmp_path / "adapter").state_dict()
+    expected = {n: t for n, t in model.state_dict().items() if "lora_" in n or "base." not in n}
+    assert expected.keys() == {n for n in found if "lora_" in n or "base." not in n}
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    path = tmp_path / "adapter" / "speculative_streaming.safetensors"
+    save_file(load_file(path) | {"streams.embeddings": torch.zeros(2, 32)}, path)
+    with pytest.raises(UserError, match=r"has shape \(2, 32\), expected \(3, 32\)"):
+        read_streams(describe(tmp_path / "adapter"))
