@@ -1,6 +1,8 @@
 """Mistakes of the user, limits, and checks of single values. Pure Python."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -9,6 +11,15 @@ Mode = Literal["lossless", "shared"]
 
 class UserError(ValueError):
     """A mistake in the user's input; the message is one sentence that says what to change."""
+
+
+@contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Let a ``UserError`` in the context begin with the place that it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 VOCABULARY = "streams.vocabulary"

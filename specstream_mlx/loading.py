@@ -22,7 +22,7 @@ from .drafting.eagle3 import head_files, read_head
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
-from .errors import Mode, UserError, shown
+from .errors import Mode, UserError, naming, shown
 from .files import (
     check_finite,
     model_headers,
@@ -62,16 +62,12 @@ class SpeculativeModel:
     the model's. They decode plainly, LoRA included, and without streams.
 
     Attributes:
-        model: the mlx-lm model, the adapter's LoRA included.
-        config: the base's ``config.json``.
-        path: the base's directory.
-        adapter: the mounted adapter, or ``None``.
-        streams: the mounted adapter's streams, or ``None``.
+        model: the mlx-lm model, the adapter's LoRA included; ``base`` is without, never changed.
+        config: the base's ``config.json``; ``path`` is its directory.
+        adapter: the mounted adapter, or ``None``; ``streams`` are its streams, if it has any.
         held: whether the base's weights are packed or expanded in memory, and why.
         ranks: the processes that run the model together; ``None``: it is this one alone.
         head: the mounted draft head, which guesses where there are no streams, or ``None``.
-        head_watch: checks whether the head's guesses are right.
-        base: the mlx-lm model without an adapter, which is never changed.
     """
 
     model: nn.Module
@@ -124,12 +120,12 @@ class SpeculativeModel:
 
     @property
     def prompt_template(self) -> str | None:
-        """The mounted adapter's instruction around the user's ``{text}``; see ``chat_prompt``."""
+        """The mounted adapter's instruction around the user's ``{text}``."""
         return self.streams.config.prompt_template if self.streams else None
 
     @property
     def base_fingerprint(self) -> str:
-        """A short digest of the base's architecture, see ``fingerprint.fingerprint``."""
+        """A short digest of the base's architecture."""
         return fingerprint(self.config)
 
     @property
@@ -142,11 +138,8 @@ class SpeculativeModel:
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
 
-        If there is no such directory, it may be the name of an adapter, see ``adapter_named``.
-
-        Raises:
-            UserError: the directory is no adapter for this base; the present one then stays. Or
-                the model is one of ``with_adapter``, where others rely on its adapter.
+        If there is no such directory, it may be the name of an adapter. A ``UserError`` says that
+        it is none for this base; the present one then stays.
         """
         if self._is_other:
             raise UserError(
@@ -168,16 +161,10 @@ class SpeculativeModel:
         self.model, self.adapter, self.streams, self._layout = model, adapter, streams, None
 
     def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
-        """Return a model with another adapter around the same weights, which are not copied.
+        """Return a model with another adapter, as of ``swap_adapter``, around the same weights.
 
         It stays in memory, and takes the adapter's bytes alone; it is made again if the directory
         has changed. Any function takes it, so tasks with an adapter each need no turns.
-
-        Args:
-            directory: see ``swap_adapter``.
-
-        Raises:
-            UserError: the directory is no adapter for this base.
         """
         path = Path(adapter_directory(directory)).resolve()
         config = path / ADAPTER_CONFIG
@@ -200,13 +187,9 @@ class SpeculativeModel:
         return True
 
     def mount_head(self, head: str | Path | MountedHead | None) -> None:
-        """Mount a draft head in place of the present one; ``None``: leave none.
+        """Mount a draft head in place of the present one; ``None`` leaves none.
 
-        Args:
-            head: the directory of a published EAGLE-3 head; or a head of one's own.
-
-        Raises:
-            UserError: the directory is no head for this base, or streams are mounted.
+        It is the directory of a published EAGLE-3 head for this base, or a head of one's own.
         """
         if head is None:
             self.head = self.head_watch = None
@@ -244,7 +227,7 @@ def _check_divided(directory: Path, ranks: Ranks) -> None:
 
 
 def adapter_directory(directory: str | Path) -> str | Path:
-    """Return the directory of an adapter, by its path or else by its name; it may be missing."""
+    """Return an adapter's directory, by its path or else by its name; it may be missing."""
     check_arguments(adapter_path=directory)
     if Path(directory).exists():
         return directory
@@ -300,16 +283,15 @@ def load(
         path_or_hf_repo: a local directory or a Hugging Face repository.
         tokenizer_config: further arguments for the tokenizer.
         model_config: fields that replace those of the model's ``config.json``.
-        adapter_path: an adapter directory, the name of a bundled adapter or of one's own where
-            there is no such directory, or ``None`` for the bare base.
+        adapter_path: an adapter directory, or else the name of a bundled adapter or of one's own.
         lazy: read weights when they are first used, as in mlx_lm.
         return_config: also return the configuration as mlx_lm completes it.
         revision: a branch, a tag or a commit of the repository.
         trust_remote_code: refused; no code that comes with a model is run here.
         weights: how to hold quantized weights in memory: ``packed``, ``expanded``, or ``auto`` for
-            whichever runs faster on this machine (see ``hardware.weights``).
+            whichever runs faster on this machine.
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
-            its part of the model, and what rank 0 decides all do. ``None``: this process alone.
+            its part of the model, and what rank 0 decides all do.
         draft_head: directory of a published EAGLE-3 head for the base.
 
     Raises:
@@ -351,11 +333,7 @@ def load(
 
 
 def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -> SpeculativeModel:
-    """Load a model that drafts for another one, of which ``tokenizer`` is.
-
-    Raises:
-        UserError: the model cannot be used, or its tokenizer has other tokens.
-    """
+    """Load a model that drafts for another one, whose tokens it must share."""
     draft, own = load(path_or_hf_repo)
     theirs, ours = tokenizer.get_vocab(), own.get_vocab()
     if theirs != ours:
@@ -371,11 +349,7 @@ def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -
 
 
 def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
-    """Find the directory of a model; a Hugging Face repository is downloaded to the user's cache.
-
-    Raises:
-        UserError: there is neither such a directory nor such a repository.
-    """
+    """Find the directory of a model; a Hugging Face repository is downloaded."""
     if not str(path_or_hf_repo).strip():  # pathlib takes '' for the working directory
         raise UserError(f"the model is {path_or_hf_repo!r}, expected a directory or a repository")
     path = Path(path_or_hf_repo)
@@ -384,10 +358,9 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     text = str(path_or_hf_repo)
     if os.path.exists(path):
         raise UserError(f"the model {text} is a file, expected a directory")
-    if len(text) > _LONGEST_REPO or "\0" in text:
-        raise UserError(f"the model directory {short(text)!r} does not exist")
-    if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise UserError(f"the model directory {text} does not exist")
+    is_repo = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
+    if not is_repo or len(text) > _LONGEST_REPO:
+        raise UserError(f"the model directory {short(text)} does not exist")
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -409,19 +382,13 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 
 
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read a model's ``config.json``, with the fields of ``changes`` in place of its own.
-
-    Raises:
-        UserError: it is damaged or describes a model that this project cannot run.
-    """
+    """Read a model's ``config.json``, with the fields of ``changes`` in place of its own."""
     path = directory / "config.json"
     config = with_changes(read_json(path), changes or {})
     headers = model_headers(sorted(directory.glob(WEIGHTS)))
     config = tied_where_untold(config, headers)
-    try:
+    with naming(path):
         check_config(config, headers)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return config
 
 
@@ -452,55 +419,38 @@ def read_model(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Read a model and its configuration as mlx-lm completes it; weights are read when first used.
 
-    Args:
-        directory: ``config.json`` and ``model*.safetensors``, in mlx-lm's format or Hugging Face's.
-        to_run: whether the model is going to be run. If so, a model of an untested architecture
-            must pass ``check_tree``, which reads all of its weights.
-        model_config: fields that replace those of ``config.json``.
-
-    Raises:
-        UserError: a file is missing, damaged or of another format, they do not fit together, or the
-            model does not pass ``check_tree``.
+    If it is going to be run, a model of an untested architecture must pass ``check_tree``, which
+    reads all of its weights.
     """
-    config = read_config(directory, model_config)
-    own = read_json(directory / "config.json")
+    path = directory / "config.json"
+    config, own = read_config(directory, model_config), read_json(path)
     changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
     fields = {**changes, **explicit_fields(config)}
     weight_files(directory)
     generation = directory / "generation_config.json"
     if os.path.lexists(generation):
         said = read_json(generation)
-        try:
+        with naming(generation):
             check_end_tokens(said)
-        except UserError as error:
-            raise UserError(f"{generation}: {error}") from None
     try:
         model, full_config = load_model(
             directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
     except Exception as error:  # a wrong field may raise any error in mlx-lm
-        path = directory / "config.json"
         raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
     _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
-        try:
+        with naming(path):
             check_tree(model, config)
-        except UserError as error:
-            raise UserError(f"{directory / 'config.json'}: {error}") from None
     return model, full_config
 
 
 def read_tokenizer(
     directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> TokenizerWrapper:
-    """Read the tokenizer of a model with ``config``; no code that came with it is run.
-
-    Raises:
-        UserError: it cannot be read, or ``extra``, further arguments, has an ``eos_token`` that is
-            none of its tokens: transformers would add one, which no model writes.
-    """
+    """Read the tokenizer of a model with ``config``; no code that came with it is run."""
     arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
-    if end is not None:
+    if end is not None:  # transformers would add one that it does not know, which no model writes
         with tokenizer_files(directory):
             known = load_tokenizer(directory, arguments).get_vocab()
         if str(end) not in known:

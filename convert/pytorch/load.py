@@ -28,7 +28,7 @@ from specstream_mlx.adapters.description import (
     describe,
     tensor_file,
 )
-from specstream_mlx.errors import VOCABULARY, UserError, shown
+from specstream_mlx.errors import VOCABULARY, UserError, naming, shown
 from specstream_mlx.files import check_shapes, model_headers, read_json, reason, short
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
@@ -60,10 +60,8 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     config = read_json(model_dir / "config.json")
     files = sorted(model_dir.glob("model*.safetensors"))
     headers = model_headers(files)
-    try:
+    with naming(model_dir / "config.json"):
         check_config(config, headers)
-    except UserError as error:
-        raise UserError(f"{model_dir / 'config.json'}: {error}") from None
     disable_progress_bar()
     try:
         if is_quantized(config):
@@ -153,10 +151,8 @@ def load_adapter(
         check_vocabulary(path, tensors[VOCABULARY].tolist(), base.config.vocab_size)
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         base = mount_lora(base, directory)
-    try:
+    with naming(directory):
         model = SpeculativeStreamingModel(base, config or found.stream_config)
-    except UserError as error:
-        raise UserError(f"{directory}: {error}") from None
     model.load_state_dict(tensors, strict=False)
     return model.eval()
 

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import mounted, read_adapter
-from specstream_mlx.errors import UserError
+from specstream_mlx.errors import UserError, naming
 from specstream_mlx.files import not_finite, staged_directory
 from specstream_mlx.loading import read_config, read_model, read_tokenizer
 from specstream_mlx.models.fingerprint import fingerprint
@@ -77,10 +77,8 @@ def export(
         if path.exists() or path.is_symlink():
             raise UserError(f"{path} exists already, expected a name that nothing is at")
     config = read_config(model)
-    try:
+    with naming(model / "config.json"):
         check_base(config, sizes)
-    except UserError as error:
-        raise UserError(f"{model / 'config.json'}: {error}") from None
     for path in adapters:
         found = describe(path)
         found.check_base(config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
+from ..errors import VOCABULARY, UserError, check_integer, is_number, naming, shown
 from ..files import Headers, check_tensors, read_json, short, tensor_headers
 from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
@@ -33,14 +33,7 @@ ADAPTER_FILES = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, S
 
 @dataclass(frozen=True)
 class AdapterDescription:
-    """An adapter directory whose configuration has been read and checked.
-
-    Attributes:
-        path: the directory.
-        config: ``adapter_config.json``, with LoRA's fields; empty where there is none.
-        stream_config: configuration of the streams; ``None`` for a plain LoRA adapter.
-        format: ``mlx``, or ``pytorch`` before conversion.
-    """
+    """An adapter directory, of either format, whose configuration has been read and checked."""
 
     path: Path
     config: dict[str, Any]
@@ -76,7 +69,7 @@ class AdapterDescription:
         return path if os.path.lexists(path := self.path / LORA_FILE) else None
 
     def check_base(self, base_config: Mapping[str, Any]) -> None:
-        """Check that the streams were made for a base."""
+        """Check that the streams, if there are any, were made for a base."""
         streams = self.stream_config
         if streams is None:
             return
@@ -103,23 +96,19 @@ class AdapterDescription:
             )
 
     def rank_and_scale(self) -> tuple[int, float]:
-        """Return LoRA's rank, and the factor on the product of its two matrices.
-
-        PEFT's factor is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
-        """
+        """Return LoRA's rank, and the factor on the product of its two matrices."""
         names = ("r", "lora_alpha") if self.is_peft else ("rank", "scale")
         fields: Any = self.config if self.is_peft else self.config.get("lora_parameters")
         if not isinstance(fields, dict):
             raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
-        found: list[Any] = [fields.get(name) for name in names]
-        rank, scale = found
+        rank, scale = (fields.get(name) for name in names)
         check_integer(f"{self.config_path}: the LoRA {names[0]}", rank)
         if not is_number(scale):
             raise UserError(
                 f"{self.config_path}: the LoRA {names[1]} is {shown(scale)}, expected a number"
             )
         if self.is_peft:
-            scale /= rank**0.5 if self.config.get("use_rslora") else rank
+            scale /= rank**0.5 if self.config.get("use_rslora") else rank  # rank-stabilised
         return rank, scale
 
     def stream_headers(self) -> Headers:
@@ -137,12 +126,7 @@ class AdapterDescription:
 
 
 def describe(directory: str | Path) -> AdapterDescription:
-    """Read the configuration of an adapter directory of either format.
-
-    Raises:
-        UserError: there is no such directory, it holds no adapter, or a configuration in it is
-            damaged.
-    """
+    """Read the configuration of an adapter directory of either format."""
     path = Path(directory)
     if not os.path.isdir(path):
         raise UserError(f"the adapter directory {short(path)} does not exist")
@@ -158,10 +142,8 @@ def describe(directory: str | Path) -> AdapterDescription:
     if torch_streams or STREAM_KEY in config:
         if not isinstance(values, dict):
             raise UserError(f"{where} is {shown(values)}, expected an object")
-        try:
+        with naming(where):
             streams = StreamConfig.from_dict(values)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
     torch_side = torch_streams or "peft_type" in config
     return AdapterDescription(path, config, streams, "pytorch" if torch_side else "mlx")
 

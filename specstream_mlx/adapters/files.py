@@ -42,12 +42,8 @@ FULL = "full"
 class Adapter:
     """A checked adapter directory whose tensors have been read.
 
-    Attributes:
-        path: the directory.
-        config: its ``adapter_config.json``.
-        stream_config: its streams, or ``None`` for a plain LoRA adapter.
-        lora: LoRA tensors by name; if ``is_full``, weights that replace the base's own.
-        stream_tensors: ``streams.*`` and ``pruner.*`` by name.
+    Those of ``lora`` are, if ``is_full``, weights that replace the base's own; ``stream_tensors``
+    are ``streams.*`` and ``pruner.*``.
     """
 
     path: Path
@@ -75,16 +71,9 @@ class Adapter:
 def read_adapter(
     directory: str | Path, model: nn.Module, base_config: dict[str, Any], full: bool = False
 ) -> Adapter:
-    """Check an adapter directory against its base and read its tensors.
+    """Check an adapter directory against its base, an mlx-lm model without LoRA, and read it.
 
-    Args:
-        directory: the adapter directory.
-        model: the base as an mlx-lm model, without LoRA.
-        base_config: the base's ``config.json``.
-        full: whether it may hold tuned weights instead of LoRA.
-
-    Raises:
-        UserError: a file, tensor or field is wrong.
+    It may hold tuned weights instead of LoRA only if ``full`` says so.
     """
     description = describe(directory)
     if description.format == "pytorch":
@@ -96,15 +85,21 @@ def read_adapter(
         )
     description.check_base(base_config)
     description.stream_headers()
-    tuned = full and description.config.get("fine_tune_type") == FULL
-    lora = _read_full(description, model) if tuned else read_lora(description, model)
+    if full and description.config.get("fine_tune_type") == FULL:
+        path, own = description.path / LORA_FILE, dict(tree_flatten(model.parameters()))
+        headers = tensor_headers(path)
+        check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
+        lora = read_arrays(path)
+    else:
+        lora = read_lora(description, model)
     file = description.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:
         ids: Any = stream_tensors[VOCABULARY].tolist()
         check_vocabulary(file, ids, base_config["vocab_size"])
-    config, streams = description.config, description.stream_config
-    return Adapter(description.path, config, streams, lora, stream_tensors)
+    return Adapter(
+        description.path, description.config, description.stream_config, lora, stream_tensors
+    )
 
 
 def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
@@ -119,14 +114,6 @@ def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx
     if expected or path.exists():
         check_tensors(path, tensor_headers(path), expected)
     return own_parts(model, read_arrays(path)) if expected else {}
-
-
-def _read_full(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
-    """Read tuned weights by the names of those that they replace, as mlx_lm does."""
-    path = description.path / LORA_FILE
-    headers, own = tensor_headers(path), dict(tree_flatten(model.parameters()))
-    check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
-    return read_arrays(path)
 
 
 def _expected_lora(
@@ -162,11 +149,8 @@ def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Stre
     """Make a model with an adapter around the weights of a base, which is never changed.
 
     Tensors get the dtype of the activations; tuned weights that of those which they replace. DoRA's
-    magnitudes m stay exact: they multiply the whole output, not a small addition.
-
-    Returns:
-        The model, which is the base itself where there is no LoRA; the adapter with the tensors as
-        they are mounted; and its streams, if it has any.
+    magnitudes m stay exact: they multiply the whole output, not a small addition. Without LoRA the
+    model is the base itself; the adapter that is returned has its tensors as they are mounted.
     """
     dtype, own = activations_dtype(base), dict(tree_flatten(base.parameters()))
 
@@ -213,11 +197,8 @@ def lora_digest(adapter: Adapter | None) -> str | None:
 class LoraPart:
     """The LoRA of an adapter as mlx-lm stores it; by default none, which mlx-lm loads too.
 
-    Attributes:
-        tensors: by full name ``lora_a`` (in, r), ``lora_b`` (r, out) and DoRA's ``m`` (out,).
-        parameters: mlx-lm's ``rank``, ``scale``, ``dropout`` and ``keys``.
-        num_layers: number of layers, counted from the last, that mlx-lm looks for ``keys`` in.
-        fine_tune_type: ``lora`` or ``dora``.
+    ``tensors`` are by full name ``lora_a`` (in, r), ``lora_b`` (r, out) and DoRA's ``m`` (out,);
+    ``num_layers`` are counted from the last.
     """
 
     tensors: dict[str, mx.array] = field(default_factory=dict)
