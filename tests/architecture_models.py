@@ -42,12 +42,9 @@ def yarn(theta, factor):
 
 
 def longrope():
-    factors = {
-        f"{n}_factor": [1.0 + step * i for i in range(48)]
-        for n, step in (("short", 0.01), ("long", 0.2))
-    }
-    length = {"original_max_position_embeddings": 16}
-    return {**rope(1e4, "longrope", **factors, **length), **length}
+    short, long = ([1.0 + step * i for i in range(48)] for step in (0.01, 0.2))
+    fields = {"original_max_position_embeddings": 16, "short_factor": short, "long_factor": long}
+    return {**rope(1e4, "longrope", **fields), "original_max_position_embeddings": 16}
 
 
 def by_layer(period, count, **full):
@@ -61,15 +58,14 @@ def by_layer(period, count, **full):
     }
 
 
-def heads(count, kv_count, size):
-    fields = {"num_attention_heads": count, "num_key_value_heads": kv_count}
-    return {**fields, "hidden_size": 64, "head_dim": size}
-
-
 def whole(count, kv_count, size):
     """Heads that are as wide as the model together."""
     fields = {"num_attention_heads": count, "num_key_value_heads": kv_count}
     return {**fields, "hidden_size": count * size}
+
+
+def heads(count, kv_count, size):
+    return {**whole(count, kv_count, size), "hidden_size": 64, "head_dim": size}
 
 
 def case(family, *parts, **fields):
@@ -77,6 +73,8 @@ def case(family, *parts, **fields):
 
 
 PARTIAL = {"factor": 2.0, "partial_rotary_factor": 0.25}
+GEMMA_LINEAR = {"kind": "linear", "factor": 8.0}
+GEMMA_PART = {"kind": "proportional", "partial_rotary_factor": 0.25}
 UPPER = {"use_sliding_window": True, "max_window_layers": 2}
 SMALL_OPT = {"num_attention_heads": 2, "hidden_size": 128, "ffn_dim": 96}
 AFTER = {"do_layer_norm_before": False, "tie_word_embeddings": False}
@@ -86,33 +84,22 @@ CASES = {
     "Llama 3.1": case("Llama", heads(4, 1, 128), llama3(8.0)),
     "Llama 3.2, tied": case("Llama", heads(4, 1, 64), llama3(32.0), TIED),
     "Llama, yarn": case("Llama", heads(2, 1, 128), yarn(1e4, 16.0)),
-    "Llama, proportional rope": case(
-        "Llama", heads(2, 1, 64), rope(1e4, "proportional", **PARTIAL)
-    ),
+    "Llama, proportional": case("Llama", heads(2, 1, 64), rope(1e4, "proportional", **PARTIAL)),
     "Mistral 0.3": case("Mistral", heads(4, 1, 128), rope(1e6), sliding_window=None),
     "Mistral 0.1, window": case("Mistral", heads(4, 1, 128), rope(1e4), WINDOWS),
     "Phi-1.5": case("Phi", whole(2, 2, 64), rope(1e4, partial_rotary_factor=0.5)),
     "Phi-2": case("Phi", whole(2, 2, 80), rope(1e4, partial_rotary_factor=0.4)),
     "Phi-3 mini 4k, window": case("Phi3", whole(2, 2, 96), rope(1e4), WINDOWS),
     "Phi-3 mini 128k, longrope": case("Phi3", whole(2, 2, 96), longrope()),
-    "Phi-4 mini, partial, tied": case(
-        "Phi3", whole(3, 1, 128), rope(1e4, partial_rotary_factor=0.75), TIED
-    ),
+    "Phi-4 mini": case("Phi3", whole(3, 1, 128), rope(1e4, partial_rotary_factor=0.75), TIED),
     "Qwen2 0.5B, tied": case("Qwen2", whole(7, 1, 64), rope(1e6), TIED),
     "Qwen2.5, yarn": case("Qwen2", whole(5, 1, 32), yarn(1e6, 4.0)),
     "Qwen2, windows on the upper layers": case("Qwen2", whole(2, 1, 64), rope(1e6), WINDOWS, UPPER),
     "Qwen3 0.6B, tied": case("Qwen3", heads(2, 1, 128), rope(1e6), TIED),
     "Qwen3 8B": case("Qwen3", heads(4, 1, 128), rope(1e6)),
     "Gemma 2": case("Gemma2", heads(2, 1, 256), rope(1e4), WINDOWS, query_pre_attn_scalar=224),
-    "Gemma 3": case(
-        "Gemma3Text", heads(4, 1, 256), by_layer(3, 6, kind="linear", factor=8.0), WINDOWS
-    ),
-    "Gemma 3, proportional rope": case(
-        "Gemma3Text",
-        heads(4, 1, 256),
-        by_layer(3, 3, kind="proportional", partial_rotary_factor=0.25),
-        WINDOWS,
-    ),
+    "Gemma 3": case("Gemma3Text", heads(4, 1, 256), by_layer(3, 6, **GEMMA_LINEAR), WINDOWS),
+    "Gemma 3, partial": case("Gemma3Text", heads(4, 1, 256), by_layer(3, 3, **GEMMA_PART), WINDOWS),
     "OPT": case("OPT", SMALL_OPT),
     "OPT, norms after": case("OPT", SMALL_OPT, AFTER),
 }
@@ -180,10 +167,8 @@ def random_model(case, vocab_size=VOCAB_SIZE):
     family, fields = CASES[case]
     common = {"num_hidden_layers": 4, "vocab_size": vocab_size, "max_position_embeddings": 512}
     common |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    if family != "OPT":
-        common["intermediate_size"] = 96
-    else:
-        common["word_embed_proj_dim"] = fields["hidden_size"]
+    width = "word_embed_proj_dim" if family == "OPT" else "intermediate_size"
+    common[width] = fields["hidden_size"] if family == "OPT" else 96
     config = getattr(transformers, f"{family}Config")(**{**common, **fields})
     config._attn_implementation = "eager"
     torch_model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()

@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from peft import LoraConfig, get_peft_model
 from specstream_mlx.convert.pytorch.backbone import linear_layers
-from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.losses import n_gram_loss as torch_loss
+from specstream_mlx.convert.pytorch.training_run import collate
 from torch_tiny import tiny_model
 
 from specstream_mlx.loading import read_config, read_model
@@ -23,7 +23,8 @@ from specstream_mlx.train.parameters import Trained
 from specstream_mlx.train.sequences import places_of, sequences_of
 from specstream_mlx.train.settings import default_alphas
 
-LENGTHS, STREAM_FROM = (21, 26, 17), (9, 12, 1)
+_RNG = np.random.default_rng(0)
+ITEMS = [Item(_RNG.integers(0, 90, n).tolist(), start) for n, start in ((21, 9), (26, 12), (17, 1))]
 
 
 class Sides:
@@ -67,36 +68,21 @@ class Sides:
         config = self.torch_model.config
         return default_alphas(config.mode, config.num_streams)
 
-    @property
-    def items(self):
-        rng = np.random.default_rng(0)
-        return [
-            Item(rng.integers(0, 90, length).tolist(), stream_from)
-            for length, stream_from in zip(LENGTHS, STREAM_FROM, strict=True)
-        ]
-
     def expected(self):
         """PyTorch's loss, and its gradients by our names."""
-        tokens = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64)
-        for row, item in zip(tokens, self.items, strict=True):
-            row[: len(item.tokens)] = torch.tensor(item.tokens)
-        batch = Batch(tokens, torch.tensor(STREAM_FROM), torch.tensor(LENGTHS))
         self.torch_model.zero_grad()
-        loss = torch_loss(self.torch_model, batch, self.alphas)
+        loss = torch_loss(self.torch_model, collate(ITEMS), self.alphas)
         loss.total.backward()
         gradients = {name: p.grad for name, p in self.torch_model.named_parameters()}
-        found = {}
-        for ours, name in self.torch_names.items():
-            gradient = gradients[name].numpy()
-            found[ours] = gradient.T if "lora_" in ours else gradient
-        return loss, found
+        found = {ours: gradients[name].numpy() for ours, name in self.torch_names.items()}
+        return loss, {name: g.T if "lora_" in name else g for name, g in found.items()}
 
     def found(self, segment=4, checkpoint=False):
         """Our loss and its gradients by name."""
         forward = StreamForward(self.model, self.config, self.streams, checkpoint)
         exits = bool(self.streams.config.pruner_rank)
         places = places_of(self.streams.vocabulary, self.config["vocab_size"])
-        step = sequences_of(self.items, self.alphas, segment, exits, places)
+        step = sequences_of(ITEMS, self.alphas, segment, exits, places)
         trained = Trained(self.model, self.streams)
 
         def loss_of(*step):

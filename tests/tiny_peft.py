@@ -1,48 +1,18 @@
 """Adapters as PEFT saves them, on a tiny random Llama, and logits on both sides."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import torch
 from parity import BOUND
 from peft import LoraConfig, PeftModel, get_peft_model
 from specstream_mlx.convert.pytorch.load import load_base
-from tiny_models import VOCAB_SIZE, tiny_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 TOKENS = [3, 17, 41, 5, 22, 9, 30, 12, 7, 44, 18, 2]
 
 
-def untied_llama(directory: Path) -> Path:
-    """A Hugging Face directory of an untied Llama of four layers with biases."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-        initializer_range=0.3,
-        attention_bias=True,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(std=0.3)
-    model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
-
-
-def peft_directory(
-    hf: Path, directory: Path, dtype: torch.dtype = torch.float32, **config: Any
-) -> PeftModel:
+def peft_directory(hf, directory, dtype=torch.float32, **config):
     """A PEFT adapter with random values, saved and loaded again by PEFT."""
     torch.manual_seed(1)
     safe = config.pop("safe_serialization", True)
@@ -58,22 +28,22 @@ def peft_directory(
     return PeftModel.from_pretrained(load_base(hf), directory).eval()
 
 
-def torch_logits(model: torch.nn.Module) -> np.ndarray:
-    """Logits (tokens, vocabulary) of a PyTorch model after each of ``TOKENS``."""
+def torch_logits(model, tokens=TOKENS):
+    """Logits (tokens, vocabulary) of a PyTorch model after each token."""
     with torch.no_grad():
-        return model(torch.tensor([TOKENS])).logits[0].numpy()
+        return model(torch.tensor([tokens])).logits[0].numpy()
 
 
-def mlx_logits(model: nn.Module) -> np.ndarray:
-    """Logits (tokens, vocabulary) of an mlx-lm model after each of ``TOKENS``."""
-    return np.array(model(mx.array([TOKENS]))[0])
+def mlx_logits(model, tokens=TOKENS):
+    """Logits (tokens, vocabulary) of an mlx-lm model after each token."""
+    return np.array(model(mx.array([tokens]))[0])
 
 
-def close(expected: np.ndarray, found: np.ndarray) -> bool:
+def close(expected, found):
     """Whether two arrays agree within the bound for MLX and PyTorch."""
     return np.abs(expected - found).max() <= BOUND * max(1.0, np.abs(expected).max())
 
 
-def edit(path: Path, **fields: Any) -> None:
+def edit(path, **fields):
     """Change fields of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -20,26 +20,15 @@ CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 5}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def tiny_llama(*, tied=True, vocab=50) -> LlamaForCausalLM:
+def tiny_llama(*, tied=True, vocab=50, **fields):
     """A random Llama of hidden size 32, its weights large enough for spread-out logits."""
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=vocab,
-        tie_word_embeddings=tied,
-        initializer_range=0.3,
-        max_position_embeddings=256,
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocab}
+    usual = {"initializer_range": 0.3, "max_position_embeddings": 256, "tie_word_embeddings": tied}
+    return LlamaForCausalLM(LlamaConfig(**sizes | usual | fields)).eval()
 
 
-def tiny_model(
-    mode="lossless", *, trained=True, base=None, **overrides
-) -> SpeculativeStreamingModel:
+def tiny_model(mode="lossless", *, trained=True, base=None, **overrides):
     """A model with streams; ``trained`` replaces the zeros of the start by random values.
 
     In shared mode a base without LoRA is given some.
@@ -62,7 +51,7 @@ def tiny_model(
     return model
 
 
-def tiny_batch(*, vocab=50) -> Batch:
+def tiny_batch(*, vocab=50):
     """Random sequences of different lengths."""
     tokens = torch.randint(0, vocab, (3, 12), generator=torch.Generator().manual_seed(0))
     return Batch(tokens, torch.tensor([4, 5, 1]), torch.tensor([9, 12, 7]))

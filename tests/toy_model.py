@@ -12,11 +12,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-import numpy as np
 from command_line import run
 from filelock import FileLock
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_plain
+from mlx_lm.tuner.trainer import default_loss
 from mlx_lm.utils import save_config
 from tiny_models import tiny_llama_config, tiny_llama_directory, tiny_tokenizer
 
@@ -93,21 +93,15 @@ def _write_base(base: Path) -> None:
         answer = tokenizer.encode(row["completion"], add_special_tokens=False)
         items.append((len(prompt), [*prompt, *answer, tokenizer.eos_token_id]))
 
-    def loss(tokens: mx.array, weights: mx.array) -> mx.array:
-        losses = nn.losses.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-        return (losses * weights).sum() / weights.sum()
-
-    step, optimizer = nn.value_and_grad(model, loss), optim.AdamW(3e-3)
-    longest = max(len(tokens) for _, tokens in items)
+    step, optimizer = nn.value_and_grad(model, default_loss), optim.AdamW(3e-3)
+    longest = max(len(ids) for _, ids in items)
     for start in range(0, len(items), 8):
-        tokens = np.zeros((8, longest), np.int32)
-        weights = np.zeros((8, longest - 1), np.float32)
-        for row, (prompt, ids) in enumerate(items[start : start + 8]):
-            tokens[row, : len(ids)] = ids
-            weights[row, prompt - 1 : len(ids) - 1] = 1
-        value, gradients = step(mx.array(tokens), mx.array(weights))
+        batch = items[start : start + 8]
+        tokens = mx.array([ids + [0] * (longest - len(ids)) for _, ids in batch])
+        answers = mx.array([(prompt, len(ids) - 1) for prompt, ids in batch])
+        loss, gradients = step(model, tokens, answers)
         optimizer.update(model, gradients)
-        mx.eval(value, model.parameters(), optimizer.state)
+        mx.eval(loss, model.parameters(), optimizer.state)
     nn.quantize(model, group_size=32, bits=8)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(base / "model.safetensors"), weights, {"format": "mlx"})

@@ -112,35 +112,36 @@ def texts_of(lines):
     return [line.get("prompt", line.get("turns")) for line in lines]
 
 
-@pytest.fixture
-def made(clones, monkeypatch):
-    """Returns all lines of a source, none held out."""
+def written(clones, output, *flags):
+    """What the command writes, by source."""
+    run_program(prompt_sources.main, "--clones", clones, "--output", output, *flags)
+    files = [output / name for name in ("train.jsonl", "valid.jsonl")]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
+    return {name: texts_of(v for v in lines if v["source"] == name) for name in SOURCES}
 
-    def lines(name):
-        monkeypatch.setitem(SOURCES, name, {**SOURCES[name], "held_out": 0})
-        train, valid = lines_of(name, clones, set())
-        assert not valid
-        return texts_of(train)
 
-    return lines
+@pytest.fixture(scope="module")
+def made(clones, tmp_path_factory):
+    return written(clones, tmp_path_factory.mktemp("made"))
 
 
 def test_sources_become_prompts_as_people_write_them(made):
     """Sentences of one document; tables with all columns; text as set; the passage asked about."""
-    translations = made("ntrex")
-    assert len(translations) > 30
+    translations = made["ntrex"]
+    assert len(translations) > 20
     assert any(prompt.startswith("Translate German to English: Satz") for prompt in translations)
     rows = [list(map(int, re.findall(r"Satz (\d+)", prompt))) for prompt in translations]
     assert max(map(len, rows)) > 1
     for row in rows:
         assert row == list(range(row[0], row[-1] + 1)) and row[0] // 3 == row[-1] // 3
-    (query,) = made("wikisql")
+    (query,) = made["wikisql"]
     for word in ("Who won?", "table_1_7_2", "winner", "year", "series_rank"):
         assert word in query
-    for prompt in made("wiki-split"):
+    for prompt in made["wiki-split"]:
         assert '"It" was short' in prompt
         assert not [part for part in (" ,", "( ", "<::::>") if part in prompt]
-    passages = made("xquad")
+    passages = made["xquad"]
     assert {type(one) for one in passages} == {str, list}
     for one in passages:
         text = "\n".join(one) if isinstance(one, list) else one
@@ -149,18 +150,18 @@ def test_sources_become_prompts_as_people_write_them(made):
 
 
 def test_conversations_are_those_of_people_or_have_follow_ups(made):
-    found = made("oasst")
+    found = made["oasst"]
     for second in ("Another one?", "Is it big?"):
         assert ["Name a fish.", second] in found
     assert ["Can rust be removed?", "How?"] in found
     followed = [turns for turns in found if turns[0] == "Why is the sky blue?"]
-    followed += made("self-instruct") + made("awesome-chatgpt-prompts")
+    followed += made["self-instruct"] + made["awesome-chatgpt-prompts"]
     firsts = {"Why is the sky blue?", "Find the verb.\n\nShe reads.", 'Be "the" tea,\nplease.'}
     assert {turns[0] for turns in followed} == firsts
     for turns in followed:
         assert 2 <= len(turns) <= 3 and set(turns[1:]) <= set(WORDINGS["follow_ups"])
     asked = ["I want to eat.", "In Oakland.", "What is their address?"]
-    assert sorted(made("dstc8")) == [asked[:2], asked]
+    assert sorted(made["dstc8"]) == [asked[:2], asked]
 
 
 @pytest.fixture
@@ -216,20 +217,14 @@ def test_lines_fit_are_said_once_and_held_out_by_origin(planted):
     assert sorted(map(len, texts_of(train))) == [5, 5200]
 
 
-def test_the_command_writes_both_files_without_what_may_never_be_there(clones, never, tmp_path):
+def test_what_may_never_be_there_is_not_written(clones, made, never, tmp_path):
+    """A clone that is not there is named."""
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"prompt": NEWS[4]}) + "\n")
-
-    def written(*flags):
-        run_program(prompt_sources.main, "--clones", clones, "--output", tmp_path / "made", *flags)
-        files = [tmp_path / "made" / name for name in ("train.jsonl", "valid.jsonl")]
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-    for flags in ((), ("--never", never, "--never", other)):
-        lines = written(*flags)
-        assert {line["source"] for line in lines} == set(SOURCES)
-        assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
-        assert any(NEWS[4] in line.get("prompt", "") for line in lines) == (not flags)
+    assert any(NEWS[4] in prompt for prompt in made["ntrex"])
+    without = written(clones, tmp_path, "--never", never, "--never", other)
+    assert not any(NEWS[4] in prompt for prompt in without["ntrex"])
+    assert all(without.values())
     url = f"https://github.com/google-deepmind/xquad at {SOURCES['xquad']['commit']}"
     sentence = rf"xquad: .*xquad\.en\.json is missing.*; expected a clone of {url}"
     with pytest.raises(UserError, match=sentence):

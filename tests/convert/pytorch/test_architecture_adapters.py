@@ -25,7 +25,7 @@ from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import tiny_tokenizer
-from tiny_peft import close, peft_directory
+from tiny_peft import close, mlx_logits, peft_directory, torch_logits
 from torch_tiny import CONDITIONED, tiny_model
 from transformers import AttentionInterface
 
@@ -66,11 +66,6 @@ def bases(case):
     return directory / "hf", directory / "mlx"
 
 
-def torch_logits(model, tokens):
-    with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0].numpy()
-
-
 def decoded(model, tokens, start):
     """(tokens - start, vocab) logits of our runtime: a prefilled prompt, then one pass."""
     decoder = Decoder(model.model, model.streams, make_caches(model.model, model.config))
@@ -108,7 +103,7 @@ def test_lora_logits_are_those_of_peft(case, tmp_path):
     assert len(ours.adapter.lora) == 2 * sum(".layers." in name for name in matrices)
     assert close(expected[21:], decoded(ours, TOKENS, 21))
     mounted = stock(base, tmp_path / "out")
-    assert close(expected[: len(SHORT)], np.array(mounted(mx.array([SHORT]))[0]))
+    assert close(expected[: len(SHORT)], mlx_logits(mounted, SHORT))
     bare = pair(case).logits(TOKENS)
     assert np.abs(bare - expected)[21:].max() > 0.1
     ours.swap_adapter(None)
@@ -230,6 +225,6 @@ def test_longrope_takes_its_long_factors_for_short_texts_too(tmp_path):
     assert_small(differences(case, "shared", tmp_path, tokens=SHORT, prompt_length=5))
     tuned = peft_directory(hf, tmp_path / "peft", target_modules=["qkv_proj"])
     convert_adapter(tmp_path / "peft", hf, tmp_path / "out")
-    ours = load(base, adapter_path=tmp_path / "out")[0].model(mx.array([SHORT]))[0]
-    assert close(torch_logits(tuned, SHORT), np.array(ours))
+    ours, _ = load(base, adapter_path=tmp_path / "out")
+    assert close(torch_logits(tuned, SHORT), mlx_logits(ours.model, SHORT))
     assert not close(pair(case).logits(SHORT), torch_logits(load_base(hf), SHORT))
