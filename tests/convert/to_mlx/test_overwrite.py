@@ -38,75 +38,56 @@ def adapter(model):
     return model.parent / "adapters" / "sql"
 
 
-def test_a_source_is_never_replaced(model, adapter, tmp_path):
+def test_a_source_is_never_replaced(model, adapter, tmp_path, monkeypatch):
     """Nor what holds one, by whatever path; ``hf``'s parent would pass for a model here."""
     for file in model.iterdir():
         (model.parent / file.name).write_bytes(file.read_bytes())
     (tmp_path / "link").symlink_to(model)
-    before = everything(tmp_path)
-    for target, sentence in (
-        (model, "is the model"),
-        (model.parent, "holds the model"),
-        (model / ".." / "adapters" / "..", "holds the model"),
-        (tmp_path / "link", "is the model"),
-    ):
-        assert f"{target} {sentence} {model}" in refused("--model", model, "--mlx-path", target)
-        assert everything(tmp_path) == before
-    flags = ("--model", model, "--adapter-path", adapter, "--mlx-path")
-    for target, sentence in (
-        (model, "is the model"),
-        (adapter, "is the adapter"),
-        (adapter.parent, "holds the adapter"),
-    ):
-        assert sentence in refused(*flags, target)
-        assert everything(tmp_path) == before
-
-
-def test_the_current_directory_is_not_replaced(model, tmp_path, monkeypatch):
-    """The caller's shell would stand in a directory that is gone."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert "is the current directory" in refused("--model", model, "--mlx-path", ".")
-
-
-def test_a_directory_of_other_files_is_not_replaced(model, tmp_path):
-    for name in ("notes.txt", "config.json", ".git/config"):
-        other = tmp_path / f"holds {name.replace('/', ' ')}"
-        file = other / name
-        file.parent.mkdir(parents=True)
-        file.write_text("mine")
-        sentence = refused("--model", model, "--mlx-path", other)
-        assert f"other files than a converted model's or adapter's, such as {name}," in sentence
-        assert file.read_text() == "mine"
-
-
-def test_other_files_beside_a_model_or_an_adapter_are_kept(model, adapter, tmp_path):
-    """A training run's checkpoints and its PyTorch adapter are none of a conversion's files."""
-    flags = {"model": ("--model", model)}
-    flags["adapter"] = (*flags["model"], "--adapter-path", adapter)
-    flags["adapters"] = (
-        *flags["adapter"],
-        "--adapter-path",
-        shutil.copytree(adapter, tmp_path / "b"),
-    )
-    for kind, name in (
-        ("model", "README.md"),
-        ("adapter", "0000100_adapters.safetensors"),
-        ("adapter", "speculative_streaming.json"),
-        ("adapters", "b/README.md"),
+    before = everything(tmp_path)
+    base = ("--model", model)
+    both = (*base, "--adapter-path", adapter)
+    for flags, target, sentence in (
+        (base, model / ".." / "adapters" / "..", f"holds the model {model}"),
+        (base, tmp_path / "link", f"is the model {model}"),
+        (both, model, "is the model"),
+        (both, adapter, "is the adapter"),
+        (both, adapter.parent, "holds the adapter"),
+        (base, ".", "is the current directory"),
     ):
-        target = tmp_path / "out" / kind / name.replace("/", "-")
-        assert run("convert", *flags[kind], "--mlx-path", target).exit_code == 0
-        (target / name).parent.mkdir(exist_ok=True)
+        assert f"{target} {sentence}" in refused(*flags, "--mlx-path", target)
+        assert everything(tmp_path) == before
+
+
+def test_other_files_are_kept(model, adapter, tmp_path):
+    """A training run's checkpoints and its PyTorch adapter are none of a conversion's files."""
+    base = ("--model", model)
+    one = (*base, "--adapter-path", adapter)
+    two = (*one, "--adapter-path", shutil.copytree(adapter, tmp_path / "b"))
+    for flags, written, name in (
+        (base, False, "config.json"),
+        (base, False, ".git/config"),
+        (base, True, "README.md"),
+        (one, True, "0000100_adapters.safetensors"),
+        (one, True, "speculative_streaming.json"),
+        (two, True, "b/README.md"),
+    ):
+        target = tmp_path / f"out of {name.replace('/', ' ')} {written}"
+        if written:
+            assert run("convert", *flags, "--mlx-path", target).exit_code == 0
+        (target / name).parent.mkdir(exist_ok=True, parents=True)
         (target / name).write_text("mine")
-        assert f"such as {name}," in refused(*flags[kind], "--mlx-path", target)
+        sentence = refused(*flags, "--mlx-path", target)
+        assert f"other files than a converted model's or adapter's, such as {name}," in sentence
         assert (target / name).read_text() == "mine"
         (target / name).unlink()
-        assert convert(*flags[kind], "--mlx-path", target).exit_code == 0
+        if written:
+            assert convert(*flags, "--mlx-path", target).exit_code == 0
 
 
 def test_models_and_adapters_are_replaced(model, adapter, tmp_path):
-    """Each by each, also a directory of several adapters, and an empty directory."""
+    """Each by each, also a directory of several adapters, and an empty one."""
     second = shutil.copytree(adapter, adapter.parent / "chat")
     target = tmp_path / "out"
     target.mkdir()
