@@ -3,6 +3,7 @@
 import json
 
 import mlx_lm
+import numpy as np
 import pytest
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 from tiny_gguf import byte_level_metadata, tiny_gguf
@@ -26,15 +27,10 @@ def converted(tmp_path, architecture="llama", **metadata):
     made = tiny_gguf(architecture)
     for key, value in metadata.items():
         made.metadata[f"tokenizer.{key.replace('__', '.')}"] = value
-    rows = len(made.metadata["tokenizer.ggml.tokens"])
-    if rows != made.tensors["token_embd.weight"][0][0]:
-        data = made.tensors["token_embd.weight"][2]
-        made.tensors["token_embd.weight"] = (
-            (rows, 256),
-            made.tensors["token_embd.weight"][1],
-            data[[row % len(data) for row in range(rows)]],
-        )
-    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
+    rows = np.arange(len(made.metadata["tokenizer.ggml.tokens"]))
+    _, kind, data = made.tensors["token_embd.weight"]
+    made.tensors["token_embd.weight"] = (len(rows), 256), kind, data[rows % len(data)]
+    convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx", overwrite=True)
     ends = json.loads((tmp_path / "mlx" / "generation_config.json").read_text())["eos_token_id"]
     assert json.loads((tmp_path / "mlx" / "config.json").read_text())["eos_token_id"] == ends
     _, wrapped = mlx_lm.load(str(tmp_path / "mlx"), lazy=True)
@@ -42,19 +38,6 @@ def converted(tmp_path, architecture="llama", **metadata):
     assert all(wrapped.encode(text) == tokenizer.encode(text) for text in TEXTS)
     assert set(wrapped.eos_token_ids) == ({ends} if isinstance(ends, int) else set(ends))
     return tokenizer, ends
-
-
-def with_token(token, kind):
-    """Tokens and their types with one more."""
-    metadata = byte_level_metadata()
-    tokens, kinds = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
-    return [*tokens, token], [*kinds, kind]
-
-
-def words(tokenizer, text):
-    """The words that no merge crosses, of text in plain letters."""
-    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return [text[begin:end] for _, (begin, end) in cut]
 
 
 def test_a_byte_level_tokenizer_is_the_one_that_was_written(tmp_path):
@@ -69,20 +52,18 @@ def test_a_byte_level_tokenizer_is_the_one_that_was_written(tmp_path):
     assert tokenizer.decode([0, ends, 10], skip_special_tokens=True) == original.decode([10])
 
 
-@pytest.mark.parametrize(
-    ("pre", "expected"),
-    [
-        ("gpt-2", ["DON", "'", "T", " x", "123456", "  ", " y", "!?", "\n", " FooBar"]),
-        ("smollm", ["DON", "'", "T", " x", *"123456", "  ", " y", "!?", "\n", " FooBar"]),
-        ("llama-bpe", ["DON", "'T", " x", "123", "456", "  ", " y", "!?\n", " FooBar"]),
-        ("smaug-bpe", ["DON", "'T", " x", "123", "456", "  ", " y", "!?\n", " FooBar"]),
-        ("qwen2", ["DON", "'T", " x", *"123456", "  ", " y", "!?\n", " FooBar"]),
-        ("tekken", ["DON", "'T", " x", *"123456", "  ", " y", "!?\n", " Foo", "Bar"]),
-    ],
-)
-def test_how_text_is_cut_into_words(pre, expected, tmp_path):
-    tokenizer, _ = converted(tmp_path, ggml__pre=pre)
-    assert words(tokenizer, "DON'T x123456   y!?\n FooBar") == expected
+def test_how_text_is_cut_into_words(tmp_path):
+    text = "DON'T x123456   y!?\n FooBar"
+    for pre, expected in {
+        "gpt-2": ["DON", "'", "T", " x", "123456", "  ", " y", "!?", "\n", " FooBar"],
+        "smollm": ["DON", "'", "T", " x", *"123456", "  ", " y", "!?", "\n", " FooBar"],
+        "llama-bpe": ["DON", "'T", " x", "123", "456", "  ", " y", "!?\n", " FooBar"],
+        "qwen2": ["DON", "'T", " x", *"123456", "  ", " y", "!?\n", " FooBar"],
+        "tekken": ["DON", "'T", " x", *"123456", "  ", " y", "!?\n", " Foo", "Bar"],
+    }.items():
+        tokenizer, _ = converted(tmp_path, ggml__pre=pre)
+        cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert [text[begin:end] for _, (begin, end) in cut] == expected
 
 
 def test_tokens_around_a_text(tmp_path):
@@ -95,22 +76,26 @@ def test_tokens_around_a_text(tmp_path):
     assert tokenizer.bos_token == "<|user|>"
 
 
-@pytest.mark.parametrize(("pre", "begins"), [("llama-bpe", True), ("qwen2", False)])
-def test_whether_a_text_begins_where_the_file_does_not_say(pre, begins, tmp_path):
-    metadata = {"ggml__pre": pre, "ggml__bos_token_id": 2, "ggml__add_bos_token": None}
-    tokenizer, _ = converted(tmp_path, **metadata)
-    assert (tokenizer.encode("hello")[0] == 2) is begins
-
-
-def test_words_that_are_tokens_are_not_merged(tmp_path):
-    """Llama 3 takes them whole, though no merges lead there."""
-    tokens, kinds = with_token("zzz", 1)
-    for pre, whole in (("llama-bpe", True), ("smaug-bpe", False)):
-        directory = tmp_path / pre
-        directory.mkdir()
-        metadata = {"ggml__pre": pre, "ggml__tokens": tokens, "ggml__token_type": kinds}
-        tokenizer, _ = converted(directory, **metadata)
-        assert (tokenizer.encode("zzz") == [len(tokens) - 1]) is whole
+def test_what_the_kinds_of_tokenizers_differ_in(tmp_path):
+    """Llama 3 begins texts where the file does not say, and takes words that are tokens whole,
+    though no merges lead there; Qwen brings text to form NFC. User-defined tokens stay whole.
+    """
+    metadata = byte_level_metadata()
+    tokens, kinds = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    more = {"ggml__tokens": [*tokens, "zzz", "<think it>"], "ggml__token_type": [*kinds, 1, 4]}
+    more |= {"ggml__bos_token_id": 2, "ggml__add_bos_token": None}
+    word, thought = len(tokens), len(tokens) + 1
+    for pre, begins, whole, composed in (
+        ("llama-bpe", True, True, False),
+        ("smaug-bpe", False, False, False),
+        ("qwen2", False, False, True),
+    ):
+        tokenizer, _ = converted(tmp_path, ggml__pre=pre, **more)
+        found = tokenizer.encode("zzz")
+        assert ((found[0] == 2), (found[-1] == word)) == (begins, whole)
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is composed
+        assert tokenizer.encode("a<think it>b")[1 + begins] == thought
+        assert tokenizer.decode([thought], skip_special_tokens=True) == "<think it>"
 
 
 def test_all_tokens_that_end_a_turn(tmp_path):
@@ -123,53 +108,23 @@ def test_all_tokens_that_end_a_turn(tmp_path):
     assert ends == [1, 2, 3]
 
 
-def test_user_defined_tokens_stay_whole(tmp_path):
-    tokens, kinds = with_token("<think it>", 4)
-    tokenizer, _ = converted(tmp_path, ggml__tokens=tokens, ggml__token_type=kinds)
-    number = len(tokens) - 1
-    assert tokenizer.encode("a<think it>b")[1] == number
-    assert tokenizer.decode([number], skip_special_tokens=True) == "<think it>"
-
-
-def test_text_is_composed_for_qwen_alone(tmp_path):
-    for pre, same in (("qwen2", True), ("deepseek-r1-qwen", False)):
-        directory = tmp_path / pre
-        directory.mkdir()
-        tokenizer, _ = converted(directory, ggml__pre=pre)
-        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is same
-
-
 def pieces(prefix=True):
     """A small sentencepiece model's metadata: merges follow from scores."""
     words = ["\u2581", "a", "b", "c", "\u2581a", "ab", "bc", "abc", "\u2581abc", "\n", "\n\n"]
     special = ["<unk>", "<s>", "</s>"]
     tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *words, "  ", "<turn>"]
-    scores = [0.0] * 259 + [-9, -8, -7, -6, -3, -2, -1, -4, -5, -9, -9] + [0, 0]
-    return {
-        "ggml__model": "llama",
-        "ggml__pre": None,
-        "ggml__merges": None,
-        "ggml__tokens": tokens,
-        "ggml__scores": [float(score) for score in scores],
-        "ggml__token_type": [2, 3, 3] + [6] * 256 + [1] * 11 + [4, 3],
-        "ggml__add_space_prefix": prefix,
-        "ggml__add_bos_token": None,
-        "ggml__bos_token_id": 1,
-        "ggml__eos_token_id": 2,
-        "ggml__padding_token_id": None,
+    scores = [0.0] * 259 + [-9.0, -8, -7, -6, -3, -2, -1, -4, -5, -9, -9] + [0.0, 0.0]
+    own = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": list(map(float, scores)),
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * 11 + [4, 3],
+        "add_space_prefix": prefix,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **dict.fromkeys(("pre", "merges", "add_bos_token", "padding_token_id")),
     }
-
-
-def test_merges_by_score(tmp_path):
-    """bc is worth more than ab, and abc is made of what is left."""
-    tokenizer, _ = converted(tmp_path, **pieces())
-    assert tokenizer.tokenize("abc") == ["\u2581abc"]
-    assert tokenizer.tokenize("cabc") == ["\u2581", "c", "abc"]
-    assert tokenizer.tokenize("aab") == ["\u2581a", "ab"]
-    assert tokenizer.encode("é", add_special_tokens=False) == [259, 3 + 0xC3, 3 + 0xA9]
-    assert tokenizer.encode("a")[0] == 1  # begun, since the file does not say otherwise
-    for text in ("abc", " abc", "é  b", "a\nb"):
-        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+    return {f"ggml__{key}": value for key, value in own.items()}
 
 
 def test_gemma_has_no_prefix_and_its_order_of_tokens(tmp_path):
@@ -177,6 +132,7 @@ def test_gemma_has_no_prefix_and_its_order_of_tokens(tmp_path):
     assert tokenizer.tokenize("aabc") == ["a", "abc"]
     assert tokenizer.tokenize("bab c") == ["b", "ab", "\u2581", "c"]
     assert tokenizer.tokenize("b  c<turn>") == ["b", "\u2581\u2581", "c", "<turn>"]
+    assert tokenizer.encode("a")[0] == 1  # begun, since the file does not say otherwise
     assert tokenizer.decode(tokenizer.encode(" b  c"), skip_special_tokens=True) == " b  c"
 
 
@@ -193,19 +149,14 @@ def test_pieces_are_those_of_sentencepiece(tmp_path):
         minloglevel=2,
     )
     model = spm.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
-    count = model.get_piece_size()
-    kinds = [
-        2 if model.is_unknown(n) else 3 if model.is_control(n) else 6 if model.is_byte(n) else 1
-        for n in range(count)
-    ]
+    every = range(model.get_piece_size())
     metadata = {
         **pieces(),
-        "ggml__tokens": [model.id_to_piece(number) for number in range(count)],
-        "ggml__scores": [model.get_score(number) for number in range(count)],
-        "ggml__token_type": kinds,
+        "ggml__tokens": [model.id_to_piece(number) for number in every],
+        "ggml__scores": [model.get_score(number) for number in every],
+        "ggml__token_type": [2, 3, 3, *(6 if model.is_byte(n) else 1 for n in every[3:])],
     }
-    (tmp_path / "converted").mkdir()
-    tokenizer, _ = converted(tmp_path / "converted", **metadata)
+    tokenizer, _ = converted(tmp_path, **metadata)
     for text in [text for text in TEXTS if text and "<|" not in text]:
         assert tokenizer.encode(text, add_special_tokens=False) == model.encode(text), text
         assert tokenizer.decode(model.encode(text)) == text
