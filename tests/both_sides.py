@@ -19,9 +19,9 @@ from specstream_mlx.models.streams import Streams
 from specstream_mlx.train.batches import Item
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.loss import n_gram_loss
-from specstream_mlx.train.parameters import Trained
 from specstream_mlx.train.sequences import places_of, sequences_of
 from specstream_mlx.train.settings import default_alphas
+from specstream_mlx.train.start import Trained
 
 _RNG = np.random.default_rng(0)
 ITEMS = [Item(_RNG.integers(0, 90, n).tolist(), start) for n, start in ((21, 9), (26, 12), (17, 1))]

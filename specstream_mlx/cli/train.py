@@ -115,7 +115,6 @@ def train(
     """
     from ..demonstration import model_path
     from ..loading import load
-    from ..train.estimate import estimate
     from ..train.run import Run, run_directory
     from ..train.start import start_of
 
@@ -142,7 +141,7 @@ def train(
     if run.is_finished:
         note(f"The run is at its end, after {run.progress.iterations} iterations")
     else:
-        note(f"Training {estimate(run)}")
+        note(f"Training {run.estimate()}")
     if command.estimate:
         return
     _iterate(run)
@@ -316,7 +315,7 @@ def _iterate(run: "Run") -> None:
     from mlx_lm.tuner.callbacks import TrainingCallback
 
     from ..terminal.progress import progress
-    from ..train.estimate import duration
+    from ..train.run import duration
 
     class Lines(TrainingCallback):
         """Lines like mlx_lm's, with the remaining time of the run."""

@@ -12,16 +12,10 @@ _WINDOW = 50
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt with its completion, tokenized.
-
-    Attributes:
-        tokens: ids of the prompt, the completion and the end token.
-        stream_from: index of the completion's first token, at least 1.
-        source: where the prompt comes from, in whatever words.
-    """
+    """A prompt with its completion and the end token, tokenized, and where the prompt is from."""
 
     tokens: Sequence[int]
-    stream_from: int
+    stream_from: int  # index of the completion's first token, at least 1
     source: str = ""
 
     @property
@@ -31,10 +25,7 @@ class Item:
 
 
 class Batches:
-    """Batches of sequences of similar lengths, a pure function of the seed and their number.
-
-    The last batch of an epoch may have fewer than ``batch_size`` sequences.
-    """
+    """Batches of sequences of similar lengths, a pure function of the seed and their number."""
 
     def __init__(self, items: Sequence[Item], batch_size: int, seed: int):
         self._items, self._size, self._seed = items, batch_size, seed
@@ -54,16 +45,12 @@ class Batches:
         """Make all batches of an epoch; each epoch has others."""
         generator = np.random.default_rng((self._seed, number))
         drawn = [self._items[place] for place in generator.permutation(len(self._items))]
-        groups = []
-        for start in range(0, len(drawn), _WINDOW * self._size):
-            window = sorted(drawn[start : start + _WINDOW * self._size], key=_length)
-            groups += [window[i : i + self._size] for i in range(0, len(window), self._size)]
+        groups, size = [], self._size
+        for start in range(0, len(drawn), _WINDOW * size):
+            window = drawn[start : start + _WINDOW * size]
+            window.sort(key=lambda item: (len(item.tokens) // 32, item.completion_tokens))
+            groups += [window[i : i + size] for i in range(0, len(window), size)]
         return [groups[place] for place in generator.permutation(len(groups))]
-
-
-def _length(item: Item) -> tuple[int, int]:
-    """Return a sort key: the length to within 32 tokens, then the positions with streams."""
-    return len(item.tokens) // 32, item.completion_tokens
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:

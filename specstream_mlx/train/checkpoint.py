@@ -21,7 +21,7 @@ _META = "run"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run between two steps: arrays by name, ``Resumable.identity``, progress."""
+    """The state of a run between two steps: arrays by name, identity of the run, progress."""
 
     parameters: dict[str, mx.array]
     optimizer: dict[str, mx.array]
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
-        """Read a file; a ``UserError`` says that it is missing or no checkpoint."""
+        """Read a file."""
         if not path.is_file():
             raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
         try:

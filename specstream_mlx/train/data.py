@@ -19,7 +19,7 @@ _FORMATS = "a prompt and a completion, messages of which the assistant's is the 
 
 @dataclass(frozen=True)
 class Split:
-    """The usable sequences of one file, in its order, and the number left out as too long."""
+    """The usable sequences of a file, in its order, and the number left out as too long."""
 
     items: list[Item]
     too_long: int
@@ -32,20 +32,14 @@ def read_split(
     vocab_size: int,
     template: str | None = None,
 ) -> Split:
-    """Read a JSONL file of one of mlx-lm's formats.
+    """Read a JSONL file of one of mlx-lm's formats, for the tokenizer of the base.
 
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
     completion ends where its end token does. A text has no prompt: its streams run from its first
     token on. A line with a ``finish_reason`` is an answer of the base (``distil``), in its own
     ``tokens`` if they are there; if the reason is ``length`` it was cut and gets no end token.
-    ``earlier`` lists the turns before a prompt, ``source`` says where it comes from.
-
-    Args:
-        path: the file.
-        tokenizer: the base's; without a chat template a completion follows the bare prompt.
-        max_seq_length: the most tokens; longer sequences are left out.
-        vocab_size: the base's number of tokens, beyond which MLX would read any memory.
-        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
+    ``earlier`` lists the turns before a prompt, ``source`` says where it comes from; ``{text}`` in
+    ``template`` is where a prompt goes.
     """
     rows = read_rows(path, template)
     if tokenizer.eos_token_id is None:
@@ -74,7 +68,7 @@ def read_split(
 
 
 def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, Any]]:
-    """Read the objects of a JSONL file by line, which needs no tokenizer; see ``read_split``."""
+    """Read the objects of a JSONL file by line, which needs no tokenizer."""
     rows: dict[int, dict[str, Any]] = {}
     first = None
     for number, value in read_json_lines(path):
@@ -91,7 +85,7 @@ def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, An
 
 
 def messages_of(turns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the messages of a conversation, of whose turns every second one is the model's."""
+    """Return the messages of a conversation, whose user and model take turns."""
     roles = "user", "assistant"
     return [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
 

@@ -24,8 +24,7 @@ _HELD_OUT = 20
 """Of so many prompts one is for validation."""
 
 Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
-"""Function of prompts and some of their places: for each of these a line of JSON, with ``prompt``,
-``completion`` and ``finish_reason``."""
+"""From prompts and some of their places to a line of JSON for each of these."""
 
 _LEAST_AT_ONCE, _STEPS = 4, 16
 """Few prompts are answered in smaller groups, so that an interruption loses few answers."""
@@ -33,31 +32,18 @@ _LEAST_AT_ONCE, _STEPS = 4, 16
 
 @dataclass(frozen=True)
 class Answering:
-    """Settings of the answers that the base writes.
-
-    Attributes:
-        max_tokens: the most tokens of an answer.
-        temp: temperature; 0 takes the likeliest tokens.
-        batch_size: the most prompts at once, after which their answers are written.
-        seed: seed of the draws.
-        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
-        lora: digest of the LoRA that the base answers with; ``None``: without.
-    """
+    """Settings of the answers that the base writes."""
 
     max_tokens: int = 256
     temp: float = 0.0
-    batch_size: int = 32
+    batch_size: int = 32  # most prompts at once, after which their answers are written
     seed: int = 0
     template: str | None = None
-    lora: str | None = None
+    lora: str | None = None  # digest of the LoRA that it answers with
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read the different prompts of a file, in order.
-
-    The file is text with a prompt on each line, or JSONL in one of mlx-lm's formats with prompts:
-    ``prompt``, or ``messages`` whose first of the user is taken.
-    """
+    """Read the different prompts of a file, in order: one a line, or JSONL in mlx-lm's formats."""
     if path.suffix != ".jsonl":
         return list(dict.fromkeys(prompt_lines(path)))
     prompts = []
@@ -104,7 +90,7 @@ def distil(
     answering: Answering,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base, with the LoRA of ``answering``, answer prompts; see ``keep_answers``."""
+    """Let the base answer prompts, see ``keep_answers``."""
 
     def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
         chosen, samplers = [wanted[place] for place in places], None
@@ -139,15 +125,8 @@ def keep_answers(
 ) -> None:
     """Have prompts answered, to ``train.jsonl`` and ``valid.jsonl`` in a directory.
 
-    Answers are written as they come, so an interrupted call goes on where it ended. Prompts and
-    settings are written there too, and others are refused.
-
-    Args:
-        prompts: different prompts, at least two.
-        directory: of the files; it is made.
-        settings: of the answers, by name.
-        answer: answers at most ``at_once`` prompts, whose answers are then written.
-        show: called with the progress.
+    Answers are written after every ``at_once``, so an interrupted call goes on where it ended.
+    Prompts and settings are written there too, and others are refused.
     """
     if len(prompts) < 2:
         raise UserError(

@@ -35,28 +35,18 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hidden:
-    """Hidden states at the positions with streams, before the final norm.
+    """Hidden states at the positions with streams, before the final norm."""
 
-    Attributes:
-        seed: (B, C, h) of the main stream at the input of the first MSA layer.
-        main: (B, C, h) of the main stream after the last layer.
-        streams: (B, C, gamma, h) after the last layer.
-    """
-
-    seed: mx.array
-    main: mx.array
-    streams: mx.array
+    seed: mx.array  # (B, C, h) of the main stream at the input of the first MSA layer
+    main: mx.array  # (B, C, h) of the main stream after the last layer
+    streams: mx.array  # (B, C, gamma, h) after the last layer
 
 
 class StreamForward:
-    """A model and its streams, run over whole sequences.
+    """An mlx-lm model, LoRA included, and its streams, run over whole sequences.
 
-    Args:
-        model: an mlx-lm model, LoRA included; it is not changed.
-        config: its ``config.json``.
-        streams: the streams in training.
-        checkpoint: whether to compute each trained layer again in the backward pass, to save
-            memory; layers must not draw random numbers then.
+    With ``checkpoint`` each trained layer is computed again in the backward pass, to save memory;
+    layers must not draw random numbers then.
     """
 
     def __init__(
@@ -75,7 +65,7 @@ class StreamForward:
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:
-        """Run the sequences; results that are not read are never computed."""
+        """Run the sequences; what is not read of the results is never computed."""
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
         positions = sequences.positions.reshape(len(sequences.tokens), -1)
@@ -102,7 +92,7 @@ class StreamForward:
         return Hidden(seed, main, hidden.reshape(*positions.shape, config.num_streams, -1))
 
     def _again(self, run: Callable[..., Any], parameters: Tree) -> Callable[..., Any]:
-        """``run`` with its parameters; with checkpoints its results are computed again."""
+        """Give ``run`` its parameters; with checkpoints its results are computed again."""
         if self._checkpoint and tree_flatten(parameters):
             run = mx.checkpoint(run)
         return partial(run, parameters)
@@ -152,12 +142,9 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
 class MainRows:
     """A stand-in for a layer's KV cache that stores the keys and values of main rows.
 
-    Attributes:
-        offset: position of the first row.
-        window: the layer's sliding window, if it has one.
-        arrays: keys and values (B, kv_heads, rows, head_dim) once the layer has run; where streams
-            select keys, queries (B, heads, rows, head_dim) too, rotated and scaled.
-        softcap: cap of the layer's scores, where there are queries.
+    ``arrays`` are keys and values (B, kv_heads, rows, head_dim) once the layer has run; where
+    streams select keys, queries (B, heads, rows, head_dim) too, rotated and scaled, and ``softcap``
+    is the cap of the layer's scores.
     """
 
     offset = 0
@@ -170,7 +157,7 @@ class MainRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Make a causal mask, within the layer's window or, if it has none, ``window_size``."""
+        """Make a causal mask, within the layer's own window if it has one."""
         window = window_size if self.window is None else self.window
         return Rows(0, None).attention_mask(count, 0, window, return_array)
 
@@ -194,13 +181,8 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and then its streams position by position.
-    Columns are all T main rows and then the segment's own streams.
-
-    Attributes:
-        main_rows: number of main rows of each segment; 0 in lossless mode.
-        positions: (B * S, rows) int32.
-        seen: by window, the main rows that each row sees: (B * S, rows, T) bool.
-        own: the segment's streams that each row sees: (B * S, rows, c * gamma) bool.
+    Columns are all T main rows, of which ``seen`` (B * S, rows, T) tells by window which a row
+    sees, and then the segment's own streams, ``own`` (B * S, rows, c * gamma).
     """
 
     def __init__(
@@ -235,8 +217,7 @@ class Visibility:
     def mask(self, window: int | None, likeliest: mx.array | None = None) -> mx.array:
         """Return the mask (B * S, 1, rows, T + c * gamma) bool, or (B * S, 1, 1, rows, ..).
 
-        A row sees main rows less than ``window`` positions back, and streams of these the
-        ``likeliest`` (B * S, c, T) alone, where there are some.
+        Of the main rows streams see the ``likeliest`` (B * S, c, T) alone, where there are some.
         """
         seen = self.seen[window]
         if likeliest is not None:
@@ -253,10 +234,10 @@ class Visibility:
         return mx.broadcast_to(whole[:, None], shape).reshape(-1, *whole.shape[1:])
 
     def with_completion(self, prompt: mx.array | None, own: mx.array) -> mx.array:
-        """Join main rows' keys or values in order: (B, kv_heads, T, d).
+        """Join main rows' keys or values in order, to (B, kv_heads, T, d).
 
-        Those of ``prompt`` are (B, kv_heads, rows, d), if there are any, and those of rows with
-        streams (B * S, kv_heads, c, d). What is past a sequence's end means nothing.
+        Those of the prompt are (B, kv_heads, rows, d), those of rows with streams (B * S, kv_heads,
+        c, d). What is past a sequence's end means nothing.
         """
         sequences = self.sequences
         batch, segments, count = sequences.positions.shape
@@ -284,7 +265,7 @@ class SegmentRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Return the mask of the segments' rows, which ``update_and_fetch`` may narrow."""
+        """Return the mask of the segments, which ``update_and_fetch`` may narrow."""
         self._mask = self._visibility.mask(self._main.window)
         return self._mask
 

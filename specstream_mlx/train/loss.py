@@ -19,33 +19,20 @@ Head = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Loss:
-    """A step's loss.
-
-    Attributes:
-        total: scalar, what is minimized.
-        per_stream: (1 + gamma,) cross entropy in nats of the main stream and the streams, times
-            their weights alpha.
-        pruner: scalar cross entropy in nats of the early exit; 0 where it is not trained.
-    """
+    """A step's loss in nats; ``total`` is what is minimized."""
 
     total: mx.array
-    per_stream: mx.array
-    pruner: mx.array
+    per_stream: mx.array  # (1 + gamma,) of the main stream and the streams, times their weights
+    pruner: mx.array  # 0 where the early exit is not trained
 
 
 def head_cross_entropy(
     head: Head, hidden: mx.array, targets: mx.array, vocab_size: int
 ) -> mx.array:
-    """Compute the cross entropy (n,) of each row's logits in nats, float32.
+    """Compute the cross entropy (n,) of rows (n, h) and targets (n,) in nats, float32.
 
     The logits of all rows never exist at once: the forward pass goes slice by slice, and computes
-    the rows' gradient with them.
-
-    Args:
-        head: final norm and LM head, which get no gradient.
-        hidden: (n, h); n may be 0.
-        targets: (n,) int32.
-        vocab_size: V.
+    the rows' gradient with them. The head, final norm included, gets none.
     """
     if not len(hidden):
         return mx.zeros(0)

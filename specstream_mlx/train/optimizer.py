@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -10,28 +11,20 @@ from mlx_lm.tuner.utils import build_schedule
 
 from ..errors import UserError, shown
 from ..files import reason
+from .settings import TrainSettings
 
 Schedule = Callable[[mx.array], mx.array]
 """From the number of updates done to a learning rate."""
 
-KINDS: dict[str, Any] = {
-    "adam": optim.Adam,
-    "adamw": optim.AdamW,
+KINDS: dict[str, Any] = {  # mlx_lm's names
+    "adam": partial(optim.Adam, bias_correction=True),
+    "adamw": partial(optim.AdamW, bias_correction=True, weight_decay=0.0),
     "muon": optim.Muon,
     "sgd": optim.SGD,
-    "adafactor": optim.Adafactor,
+    "adafactor": partial(optim.Adafactor, relative_step=False),  # else it takes no learning rate
 }
-"""mlx_lm's names."""
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "adam": {"bias_correction": True},
-    "adamw": {"bias_correction": True, "weight_decay": 0.0},
-    "adafactor": {"relative_step": False},  # otherwise it takes no learning rate
-}
-
 
 _EMBEDDINGS = "streams.streams.embeddings"
-"""Their name in ``Trained``."""
 
 
 def warm_up_updates(updates: int | None) -> int:
@@ -67,28 +60,35 @@ def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
     return schedule
 
 
-def optimizer_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer: our defaults, and those that the user has chosen."""
+def check_optimizer(kind: str, options: Mapping[str, Any]) -> None:
+    """Check further arguments of an optimizer."""
     if kind not in KINDS:
         raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
-    arguments = {**_DEFAULTS.get(kind, {}), **options}
     ones = {"w": mx.ones((2, 2))}
     try:  # mlx looks at an argument when it computes with it
-        updated = KINDS[kind](learning_rate=1.0, **arguments).apply_gradients(ones, ones)
+        updated = KINDS[kind](learning_rate=1.0, **options).apply_gradients(ones, ones)
         if not mx.isfinite(updated["w"]).all().item():
             raise ValueError("an update with it is no number")
     except Exception as error:
         raise UserError(f"optimizer_config's {kind} is {shown(options)}: {reason(error)}") from None
-    return arguments
 
 
-def optimizers(
-    kind: str, options: Mapping[str, Any], streams: Schedule, embeddings: Schedule, lora: Schedule
-) -> optim.MultiOptimizer:
-    """Make the optimizers of streams, of their embeddings and of LoRA, each by its schedule."""
-    arguments = optimizer_options(kind, options)
+def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimizer:
+    """Make the optimizers of streams, of their embeddings and of LoRA, each with its own rate."""
+    peaks, fields = settings.learning_rates(hidden_size), settings.lr_schedule
+    if fields is None:
+        schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
+    else:
+        schedule, unit = schedule_of(fields, settings.updates), peaks.lora
+    kind = settings.optimizer
+    arguments = settings.optimizer_config.get(kind, {})
+
+    def of(peak: float) -> optim.Optimizer:
+        factor = 1.0 if fields and settings.learning_rate is None else peak / unit
+        return KINDS[kind](learning_rate=lambda step: factor * schedule(step), **arguments)
+
     return optim.MultiOptimizer(
-        [KINDS[kind](learning_rate=own, **arguments) for own in (streams, embeddings, lora)],
+        [of(peak) for peak in (peaks.streams, peaks.embeddings, peaks.lora)],
         [
             lambda name, _: name.startswith("streams.") and name != _EMBEDDINGS,
             lambda name, _: name == _EMBEDDINGS,

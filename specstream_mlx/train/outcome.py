@@ -14,9 +14,7 @@ from ..generation import stream_generate
 from ..loading import SpeculativeModel
 from ..responses import decoding_rate
 
-ROUNDS = 2
-"""How often each way decodes a prompt, in turn with the others."""
-
+_ROUNDS = 2  # each way decodes a prompt so often, in turn with the others
 _PAYS, _DRAFTED = 1.05, 1.05
 """Less of a gain cannot be told from the machine's own scatter; with fewer tokens a call the rule
 for how much to draft has hardly drafted."""
@@ -34,11 +32,6 @@ class Outcome:
     call_reduction: float
     prompts: int
 
-    @property
-    def pays(self) -> bool:
-        """True if the adapter is worth having on such text, on this machine."""
-        return self.speedup >= _PAYS * max(1.0, self.lookup)
-
     def sentence(self) -> str:
         """The gain in one sentence."""
         texts = f"{self.prompts} held-out text" + "s" * (self.prompts > 1)
@@ -47,7 +40,7 @@ class Outcome:
         if self.call_reduction < _DRAFTED:
             calls += ", as hardly a draft was expected to earn its time"
         lookup = f"prompt lookup, which needs no streams, alone {self.lookup:.2f} times"
-        if self.pays:
+        if self.speedup >= _PAYS * max(1.0, self.lookup):
             return f"It paid: {won}, {lookup}; {calls}."
         if self.speedup > self.lookup:
             return f"It did not pay on this machine: {won}, within its scatter; {calls}."
@@ -64,11 +57,11 @@ def measure(
     """Decode prompts greedily in three ways, in turn; a first round on the first is not counted."""
     bare = replace(model, streams=None)  # with its LoRA
     speedups, lookups, tokens, calls = [], [], 0, 0
-    done, total = 0, 3 * (ROUNDS * len(prompts) + 1)
+    done, total = 0, 3 * (_ROUNDS * len(prompts) + 1)
     show(done, total)
     for place, prompt in enumerate(prompts):
         rates: dict[str, list[float]] = {"plain": [], "lookup": [], "streams": []}
-        for number in range(0 if place == 0 else 1, ROUNDS + 1):
+        for number in range(0 if place == 0 else 1, _ROUNDS + 1):
             ways: dict[str, Iterable[Any]] = {
                 "plain": mlx_lm.stream_generate(
                     model.model, tokenizer, list(prompt), max_tokens=max_tokens

@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.optimizers import MultiOptimizer
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.tuner.callbacks import TrainingCallback
 
@@ -28,11 +27,10 @@ from .checkpoint import Checkpoint
 from .data import Split
 from .forward import StreamForward
 from .loss import n_gram_loss
-from .optimizer import Schedule, clipped, optimizers, schedule_of, warm_up_and_fall
-from .parameters import Trained, is_of_streams
+from .optimizer import clipped, optimizer_of
 from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings, default_alphas
-from .start import Start
+from .start import Start, Trained, is_of_streams
 from .validation import Validation, validate
 
 _MOST_ITERATIONS = 1 << 31
@@ -41,21 +39,13 @@ _MOST_ITERATIONS = 1 << 31
 
 @dataclass
 class Progress:
-    """Progress of a run.
-
-    Attributes:
-        iterations: number of iterations done.
-        trained_tokens: number of completion tokens trained on, with repetitions.
-        best_length: the longest accepted length of a validation; ``None`` before the first.
-        best_iteration: number of iterations done at that validation.
-        waited: number of validations since.
-    """
+    """Progress of a run."""
 
     iterations: int = 0
-    trained_tokens: int = 0
-    best_length: float | None = None
-    best_iteration: int = 0
-    waited: int = 0
+    trained_tokens: int = 0  # of completions, with repetitions
+    best_length: float | None = None  # the longest accepted length of a validation
+    best_iteration: int = 0  # iterations done at that validation
+    waited: int = 0  # validations since
 
     def check(self) -> None:
         """Raise a ``UserError`` for a value of a file that is of another type or negative."""
@@ -67,13 +57,7 @@ class Progress:
 
 
 class Run:
-    """A run in memory, of checked settings; without validation data there is no validation.
-
-    Attributes:
-        progress: the progress so far.
-        trained: what is trained.
-        directory: has ``last``, ``best`` and ``log``.
-    """
+    """A run in memory, of checked settings; without validation data there is no validation."""
 
     def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
         self.settings, self.progress = settings, Progress()
@@ -186,7 +170,7 @@ class Run:
             lost: Any = loss.item()
             self._check_number("loss", lost)
             self._check_number("norm of the gradients", norm.item())
-            tokens = sum(item.completion_tokens for item in items)
+            tokens = _tokens(items)
             progress.iterations += 1
             progress.trained_tokens += tokens
             self._since_report.append((lost, tokens, time.perf_counter() - began))
@@ -196,10 +180,24 @@ class Run:
         self.save(self.last)
         return True
 
-    @property
-    def epoch(self) -> list[list[Item]]:
-        """The batches of the first epoch."""
-        return self._batches.epoch(0)
+    def estimate(self) -> str:
+        """Say what the run takes, by a step on its first batch and one on its longest."""
+        iterations, epoch = self.settings.iters - self.progress.iterations, self._batches.epoch(0)
+        longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
+        mx.reset_peak_memory()
+        rates = []
+        for batch in (epoch[0], longest):
+            for _ in range(2):  # the second time is the one that counts
+                began = time.perf_counter()
+                mx.eval(self.gradients(batch))
+            rates.append((time.perf_counter() - began) / _tokens(batch))
+        tokens = round(iterations * sum(map(_tokens, epoch)) / len(epoch))
+        parameters = sum(array.size for array in self.trained.arrays().values())
+        return (
+            f"{parameters:,} parameters, {iterations} iterations, about {tokens:,} tokens: some "
+            f"{duration(tokens * sum(rates) / len(rates))} here, "
+            f"{mx.get_peak_memory() / 1e9:.2f} GB at most"
+        )
 
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
@@ -285,22 +283,6 @@ class Run:
         append(self.log, json.dumps(figures) + "\n")
 
 
-def optimizer_of(settings: TrainSettings, hidden_size: int) -> MultiOptimizer:
-    """Make the optimizer of a run on a base with such hidden states."""
-    peaks, given = settings.learning_rates(hidden_size), settings.lr_schedule
-    if given is None:
-        schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
-    else:
-        schedule, unit = schedule_of(given, settings.updates), peaks.lora
-
-    def at(peak: float) -> Schedule:
-        factor = 1.0 if given and settings.learning_rate is None else peak / unit
-        return lambda step: factor * schedule(step)
-
-    kind, rates = settings.optimizer, (peaks.streams, peaks.embeddings, peaks.lora)
-    return optimizers(kind, settings.optimizer_config.get(kind, {}), *map(at, rates))
-
-
 def run_directory(adapter_path: Path) -> Path:
     """Return the directory of a run's checkpoints, log and data, next to its adapter."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
@@ -314,6 +296,18 @@ def last_checkpoint(directory: Path) -> Path:
 def is_adapter(directory: Path) -> bool:
     """Tell whether a directory holds an adapter's files alone, so that it may be replaced."""
     return directory.is_dir() and other_file(directory, ADAPTER_FILES) is None
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in words, to about a twentieth."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def _tokens(items: Sequence[Item]) -> int:
+    return sum(item.completion_tokens for item in items)
 
 
 def _digest(items: Sequence[Item]) -> str:

@@ -27,17 +27,12 @@ from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt
 from .distil import claim, whole_lines
 
-MOST_TOKENS = 90
-"""Draws that have not ended by then are left out."""
-
+MOST_TOKENS = 90  # draws that have not ended by then are left out
 _TEMP, _TOP_P = 1.0, 0.95
 _AT_ONCE = 32
 _LEAST_CHARACTERS, _LEAST_WORDS = 12, 3
-_ALIKE = 60
-"""Prompts that begin with the same so many characters are the same."""
-_RECENT, _LEAST_KEPT = 300, 15
-"""Of so many draws in a row, so many must be kept."""
-
+_ALIKE = 60  # prompts that begin with the same so many characters are the same
+_RECENT, _LEAST_KEPT = 300, 15  # of so many draws in a row so many must be fit
 _IDEOGRAMS = r"\u3040-\u30ff\u3400-\u9fff"  # between which there are no spaces: each is a word
 _WORD = re.compile(f"[{_IDEOGRAMS}]|[^\\s{_IDEOGRAMS}]+")
 
@@ -46,21 +41,13 @@ Script = Literal["latin", "any"]
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """Settings of the prompts that a model draws.
-
-    Attributes:
-        count: number of prompts.
-        seed: seed of the draws.
-        template: text with ``{text}`` where a prompt goes; ``None``: the prompt alone.
-        script: ``latin``: prompts with letters of other scripts are left out.
-        lora: digest of the LoRA that the base draws with; ``None``: without.
-    """
+    """Settings of the prompts that a model draws; letters of another ``script`` are a fault."""
 
     count: int = 400
     seed: int = 0
     template: str | None = None
     script: Script = "latin"
-    lora: str | None = None
+    lora: str | None = None  # digest of the LoRA that it draws with
 
 
 @dataclass
@@ -72,7 +59,7 @@ class DrawnPrompts:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentence(self) -> str:
-        """Say how many prompts were drawn and kept in this call, and why others were not."""
+        """Say how many prompts were drawn in this call, and why some were left out."""
         faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
         first = f"The base drew {self.drawn} prompts and {self.drawn - self.left_out.total()}"
         return "; ".join([f"{first} are kept", *([", ".join(faults)] if faults else [])])
@@ -85,7 +72,7 @@ def draw_prompts(
     settings: PromptSettings,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> DrawnPrompts:
-    """Let the base draw prompts, to ``prompts.jsonl`` in a directory, which is made."""
+    """Let the base draw prompts, to ``prompts.jsonl`` in a directory."""
     opening, turn_tokenizer = turn_of(tokenizer, settings.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
@@ -178,7 +165,7 @@ def _draws(
 
 
 def fault_of(text: str, ended: bool, controls: Collection[str], script: Script) -> str | None:
-    """Return the reason why a text is no prompt; ``None``: it is one."""
+    """Return the reason why a text is no prompt, if there is one."""
     words = _WORD.findall(text.casefold())
     if not ended:
         return f"had no end within {MOST_TOKENS} tokens"

@@ -16,17 +16,11 @@ from .batches import Item
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences padded on the right, and their positions with streams, in segments.
+    """Sequences padded on the right, and their positions with streams, in segments."""
 
-    Attributes:
-        tokens: (B, T) int32.
-        positions: (B, segments, c) int32, consecutive; those past a sequence's end do not count.
-        prompt_rows: main rows, from the first on, that a shared main stream has without streams.
-    """
-
-    tokens: mx.array
-    positions: mx.array
-    prompt_rows: int
+    tokens: mx.array  # (B, T) int32
+    positions: mx.array  # (B, segments, c) int32, consecutive, also past a sequence's end
+    prompt_rows: int  # main rows, from the first on, that a shared main stream has without streams
 
     @property
     def first(self) -> mx.array:
@@ -36,25 +30,18 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Scored:
-    """The rows whose predictions count, as one list.
+    """The rows whose predictions count, as one list of n, the main stream's first.
 
-    Attributes:
-        rows: (n,) int32, their places among the B * C * (1 + gamma) of positions, each the main
-            stream's first and then those of streams 1 to gamma.
-        main_rows: number of rows, from the first on, that are the main stream's.
-        targets: (n,) int32, the tokens to predict; of a draft vocabulary their places in it.
-        streams: (n,) int32, 0 for the main stream.
-        weights: (n,) float32, factors of their losses.
-        exits: (p,) int32, the places among the B * C positions where the early exit predicts.
-        exit_targets: (p,) int32.
+    ``rows`` are places among the B * C * (1 + gamma) of positions, each the main stream and then
+    streams 1 to gamma; ``exits`` are places among the B * C positions. All but weights are int32.
     """
 
     rows: mx.array
     main_rows: int
-    targets: mx.array
-    streams: mx.array
-    weights: mx.array
-    exits: mx.array
+    targets: mx.array  # tokens to predict; of a draft vocabulary their places in it
+    streams: mx.array  # 0 for the main stream
+    weights: mx.array  # factors of their losses
+    exits: mx.array  # where the early exit predicts
     exit_targets: mx.array
 
 
@@ -65,17 +52,11 @@ def sequences_of(
     exits: bool = True,
     places: np.ndarray | None = None,
 ) -> tuple[Sequences, Scored]:
-    """Lay out a step.
+    """Lay out a step in segments of ``segment`` positions.
 
     A stream's loss is the mean over those of its targets that lie within the sequences (Eq. 6) and
-    in the draft vocabulary, so each of its rows weighs ``alpha`` over their number.
-
-    Args:
-        items: items with at least one completion token each.
-        alphas: 1 + gamma weights, the main stream's first; rows of weight 0 are not scored.
-        segment: number c of positions with streams that are computed in one segment.
-        exits: whether the early exit is trained.
-        places: (V,) every token's place in the draft vocabulary, or -1; ``None``: no such.
+    in the draft vocabulary (``places_of``), so each of its rows weighs ``alpha`` over their number.
+    Rows of weight 0 are not scored.
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])

@@ -23,10 +23,9 @@ from ..options import (
 )
 from ..stream_config import FORMAT_VERSION, StreamConfig, check_value_rotation
 
-SHAPE = (
+_SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
-    *("stream_mlp", "stream_adapter_rank", "stream_keys"),
-    "pruner_rank",
+    *("stream_mlp", "stream_adapter_rank", "stream_keys", "pruner_rank"),
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
@@ -74,24 +73,24 @@ class LearningRates:
 
 
 def default_alphas(mode: str, num_streams: int) -> list[float]:
-    """The weights of Eq. 6, the main stream's first: in lossless mode the base does not train."""
+    """Weights of Eq. 6, the main stream's first: in lossless mode the base does not train."""
     main, stream = (1.0, 0.1) if mode == "shared" else (0.0, 1.0)
     return [main] + [stream] * num_streams
 
 
 class Resumable:
-    """Settings of a run that may be continued, in which those ``FREE_TO_CHANGE`` may differ."""
+    """Settings of a run that may be resumed; those ``FREE_TO_CHANGE`` may differ then."""
 
     FREE_TO_CHANGE: ClassVar[set[str]] = set()
 
     def identity(self) -> dict[str, str]:
-        """The settings that a run must share with the one that it continues, as text."""
+        """The settings that must be the same when a run is resumed, as text."""
         values = asdict(self)  # type: ignore[call-overload]
         return {k: str(v) for k, v in values.items() if k not in self.FREE_TO_CHANGE}
 
 
 def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, str]) -> None:
-    """Raise a ``UserError`` if a checkpoint is of a run with other settings, see ``Resumable``."""
+    """Raise a ``UserError`` if a checkpoint is of a run with other settings."""
     for name, value in expected.items():
         if (before := found.get(name)) != value:
             raise UserError(
@@ -102,10 +101,7 @@ def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, 
 
 @dataclass(kw_only=True)
 class StreamSettings(Resumable):
-    """What is trained, for both trainers; ``StreamConfig`` says more of most.
-
-    A rank that is ``None`` is ``INIT_RANK``, ``ADAPTER_RANK`` or ``HEAD_RANK`` where it is used.
-    """
+    """What is trained, for both trainers; ``StreamConfig`` says more of most."""
 
     PANEL: ClassVar[str] = "Streams"
 
@@ -177,12 +173,12 @@ class StreamSettings(Resumable):
     )
 
     def check_streams(self) -> None:
-        """Check every option; what follows from several, ``stream_config`` checks."""
+        """Check every option."""
         check_options(self)
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
 
     def learning_rates(self, hidden_size: int) -> LearningRates:
-        """The peaks of the learning rates on a base with such hidden states."""
+        """Peaks of the learning rates on a base with such hidden states."""
         new = min(_STREAM_RATE, _STREAM_RATE_BY_WIDTH / hidden_size)
         streams = self.stream_learning_rate or self.learning_rate or new
         return LearningRates(
@@ -199,12 +195,7 @@ class StreamSettings(Resumable):
         }
 
     def stream_config(
-        self,
-        *,
-        hidden_size: int,
-        num_hidden_layers: int,
-        base_model: str,
-        base_fingerprint: str,
+        self, *, hidden_size: int, num_hidden_layers: int, base_model: str, base_fingerprint: str
     ) -> StreamConfig:
         """The configuration of new streams on a base, which these arguments describe."""
         if self.init_adapter is not None and self.mode == "shared":
@@ -229,17 +220,13 @@ class StreamSettings(Resumable):
     def continued(self, initial: StreamConfig) -> StreamConfig:
         """The configuration of ``init_adapter``'s streams, whose plain head may become another."""
         conditioned, where = initial.stream_head == "conditioned", self.init_adapter
-        if initial.mode != self.mode:
-            raise UserError(
-                f"init_adapter {where}: mode is {initial.mode!r}, expected {self.mode!r} as in "
-                "this run"
-            )
-        if conditioned and self.stream_head == "plain":
-            raise UserError(
-                f"init_adapter {where}: stream_head is 'conditioned', expected 'plain' as in this "
-                "run"
-            )
-        for name in sorted({*SHAPE, "stream_head_rank"} if conditioned else SHAPE):
+        for name in ("mode", "stream_head") if conditioned else ("mode",):
+            if (found := getattr(initial, name)) != (expected := getattr(self, name)):
+                raise UserError(
+                    f"init_adapter {where}: {name} is {found!r}, expected {expected!r} as in this "
+                    "run"
+                )
+        for name in sorted({*_SHAPE, "stream_head_rank"} if conditioned else _SHAPE):
             chosen, has = getattr(self, name), getattr(initial, name)
             if chosen not in (has, StreamSettings.__dataclass_fields__[name].default):
                 raise UserError(
@@ -252,7 +239,7 @@ class StreamSettings(Resumable):
         return replace(initial, **values)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise a ``UserError`` if a base has fewer tokens than the streams may draft."""
+        """Check that a base has as many tokens as the streams may draft."""
         if self.draft_vocabulary > vocab_size:
             raise UserError(
                 f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
@@ -262,9 +249,9 @@ class StreamSettings(Resumable):
 
 def _rank(chosen: int | None, default: int, hidden_size: int, used: bool) -> int:
     """The rank that is set, or else the default where a map is used at all."""
-    if chosen is not None:
-        return chosen
-    return min(default, hidden_size) if used else 0
+    if chosen is None:
+        return min(default, hidden_size) if used else 0
+    return chosen
 
 
 @dataclass(kw_only=True)
@@ -357,14 +344,14 @@ class TrainSettings(StreamSettings):
             raise UserError("mode is 'shared' without --data, expected one with train.jsonl")
 
     def _check_optimizer(self) -> None:
-        from .optimizer import optimizer_options, schedule_of  # which need MLX
+        from .optimizer import check_optimizer, schedule_of  # which need MLX
 
         for name, options in self.optimizer_config.items():
             if not isinstance(options, dict):
                 raise UserError(
                     f"optimizer_config's {name} is {shown(options)}, expected fields by name"
                 )
-            optimizer_options(name, options)
+            check_optimizer(name, options)
         if self.lr_schedule is None:
             return
         schedule_of(self.lr_schedule, self.updates)

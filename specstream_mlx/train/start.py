@@ -1,10 +1,11 @@
-"""The start of a run: the base, with LoRA where there is to be any, and untrained streams."""
+"""What a run trains: streams with their pruner and, in shared mode, LoRA, on a base."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -13,29 +14,20 @@ from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
-from .parameters import initial_streams
+from ..stream_config import StreamConfig
 from .settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class Start:
-    """A base with what is to be trained on it.
-
-    Attributes:
-        base: the base as it is decoded with: weights stay packed where that is faster.
-        tokenizer: the base's tokenizer.
-        streams: untrained streams, or those of ``init_adapter``.
-        lora: LoRA on the base; its tensors only where they stay as they are.
-        chooses_vocabulary: whether the data decide on a draft vocabulary.
-        frozen_lora: digest of LoRA that stays as it is; ``None`` where there is none.
-    """
+    """A base, as it is decoded with, and what is to be trained on it."""
 
     base: SpeculativeModel
     tokenizer: TokenizerWrapper
-    streams: Streams
-    lora: LoraPart
-    chooses_vocabulary: bool
-    frozen_lora: str | None = None
+    streams: Streams  # untrained ones, or those of ``init_adapter``
+    lora: LoraPart  # on the base; its tensors only where they stay as they are
+    chooses_vocabulary: bool  # the data decide on a draft vocabulary
+    frozen_lora: str | None = None  # digest of LoRA that stays as it is
 
     @property
     def prompt_template(self) -> str | None:
@@ -126,3 +118,53 @@ def _put_lora(settings: TrainSettings, model: nn.Module, adapter: Adapter | None
 def _trainable(tensor: mx.array) -> mx.array:
     """A tensor as it is trained: in float32, unless it holds token ids."""
     return tensor.astype(mx.float32) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
+
+
+_EMBEDDING_STD = 0.02
+
+
+def initial_streams(config: StreamConfig, seed: int) -> Streams:
+    """Make untrained streams, drawn as in PyTorch; a last map of 0 makes them change nothing."""
+    key, tensors = mx.random.key(seed), {}
+    for name, shape in config.tensor_shapes().items():
+        if name == VOCABULARY:
+            continue
+        key, own = mx.random.split(key)
+        if name == "streams.embeddings":
+            tensors[name] = _EMBEDDING_STD * mx.random.normal(shape, key=own)
+        elif name.endswith("down.weight") or name == "streams.init.up.weight":
+            tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
+        else:
+            tensors[name] = mx.zeros(shape)
+    streams = Streams(config)
+    streams.load_weights(list(tensors.items()), strict=False)
+    return streams
+
+
+class Trained(nn.Module):
+    """A model of which nothing but LoRA may be trainable, and its streams, as one module."""
+
+    def __init__(self, model: nn.Module, streams: Streams):
+        super().__init__()
+        self.model, self.streams = model, streams
+
+    def trainable_parameters(self) -> dict[str, Any]:
+        """Return the trained arrays as a tree, without the draft vocabulary, which is chosen."""
+        tree = super().trainable_parameters()
+        tree["streams"]["streams"].pop(VOCABULARY.rpartition(".")[2], None)
+        return tree
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Return the trained arrays, by the names that they have in an adapter directory."""
+        trainable: Any = tree_flatten(self.trainable_parameters())
+        return {name.partition(".")[2]: array for name, array in trainable}
+
+    def load(self, arrays: dict[str, mx.array]) -> None:
+        """Put arrays, as of ``arrays``, in the place of those that are there."""
+        owners = {name: "streams" if is_of_streams(name) else "model" for name in arrays}
+        self.update(tree_unflatten([(f"{owners[n]}.{n}", array) for n, array in arrays.items()]))
+
+
+def is_of_streams(name: str) -> bool:
+    """Tell whether an array belongs to the streams or their pruner, not to LoRA."""
+    return name.startswith(("streams.", "pruner."))

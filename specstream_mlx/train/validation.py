@@ -15,24 +15,17 @@ from .sequences import Scored, sequences_of
 
 @dataclass(frozen=True)
 class Validation:
-    """Figures on validation text, on which every position sees the text's own tokens before it.
+    """Figures on validation text, of which every position sees the tokens before it."""
 
-    Attributes:
-        loss: Eq. 6 in nats, without the pruner's.
-        accuracy: share of right top-1 predictions of the main stream and of streams 1 to gamma.
-        accepted_length: tokens per step of a chain draft, by a replay of the steps: on text of the
-            target's own, what greedy decoding gets.
-    """
-
-    loss: float
-    accuracy: list[float]
+    loss: float  # of Eq. 6 in nats, without the pruner's
+    accuracy: list[float]  # of the likeliest tokens of the main stream and of streams 1 to gamma
     accepted_length: float
+    """Tokens per step of a chain draft, by a replay: on text of the target's own, what greedy
+    decoding gets."""
 
 
 def validate(
-    forward: StreamForward,
-    batches: Sequence[Sequence[Item]],
-    alphas: Sequence[float],
+    forward: StreamForward, batches: Sequence[Sequence[Item]], alphas: Sequence[float]
 ) -> Validation:
     """Validate on at least one batch, with the weights of Eq. 6, the main stream's first."""
     rows = len(alphas)
@@ -74,7 +67,7 @@ def steps_of(hits: np.ndarray) -> int:
 def _scores(
     forward: StreamForward, read: mx.array, scored: Scored
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score rows: whether the likeliest allowed token is the target, and cross entropy in nats."""
+    """Tell of each row whether its likeliest allowed token is the target, and the cross entropy."""
     at_once, vocabulary = rows_at_once(forward.vocab_size), forward.streams.vocabulary
     if vocabulary is not None:
         never = mx.ones(forward.vocab_size, mx.bool_)

@@ -8,12 +8,12 @@ from mlx_lm.tuner.utils import build_schedule
 from specstream_mlx import UserError
 from specstream_mlx.train.optimizer import (
     KINDS,
+    check_optimizer,
     clipped,
-    optimizer_options,
+    optimizer_of,
     schedule_of,
     warm_up_and_fall,
 )
-from specstream_mlx.train.run import optimizer_of
 from specstream_mlx.train.settings import TrainSettings
 
 NAMES = {
@@ -103,9 +103,9 @@ def test_a_schedule_is_mlx_lms_learning_rate():
             ({"name": "linear_schedule", "arguments": [0.1, -0.1, 100]}, 100),
             "whose rate at update 99 is -0.09",
         ),
-        (optimizer_options, ("nosuch", {}), "optimizer_config has 'nosuch', expected some of "),
-        (optimizer_options, ("sgd", {"beta": 1}), r"optimizer_config's sgd is \{'beta': 1\}: "),
-        (optimizer_options, ("adamw", {"weight_decay": float("nan")}), ": an update with it is no"),
+        (check_optimizer, ("nosuch", {}), "optimizer_config has 'nosuch', expected some of "),
+        (check_optimizer, ("sgd", {"beta": 1}), r"optimizer_config's sgd is \{'beta': 1\}: "),
+        (check_optimizer, ("adamw", {"weight_decay": float("nan")}), ": an update with it is no"),
     ],
 )
 def test_wrong_schedules_and_options(function, arguments, sentence):

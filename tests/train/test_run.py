@@ -15,7 +15,7 @@ from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
-from specstream_mlx.train.parameters import is_of_streams
+from specstream_mlx.train.start import is_of_streams
 
 
 @pytest.mark.parametrize(("mode", "vocabulary"), [("lossless", 0), ("lossless", 6), ("shared", 0)])
@@ -38,7 +38,7 @@ def test_a_run_learns_and_validation_says_what_decoding_gets(mode, vocabulary, b
     written = model.adapter.stream_tensors | model.adapter.lora
     assert_same_arrays({n: a for n, a in written.items() if n in best.parameters}, best.parameters)
     items, tokens, steps = [], 0, 0
-    for item in run.epoch[0]:
+    for item in run._batches.epoch(0)[0]:
         prompt, text = list(item.tokens[: item.stream_from]), []
         calls = -1  # the prompt's own
         for step in decode(model, Request(prompt, DraftSettings(tree_width=1))):
@@ -140,7 +140,7 @@ def test_answers_of_nothing_but_the_end_token(base, tmp_path):
     """They have no targets for streams, and batches of nothing else no loss."""
     run = make_run(base, tmp_path / "out", iters=4, batch_size=2, val_batches=-1)
     run._batches = Batches([Item([5, 6, 7, 1], 3)] * 4, 2, 0)
-    run._valid = run.epoch
+    run._valid = run._batches.epoch(0)
     run.iterate(Reports())
     assert run.progress.best_length == 0.0
     assert run.write_adapter().is_dir()
@@ -218,11 +218,13 @@ def test_lossless_streams_for_lora_that_stays(base, tmp_path):
     alone, _ = load(base, adapter_path=tmp_path / "lora")
     bare, _ = load(base)
     texts = []
-    for item in run.epoch[0]:
+    for item in run._batches.epoch(0)[0]:
         prompt = item.tokens[: item.stream_from]
         texts.append(tokens_of(model, prompt, 24)[:24])
         assert texts[-1] == plain_tokens(alone.model, prompt, 24)
-    assert texts != [plain_tokens(bare.model, i.tokens[: i.stream_from], 24) for i in run.epoch[0]]
+    assert texts != [
+        plain_tokens(bare.model, i.tokens[: i.stream_from], 24) for i in run._batches.epoch(0)[0]
+    ]
     with pytest.raises(UserError, match="has no streams, expected some"):
         make_run(base, tmp_path / "shared", init_adapter=tmp_path / "lora", mode="shared")
     again = make_run(base, tmp_path / "again", init_adapter=tmp_path / "out", iters=1)
