@@ -157,12 +157,15 @@ def _settings(
     settings: dict[str, Any], answers: dict[str, Any], path: Path | None
 ) -> tuple[TrainSettings, AnswerOptions]:
     """Merge the flags with the configuration file, which they override, and check the result."""
+    from ..train.optimizer import check_optimizer
+
     values = (_read_config(path) if path else {}) | settings | answers
     if "model" not in values:
         raise UserError("--model is missing, expected the base to train streams for")
     asked = {name: values.pop(name) for name in kinds_of(AnswerOptions) if name in values}
     checked = TrainSettings(**values)
     checked.check()
+    check_optimizer(checked)
     answering = AnswerOptions(**asked)
     check_options(answering)
     for name in ("num_prompts", "prompt_script") if answering.prompts != _SELF else ():

@@ -1,7 +1,7 @@
 """The optimizer of a run: mlx's, with a learning rate of its own for streams and for embeddings."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,17 +60,31 @@ def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
     return schedule
 
 
-def check_optimizer(kind: str, options: Mapping[str, Any]) -> None:
-    """Check further arguments of an optimizer."""
-    if kind not in KINDS:
-        raise UserError(f"optimizer_config has {shown(kind)}, expected some of {', '.join(KINDS)}")
+def check_optimizer(settings: TrainSettings) -> None:
+    """Check the optimizer's arguments and the schedule of learning rates."""
     ones = {"w": mx.ones((2, 2))}
-    try:  # mlx looks at an argument when it computes with it
-        updated = KINDS[kind](learning_rate=1.0, **options).apply_gradients(ones, ones)
-        if not mx.isfinite(updated["w"]).all().item():
-            raise ValueError("an update with it is no number")
-    except Exception as error:
-        raise UserError(f"optimizer_config's {kind} is {shown(options)}: {reason(error)}") from None
+    for kind, options in settings.optimizer_config.items():
+        if kind not in KINDS:
+            expected = f"some of {', '.join(KINDS)}"
+            raise UserError(f"optimizer_config has {shown(kind)}, expected {expected}")
+        where = f"optimizer_config's {kind} is {shown(options)}"
+        if not isinstance(options, dict):
+            raise UserError(f"{where}, expected fields by name")
+        try:  # mlx looks at an argument when it computes with it
+            updated = KINDS[kind](learning_rate=1.0, **options).apply_gradients(ones, ones)
+            if not mx.isfinite(updated["w"]).all().item():
+                raise ValueError("an update with it is no number")
+        except Exception as error:
+            raise UserError(f"{where}: {reason(error)}") from None
+    if settings.lr_schedule is None:
+        return
+    schedule_of(settings.lr_schedule, settings.updates)
+    for name in ("stream_learning_rate", "embedding_learning_rate"):
+        if settings.learning_rate is None and getattr(settings, name) is not None:
+            raise UserError(
+                f"{name} is given with lr_schedule and without learning_rate, expected that too: "
+                "the schedule is multiplied by their ratio"
+            )
 
 
 def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimizer:

@@ -339,25 +339,5 @@ class TrainSettings(StreamSettings):
                     f"num_layers is {self.num_layers} in lossless mode, expected none: it is the "
                     "number of layers with LoRA, in shared mode"
                 )
-        self._check_optimizer()
         if self.mode == "shared" and self.data is None:
             raise UserError("mode is 'shared' without --data, expected one with train.jsonl")
-
-    def _check_optimizer(self) -> None:
-        from .optimizer import check_optimizer, schedule_of  # which need MLX
-
-        for name, options in self.optimizer_config.items():
-            if not isinstance(options, dict):
-                raise UserError(
-                    f"optimizer_config's {name} is {shown(options)}, expected fields by name"
-                )
-            check_optimizer(name, options)
-        if self.lr_schedule is None:
-            return
-        schedule_of(self.lr_schedule, self.updates)
-        for name in ("stream_learning_rate", "embedding_learning_rate"):
-            if self.learning_rate is None and getattr(self, name) is not None:
-                raise UserError(
-                    f"{name} is given with lr_schedule and without learning_rate, expected that "
-                    "too: the schedule is multiplied by their ratio"
-                )

@@ -1,5 +1,7 @@
 """Learning rates: mlx_lm's schedules, a rate for each group, every optimizer."""
 
+import math
+
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
@@ -11,7 +13,6 @@ from specstream_mlx.train.optimizer import (
     check_optimizer,
     clipped,
     optimizer_of,
-    schedule_of,
     warm_up_and_fall,
 )
 from specstream_mlx.train.settings import TrainSettings
@@ -95,19 +96,19 @@ def test_a_schedule_is_mlx_lms_learning_rate():
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "sentence"),
+    ("fields", "sentence"),
     [
-        (schedule_of, ({"name": "none"}, 100), r"lr_schedule is \{'name': 'none'\}: "),
+        ({"lr_schedule": {"name": "none"}}, r"lr_schedule is \{'name': 'none'\}: "),
         (
-            schedule_of,
-            ({"name": "linear_schedule", "arguments": [0.1, -0.1, 100]}, 100),
+            {"lr_schedule": {"name": "linear_schedule", "arguments": [0.1, -0.1, 100]}},
             "whose rate at update 99 is -0.09",
         ),
-        (check_optimizer, ("nosuch", {}), "optimizer_config has 'nosuch', expected some of "),
-        (check_optimizer, ("sgd", {"beta": 1}), r"optimizer_config's sgd is \{'beta': 1\}: "),
-        (check_optimizer, ("adamw", {"weight_decay": float("nan")}), ": an update with it is no"),
+        ({"lr_schedule": COSINE, "stream_learning_rate": 0.1}, "and without learning_rate, exp"),
+        ({"optimizer_config": {"nosuch": {}}}, "optimizer_config has 'nosuch', expected some of "),
+        ({"optimizer_config": {"sgd": {"beta": 1}}}, r"optimizer_config's sgd is \{'beta': 1\}: "),
+        ({"optimizer_config": {"adamw": {"weight_decay": math.nan}}}, ": an update with it is no"),
     ],
 )
-def test_wrong_schedules_and_options(function, arguments, sentence):
+def test_wrong_schedules_and_options(fields, sentence):
     with pytest.raises(UserError, match=sentence):
-        function(*arguments)
+        check_optimizer(TrainSettings(model="x", iters=100, **fields))

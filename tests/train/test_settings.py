@@ -2,8 +2,7 @@
 
 import pytest
 
-from specstream_mlx.errors import UserError
-from specstream_mlx.train.settings import LearningRates, StreamSettings, TrainSettings
+from specstream_mlx.train.settings import LearningRates, StreamSettings
 
 
 @pytest.mark.parametrize(
@@ -34,9 +33,3 @@ def test_lossless_streams_are_wide_and_know_the_token_before(values, expected):
 )
 def test_learning_rates(values, rates):
     assert StreamSettings(**values).learning_rates(2048) == LearningRates(*rates)
-
-
-def test_a_schedule_needs_the_rate_that_others_are_relative_to():
-    schedule = {"name": "cosine_decay", "arguments": [1e-3, 100]}
-    with pytest.raises(UserError, match="stream_learning_rate is given with lr_schedule and witho"):
-        TrainSettings(model="x", lr_schedule=schedule, stream_learning_rate=1e-3).check()
