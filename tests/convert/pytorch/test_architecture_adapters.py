@@ -17,13 +17,14 @@ from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from parity import BOUND
 from peft import LoraConfig, get_peft_model
-from random_models import paired, random_prompt, take
+from random_models import random_prompt, take
 from specstream_mlx.convert.pytorch import backbone, reference
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.backbone import linear_layers
-from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
+from specstream_mlx.convert.pytorch.load import base_fingerprint, load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
+from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 from tiny_models import tiny_tokenizer
 from tiny_peft import close, mlx_logits, peft_directory, torch_logits
 from torch_tiny import CONDITIONED, tiny_model
@@ -131,39 +132,35 @@ def assert_small(found):
     assert not {name: value for name, value in found.items() if not value <= BOUND}
 
 
-@pytest.mark.parametrize("more", [{}, {**CONDITIONED, "stream_keys": 5}], ids=["plain", "few keys"])
+ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3, "stream_init_rank": 0}
+OTHERS = {**CONDITIONED, **ROTATION, "num_streams": 2, "stream_keys": 5}
+
+
+@pytest.mark.parametrize(("prompt_length", "more"), [(21, {}), (2, OTHERS)], ids=["plain", "other"])
 @pytest.mark.parametrize("mode", STREAMS)
 @pytest.mark.parametrize("case", CASES)
-def test_streams_are_those_of_pytorch(case, mode, more, tmp_path):
+def test_streams_are_those_of_pytorch(case, mode, prompt_length, more, tmp_path):
     """Hidden states of main stream and streams, layer by layer, then all logits.
 
     Heads on true tokens, after more tokens than are selected, and than a window reaches back.
+    Brought back to PyTorch, an adapter is as it was.
     """
-    found = differences(case, mode, tmp_path, **STREAMS[mode], **more)
+    found = differences(case, mode, tmp_path, prompt_length=prompt_length, **STREAMS[mode] | more)
     assert_small(found)
     layers = pair(case).model.config["num_hidden_layers"]
     names = {f"layer {number} main" for number in range(layers)}
     names |= {f"layer {number} streams" for number in range(layers - 3, layers)}
     assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
-
-
-ROTATION = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.3}
-VARIANTS = {
-    "in every layer": {"num_msa_layers": 4, **ROTATION},
-    "value rotation": ROTATION,
-    "few keys": {"stream_keys": 3},
-    "two streams": {"num_streams": 2},
-}
-
-
-@pytest.mark.parametrize(
-    ("variant", "case", "mode", "prompt_length"),
-    paired(VARIANTS, ["Phi-2", "OPT", "Llama 3.1", "Gemma 2"], STREAMS, [21, 1, 2, 29], count=12),
-)
-def test_other_kinds_of_streams(variant, case, mode, prompt_length, tmp_path):
-    """After prompts of one token to all but one."""
-    found = differences(case, mode, tmp_path, prompt_length=prompt_length, **VARIANTS[variant])
-    assert_small(found)
+    if not more:
+        (hf, base), back = bases(case), tmp_path / "back"
+        convert_to_pytorch(tmp_path / "mlx", base, back)
+        tokens, *sizes = (torch.tensor(x) for x in ([TOKENS], [21], [30]))
+        first, second = (load_adapter(hf, path) for path in (tmp_path / "torch", back))
+        with torch.no_grad():
+            expected, found = (model(tokens, *sizes) for model in (first, second))
+        assert first.config == second.config
+        torch.testing.assert_close(found.main_logits, expected.main_logits)
+        torch.testing.assert_close(found.stream_logits, expected.stream_logits)
 
 
 def other_keys(more=0, **changes):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import refusal, result_of
 from peft import PeftModel
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer, training_run
@@ -24,6 +23,7 @@ CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
 LEARNS = {"iters": 40, "learning_rate": 2e-2}
 ALMOST_NONE = {"iters": 1, "learning_rate": 1e-9}
 SHARED, LORA = {"mode": "shared"}, {"lora_alone": True}
+FEW = {"lora_targets": ("q_proj", "v_proj"), "lora_layers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +114,13 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path)
         assert flat(trainer.evaluate(model, own, 8)) == pytest.approx(flat(part), abs=1e-6)
 
 
-@pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, SHARED), (7, LORA)])
+@pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, SHARED), (7, {**LORA, **FEW})])
 def test_resuming_equals_not_stopping(step, values, settings, shared, finished):
     """Also where it stopped before its first checkpoint."""
     whole = shared if "mode" in values else finished(**values)
+    if "mode" not in values:
+        assert len(read(whole)) == 4
+        assert all(".layers.2.self_attn." in name for name in read(whole))
     parts = stopped_at(step, settings(**values, save_every=5))
     assert_same(read(trainer.train(parts)), read(whole))
     losses = {line["step"]: line["loss"] for line in log(parts.output)}
@@ -200,18 +203,6 @@ def test_time_limit_ends_the_run(settings):
     lines = log(chosen.output)
     assert lines[-1]["learning_rate"] < lines[len(lines) // 2]["learning_rate"]
     assert lines[-1]["seconds"] < 10
-
-
-def test_command_line(tied, data, tmp_path):
-    flags = ("--model", tied, "--data", data, "--output", tmp_path / "out", "--iters", 1)
-    flags += ("--lora-targets", "q_proj,v_proj", "--lora-layers", 1, "--num-msa-layers", 1)
-    result = result_of(trainer.main, *flags, "--mode", "shared", hidden=True)
-    assert result.exit_code == 0, result.output
-    lora = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
-    assert len(lora) == 4
-    assert all(".layers.2.self_attn." in name for name in lora)
-    wrong = refusal(result_of(trainer.main, *flags, "--mode", "both", hidden=True))
-    assert "--mode: found 'both', expected 'lossless' or" in wrong
 
 
 @pytest.mark.parametrize(
