@@ -67,41 +67,36 @@ class StreamConfig:
     """The ``speculative_streaming`` object of an adapter directory.
 
     Args:
-        mode: ``lossless`` (base frozen, the main stream never sees a stream) or ``shared``
-            (LoRA shared by main stream and streams, Eq. 3).
+        mode: ``lossless`` (base frozen, the main stream never sees a stream) or ``shared`` (LoRA
+            shared by main stream and streams, Eq. 3).
         num_streams: gamma, the streams beside each position; stream j predicts ``y_{t+j}``.
         num_msa_layers: N_s, the top layers in which the streams run.
-        hidden_size: width of the base model.
-        num_hidden_layers: N, the layers of the base model.
+        hidden_size, num_hidden_layers: of the base.
         stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4; or
             ``value_rotation``, which has no stream embeddings.
         stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
         value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
-            unless ``stream_init`` is ``value_rotation``; see ``check_value_rotation``.
+            unless ``stream_init`` is ``value_rotation``.
         stream_mlp: the streams' path where the main stream has its MLP: ``base`` (the MLP itself:
             shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter`` (beside it, Fig.
             2a).
         stream_adapter_rank: rank of the stream adapters; 0 where ``stream_mlp`` is ``base``.
         stream_head: ``plain`` (the base's norm and head on each stream, as in the papers) or
-            ``conditioned`` (on the token before too): stream j's features s, for a candidate u of
-            the depth before, become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` before norm and
-            head, n an RMS norm without weights and E the base's embedding.
-        stream_head_rank: rows of D; 0 with ``plain``.
+            ``conditioned`` (on the token before too, see ``models.streams.ConditionedHead``).
+        stream_head_rank: rows of its D; 0 with ``plain``.
         draft_vocabulary: number of tokens that the streams' head scores, the most frequent ones of
             the training text; 0: all. The target is not limited.
         stream_keys: number of main rows that a stream attends to in each MSA layer, those that its
             own main row weighs most (App. H.1, where they are 64); 0: all. The weights are the
             softmax of the main row's scores of the main rows that it sees, within the layer's
-            sliding window, summed over the query heads. Rows with at least the
-            ``stream_keys``-th largest weight are selected, for all heads of a layer alike. Streams
-            still see the streams before them, and main rows see everything.
-        pruner_rank: rank of the early-exit pruner's ``B A``, which scores by
-            ``lm_head(norm(M + B A M))``; 0 for no pruner.
+            sliding window, summed over the query heads. Rows with at least the ``stream_keys``-th
+            largest weight are selected, for all heads of a layer alike. Streams still see the
+            streams before them, and main rows see everything.
+        pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         base_model: the base's name or path, for people.
         base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
         prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
             turn of the chat. ``None`` leaves the text as it is.
-        version: version of this format.
     """
 
     mode: Mode = option(..., choice("lossless", "shared"))
@@ -167,16 +162,12 @@ class StreamConfig:
         return shapes
 
     def to_dict(self) -> dict[str, Any]:
-        """Make the JSON object."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "StreamConfig":
-        """Read the JSON object.
-
-        Raises:
-            UserError: a field is missing, unknown, out of range, or of an earlier release with a
-                value that is no longer read.
+        """Read the JSON object; a field that is missing, unknown or out of range raises
+        ``UserError``.
         """
         for name, usual in _DROPPED.items():
             if (value := values.get(name, usual)) != usual or type(value) is not type(usual):

@@ -36,7 +36,8 @@ class BorrowedModel:
     """A model that can be run in stages: embedding, layers i to j, head, early exit.
 
     Hidden states are (sequences, rows, h) throughout. ``caches`` are, by layer, KV caches or their
-    stand-ins in a pass, ``UncommittedRows``, which also make the masks.
+    stand-ins in a pass, ``UncommittedRows``, which also make the masks. ``observe`` is called with
+    number, input and output of every layer.
 
     Args:
         model: an mlx-lm model (LoRA and quantized layers included).
@@ -44,9 +45,6 @@ class BorrowedModel:
         traced: whether passes are compiled or differentiated; then none keeps tables for the
             next, nor is any of it computed before it is complete.
         boundaries: hidden states to keep for a draft head, see ``take_features``.
-
-    Attributes:
-        observe: called with number, input and output of every layer; ``None``: nothing is.
 
     Raises:
         UserError: the model's structure is not one that can be run in stages.
@@ -91,12 +89,10 @@ class BorrowedModel:
 
     @property
     def _streams(self) -> Streams:
-        """The streams, which are there wherever something is asked of them."""
         assert self._mounted is not None
         return self._mounted
 
     def _with_positions(self, layers: Sequence[nn.Module], traced: bool) -> list[nn.Module]:
-        """Copy layers, with ropes that take a position for every row."""
         copies = [copy(layer) for layer in layers]
         if self._architecture.positions == "rope":
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
@@ -147,12 +143,8 @@ class BorrowedModel:
     ) -> mx.array:
         """Run layers ``first`` to ``last`` - 1 over rows (sequences, rows, h).
 
-        Args:
-            hidden: the first one's input; the rows have the same positions in all layers.
-            caches: of all layers of the model.
-            first, last: numbers of layers; ``None``: to the end.
-            main_rows: number of main rows, before the streams; ``None``: all are.
-            early: whether the device begins with some layers while the next ones are built.
+        ``main_rows`` come before the streams; ``None``: all are. ``early``: the device begins with
+        some layers while the next ones are built.
         """
         for rotations in self._rotations:
             rotations.begin()
@@ -167,9 +159,8 @@ class BorrowedModel:
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        """Run one layer over main rows and, in MSA layers, stream rows after them; see ``layers``.
-
-        Where streams select keys, ``cache.ask`` is called with the layer's queries first.
+        """Run one layer; where streams select keys, ``cache.ask`` is called with its queries
+        first.
         """
         if number in self._asking:
             self._asking[number].ask = getattr(cache, "ask", None)
@@ -188,10 +179,7 @@ class BorrowedModel:
         return self._through(hidden)
 
     def logits(self, tokens: mx.array, caches: Sequence[Any], early: bool = False) -> mx.array:
-        """Run all stages without streams; returns logits (sequences, rows, vocab).
-
-        A pass that is there to fill the KV caches does not evaluate them.
-        """
+        """Run all stages without streams; returns logits (sequences, rows, vocab)."""
 
         def run(hidden: mx.array) -> mx.array:
             hidden = self.layers(hidden, caches, early=early)
@@ -275,9 +263,8 @@ class BorrowedModel:
         return rows_of(self._stream_head, places)
 
     def early_exit(self, hidden: mx.array) -> mx.array:
-        """Compute the early-exit pruner's logits (sequences, rows, vocab), section 3.3.
-
-        ``hidden`` are main rows (sequences, rows, h) at the input of the first MSA layer.
+        """Compute the early-exit pruner's logits (sequences, rows, vocab) of main rows, section
+        3.3.
         """
         return self.head(self.early_exit_features(hidden))
 
@@ -309,7 +296,6 @@ def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
-    """Return a module that heads or streams need."""
     if name not in owner:
         raise UserError(
             f"the model has no {name} beside its layers, which a draft head or a stream_head of "
@@ -319,7 +305,7 @@ def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
 
 
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
-    """Find the name of the attention within ``layer``, the model's ``number``-th."""
+    """Find the name of the attention within ``layer``."""
     name = next((name for name, m in layer.children().items() if "rope" in m), None)
     if name is None:
         raise UserError(f"layer {number} has no attention with rope")
@@ -346,7 +332,6 @@ class Middle:
         return getattr(self._layer, name)
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        """Leave mask and cache to ``run``, which knows the rows."""
         run = self.run
         del self.run  # and what it refers to
         return run(hidden)
@@ -367,7 +352,7 @@ class PositionedRope:
 
 
 def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """Rotate rows x (sequences, heads, rows, d) at an ``offset``.
+    """Rotate rows x (sequences, heads, rows, d) at ``offset``.
 
     That is the first position; or positions (rows,) of one sequence, or (sequences, rows).
     """

@@ -37,7 +37,7 @@ class HeadConfig:
         num_streams: the most tokens that it guesses one after the other.
         stream_head: ``plain``: a guess depends on its depth alone; ``conditioned``: on its path.
         draft_vocabulary: number of tokens that it scores; 0: all.
-        parameters: number of its own weights; those that it shares with the target are not counted.
+        parameters: number of its own weights, without those that it shares with the target.
         own_rows: whether it keeps KV rows of its own, for which it has to read the prompt too.
     """
 
@@ -54,7 +54,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, eq=False)
 class AcceptedRows:
-    """The rows of one text that a step of the target accepts, on the device.
+    """The rows of one sequence that a step of the target accepts, on the device.
 
     Attributes:
         features: (places, h) of each boundary that the head reads.
@@ -81,10 +81,8 @@ def accepted_rows(
     last: mx.array,
     tree: DraftTree,
 ) -> AcceptedRows:
-    """Gather the accepted path of a tree, on the device.
-
-    ``features`` (n, h) of each boundary and ``predictions`` (n,) are at the nodes; ``last`` is the
-    last accepted one; the depth of ``tree`` bounds the path's length.
+    """Gather the accepted path of a tree, from ``features`` (n, h) and ``predictions`` (n,) at its
+    nodes.
     """
     depth, tokens = int(tree.depths[-1]), nodes.tokens
     if not depth:
@@ -111,15 +109,11 @@ class DraftHead(Protocol):
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Guess the tokens after the next root; this comes after ``follow``.
+        """Guess the tokens after the next root, on the device; this comes after ``follow``.
 
-        Args:
-            rank: function that chooses candidates from logits.
-            expansion: see ``Plan.expand``; one entry fewer than there are depths to guess.
-            width: number of paths that ``LIKELIEST`` expands.
-
-        Returns:
-            Tokens, log-probabilities and parents as in ``StreamGuesses``, on the device.
+        ``rank`` chooses candidates from logits; ``expansion``, one entry fewer than there are
+        depths to guess, is ``Plan.expand``, and ``width`` paths are ``LIKELIEST``. Returns tokens,
+        log-probabilities and parents as in ``StreamGuesses``.
         """
 
     def commit(self, count: int) -> None:
@@ -157,7 +151,6 @@ class OwnRows:
 
     @property
     def count(self) -> int:
-        """The number of committed rows."""
         return self._cache.offset
 
     def path(self) -> UncommittedRows:

@@ -53,7 +53,6 @@ class StreamGuesses:
 
     @property
     def depth(self) -> int:
-        """The number of streams, gamma."""
         return len(self.tokens)
 
     def after(self, path: Path) -> Guesses:
@@ -74,7 +73,6 @@ class StreamGuesses:
 
     @cached_property
     def _by_path(self) -> dict[Path, Guesses]:
-        """The guesses after each path that was expanded."""
         assert self.parents is not None
         by_path: dict[Path, Guesses] = {}
         before: list[Path] = []
@@ -103,16 +101,16 @@ _SHORT = 1024
 
 
 def normalized(logits: mx.array) -> mx.array:
-    """Turn logits into log-probabilities over the last axis."""
+    """Turn logits into log-probabilities."""
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def best_tokens(
     logits: mx.array, width: int, ids: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Return the ``width`` likeliest tokens (gamma, k) int32, best first, and their log-probs.
+    """Return the ``width`` likeliest tokens (rows, k) int32, best first, and their log-probs.
 
-    ``ids`` (n,) are the tokens of the columns of ``logits`` (gamma, n); ``None``: all tokens.
+    ``ids`` (n,) are the tokens of the columns of ``logits`` (rows, n); ``None``: all tokens.
     """
     logits = logits.astype(mx.float32)
     places = _largest(logits, width)
@@ -126,9 +124,8 @@ def drawn_candidates(
 ) -> tuple[mx.array, mx.array]:
     """Draw ``width`` tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
 
-    Where fewer tokens have a probability, any others follow these. Returns (gamma, k) tokens int32
-    and their log-probabilities, in the order in which they were drawn with ``key``; ``None``: with
-    mlx's random state.
+    Where fewer tokens have a probability, any others follow these. Returns (rows, k) tokens int32
+    and their log-probabilities, in the order in which they were drawn.
     """
     tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape, key=key), width)
     return tokens, mx.take_along_axis(log_probs, tokens, axis=-1)
@@ -183,13 +180,9 @@ class Scorer:
     ``short``, a few, which reads the whole head only once: the first stream scores all, the others
     score all without a token before, and then the likeliest of these after each path.
 
-    Args:
-        model, head: the base, and the streams' head.
-        hidden: (sequences, count, h) the streams after the last layer.
-        token: (sequences,) the target's own token, which stream 0 guesses after.
-        vocabulary: (n,) tokens that may be drafted; ``None``: all.
-        barred: (sequences, n) see ``Streams.barred``.
-        short: whether to score a few tokens alone.
+    ``hidden`` (sequences, count, h) are the streams after the last layer, ``token`` (sequences,)
+    the target's own, ``vocabulary`` (n,) the tokens that may be drafted, ``barred`` see
+    ``Streams``.
     """
 
     def __init__(
@@ -220,7 +213,6 @@ class Scorer:
             self._rows = model.stream_head_rows(self._places.flatten())
 
     def _features(self, stream: int, before: mx.array) -> mx.array:
-        """Compute the LM head's inputs (sequences, paths, h)."""
         return self._head.after(*self._of_streams[stream], self._model.embed(before))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
@@ -255,15 +247,10 @@ def guess(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Let each stream guess after some of the paths that the streams before it have guessed.
 
-    Args:
-        of_stream: function that lets a stream guess.
-        token: (sequences,) the target's own token, which stream 0 guesses after.
-        expansion: see ``Plan.expand``; one entry fewer than there are streams.
-        width: number of paths that ``LIKELIEST`` expands.
-
-    Returns:
-        (sequences, gamma, paths, k) tokens and their log-probabilities, and (sequences, gamma,
-        paths) parents, see ``StreamGuesses``.
+    ``token`` (sequences,) is the target's own, after which ``of_stream`` lets stream 0 guess;
+    ``expansion``, one entry fewer than there are streams, is ``Plan.expand``, and ``width`` paths
+    are ``LIKELIEST``. Returns (sequences, gamma, paths, k) tokens and their log-probabilities, and
+    (sequences, gamma, paths) parents, see ``StreamGuesses``.
     """
     before, joint = token[..., None], None
     parents = mx.full(before.shape, -1, mx.int32)

@@ -20,11 +20,8 @@ from .rows import Rows, at
 class KeySelection:
     """The main rows that the streams of a pass select keys among.
 
-    Attributes:
-        count: number of main rows that a stream attends to, ``stream_keys``.
-        num_streams: number of streams beside each main row that has some.
-        main: number of main rows in this pass.
-        beside: main rows that have streams, by sequence; ``None``: all.
+    ``count`` keys of the ``main`` rows are selected for each of ``num_streams`` streams; ``beside``
+    are the main rows that have streams, by sequence; ``None``: all.
     """
 
     count: int
@@ -82,7 +79,6 @@ class SelectingRows(UncommittedRows):
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """See ``UncommittedRows``; the array is narrowed by ``update_and_fetch``."""
         mask = super().make_mask(count, return_array, window_size)
         if not self._selects:
             return mask
@@ -91,7 +87,6 @@ class SelectingRows(UncommittedRows):
         return self._mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """See ``UncommittedRows``; hides main rows that are not selected from the streams."""
         all_keys, all_values = super().update_and_fetch(keys, values)
         if self._selects:
             self._narrow(all_keys)
@@ -111,7 +106,6 @@ class SelectingRows(UncommittedRows):
         mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
 
     def _weights(self, queries: mx.array, keys: Fetched, seen: mx.array) -> mx.array:
-        """Return the main rows' weights of keys; see ``summed_weights``."""
         sequences, heads, rows, size = queries.shape
         kv_heads = (keys if isinstance(keys, mx.array) else keys[0]).shape[1]
         grouped = queries.reshape(sequences, kv_heads, -1, size)

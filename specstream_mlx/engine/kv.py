@@ -20,8 +20,7 @@ from .rows import Rows
 class WindowedKVCache(KVCache):
     """The cache of a layer with a sliding window: all rows stay, masks hide those out of reach.
 
-    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back. A row
-    attends to ``window`` rows, itself included.
+    mlx-lm's own cache for such layers overwrites rows past the window, so it cannot go back.
     """
 
     def __init__(self, window: int):
@@ -29,7 +28,6 @@ class WindowedKVCache(KVCache):
         self.window = window
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> "WindowedQuantizedKVCache":
-        """Quantize the rows; the window stays."""
         return WindowedQuantizedKVCache(self.window, super().to_quantized(group_size, bits))
 
 
@@ -46,16 +44,8 @@ class SideBySideKVCache:
     """One layer's rows of several sequences, each from the first column on.
 
     Unlike in mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
-
-    Args:
-        caches: one for each sequence.
-        capacity: number of columns, so that arrays of all passes over as many rows have the same
-            shapes, wherever these rows are; ``None``: as many as there are rows.
-
-    Attributes:
-        lengths: committed rows of each sequence.
-        keys, values: (sequences, kv_heads, columns, head_dim); columns after a sequence's rows
-            mean nothing. ``None``: no sequence has had rows.
+    ``keys`` and ``values`` are (sequences, kv_heads, columns, head_dim); columns after a sequence's
+    ``lengths`` mean nothing.
     """
 
     step = KVCache.step
@@ -77,7 +67,6 @@ class SideBySideKVCache:
 
     @property
     def offset(self) -> mx.array:
-        """Numbers of committed rows (sequences,) int32."""
         return self._offset
 
     def columns(self, rows: int) -> int:
@@ -90,7 +79,7 @@ class SideBySideKVCache:
         return self._capacity
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Commit ``counts`` more rows, one count per sequence."""
+        """Commit more rows, one count per sequence."""
         self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
 
     def trim(self, count: int) -> None:
@@ -197,7 +186,6 @@ class UncommittedRows:
 
     @property
     def offset(self) -> mx.array | int:
-        """Positions of the new rows; see ``Rows``."""
         return self._rows.offset
 
     def make_mask(
@@ -227,8 +215,8 @@ class UncommittedRows:
     def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
         """Move the accepted rows to the front of the new ones and advance the offset.
 
-        ``counts`` are the accepted rows of each sequence; ``paths`` (sequences, 1, most, 1) their
-        indices among the new rows, padded with any; ``None``: the first rows.
+        ``paths`` (sequences, 1, most, 1) are their indices among the new rows, padded with any;
+        ``None``: the first ``counts``.
         """
         cache = self._cache
         if paths is not None:
@@ -247,10 +235,7 @@ class UncommittedRows:
 
 
 def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) -> None:
-    """Commit the same accepted rows in several layers.
-
-    ``paths`` are the indices of each sequence's accepted rows among the new ones, root first.
-    """
+    """Commit in several layers the accepted rows: each sequence's indices among the new ones."""
     counts = [len(path) for path in paths]
     rows = None
     if any(list(path) != list(range(len(path))) for path in paths):
@@ -272,12 +257,9 @@ def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) ->
 
 @dataclass(frozen=True)
 class KVQuantization:
-    """When and how the KV caches of a generation are quantized.
+    """When and how the KV caches of a generation are quantized: see mlx_lm; no ``bits``: never.
 
-    Attributes:
-        bits: bits of an element; ``None``: never quantized.
-        group_size: number of elements of a head that share a scale and a bias.
-        start: number of rows from which on the caches are quantized.
+    ``group_size`` elements of a head share scale and bias; ``start`` rows are needed before.
     """
 
     bits: int | None = None

@@ -28,9 +28,6 @@ class Noise:
 
     Keys are mixed on the host, so nothing waits for the device. Gumbel noise is kept until
     ``forget``, since the token of a position may be drafted and tested in several steps.
-
-    Raises:
-        UserError: ``seed`` is no integer of at least 0 and below 2**64.
     """
 
     def __init__(self, seed: int):
@@ -44,7 +41,6 @@ class Noise:
         return _mixed(self._stem + (len(_USES) * position + _USES[use] + 1) * _STEP)
 
     def key(self, position: int, use: Use) -> mx.array:
-        """Make the key for MLX's random functions."""
         return mx.random.key(self.number(position, use))
 
     def gumbel(self, first: int, count: int, vocab_size: int) -> mx.array:
@@ -93,9 +89,8 @@ class Coupling:
 
     One stream is enough, and a softmax over a vocabulary is dear on a CPU. Everything stays on the
     device. ``strengths`` are factors of the noise; a single one learns nothing. ``steps`` lie
-    between
-    a guess and the step whose first token it is of: 1 for streams, which guess what comes after the
-    step that they run in; 0 for a draft model, which has read the text.
+    between a guess and the step whose first token it is of: 1 for streams, which guess what comes
+    after the step that they run in; 0 for a draft model, which has read the text.
     """
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS, steps: int = 1):

@@ -20,13 +20,8 @@ LIKELIEST: None = None
 class DraftTree:
     """Drafted tokens in breadth-first order; node 0 is the root, the newest committed token.
 
-    Attributes:
-        tokens: (n,) int32, the root first.
-        parents: (n,) int32, the index of each node's parent, -1 for the root; a parent comes
-            before its children.
-        depths: (n,) int32, 0 for the root.
-        log_probs: (n,) joint log-probability in nats of each node's path, as drafted; 0 for the
-            root. ``None``: unknown.
+    ``tokens``, ``parents`` (the root's is -1) and ``depths`` are (n,) int32. ``log_probs`` (n,) are
+    the paths' joint log-probabilities as drafted, the root's 0; ``None``: unknown.
     """
 
     tokens: np.ndarray
@@ -63,8 +58,8 @@ class DraftTree:
     def likeliest_last(self, count: int) -> np.ndarray:
         """Return the ``count`` nodes that are most probably the last accepted one, ascending.
 
-        The accepted path ends at a node if it is right and none of its children is. Only one child
-        can be, so the probability is P(path) - sum P(path of child). Ties go to the lower index.
+        That is so if the path is right and no child is: P(path) - sum P(path of child), since at
+        most one child is right. Ties go to the lower index.
         """
         if self.log_probs is None:
             raise ValueError("nobody knows how probable the nodes are")
@@ -84,9 +79,8 @@ def root_only(root: int) -> DraftTree:
 class Verified:
     """A tree that the target has tested, and its own tokens there.
 
-    Attributes:
-        tree: the tree.
-        predictions: (n,) int32, the target's token after each node; -1 at nodes that were pruned.
+    ``predictions`` (n,) int32 are the target's tokens after the nodes, -1 at nodes that were
+    pruned.
     """
 
     tree: DraftTree
@@ -119,8 +113,7 @@ class Plan:
         expand: for each stream that guesses, but the last, the numbers of the guesses after which
             the next stream guesses, counted over all paths of its depth with ``width`` candidates
             each; or ``LIKELIEST``. Plain streams ignore it.
-        beside: number of nodes with streams: those that are most probably accepted last; ``None``:
-            all, as always in shared mode.
+        beside: number of nodes with streams, the most probably accepted ones; ``None``: all.
         keep: nodes that early-exit pruning keeps at most, the root included; ``None``: any number.
         threshold: probability below which pruning drops an edge's subtree; ``None``: no edge.
     """

@@ -16,15 +16,14 @@ def path_scores(
     threshold: float | None = None,
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Sum ``log softmax(logits of parent)[child]`` over each root-to-node path, (sequences, n)
-    float32.
+    """Sum ``log softmax(logits of parent)[child]`` over each path: (sequences, n) float32.
 
     Args:
         logits: (sequences, rows, vocab) early-exit logits, of all nodes or of those with children.
         tokens, ancestors: (sequences, n), and (sequences, n, n) bool, ancestors-or-self.
         parents: (sequences, n) the parents' rows of ``logits``; the root's entry is not used.
         threshold: a probability; an edge below it puts its whole subtree at -inf.
-        drafted: (sequences, n) bool, False for padding, which is put at -inf. ``None``: there is
+        drafted: (sequences, n) bool, False for padding, which is put at -inf; ``None``: there is
             none.
     """
     logits = logits.astype(mx.float32)
@@ -44,11 +43,8 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
     """Keep the ``max_nodes`` best nodes, in breadth-first order; ties go to the lower index.
 
     A child never scores above its parent and comes after it, so the kept set is closed under
-    ancestors and holds the root.
-
-    Returns:
-        Kept indices (sequences, m) int32 and, for each, whether it is in play (sequences, m) bool:
-        a node at -inf may fill a place, and is then ignored.
+    ancestors. Returns (sequences, m) int32 indices, and whether each is in play: a node at -inf may
+    fill a place.
     """
     count = scores.shape[1]
     index = mx.arange(count)

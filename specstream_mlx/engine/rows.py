@@ -36,9 +36,6 @@ class Rows:
             attends to; ``None``, of one sequence: those up to itself (a chain).
         anchors: (sequences, after) int32 positions that windows count from, for a stream its main
             row's; ``None``: ``positions``.
-
-    Attributes:
-        offset: ``positions`` in the form that layers take; (rows,) of one sequence.
     """
 
     def __init__(
@@ -98,12 +95,10 @@ class Rows:
 
 
 class TreeShapes:
-    """Parents and depths of the trees of a pass, and tables made from them, on the device.
+    """Parents and depths (sequences, n) of the trees of a pass, and tables made from them, on the
+    device.
 
-    Attributes:
-        parents: (sequences, n) int32, -1 for a root.
-        depths: (sequences, n) int32.
-        chains: whether every node is the next one's parent, in all trees.
+    ``chains``: whether every node is the next one's parent, in all trees.
     """
 
     def __init__(self, parents: Parents):
@@ -122,7 +117,6 @@ class TreeShapes:
         self._visibility: dict[tuple, mx.array] = {}
 
     def __len__(self) -> int:
-        """The number of nodes, n."""
         return self._nodes
 
     @cached_property
@@ -186,13 +180,11 @@ class TreeNodes:
     """Tree nodes of one pass, on the device; ``of`` one tree without the axis of sequences.
 
     Attributes:
-        tokens: (sequences, n) int32.
-        parents: (sequences, n) int32, a root's is -1.
+        tokens, parents: (sequences, n) int32, a root's parent is -1.
         ancestors: (sequences, n, n) bool, ancestors-or-self.
         positions: (sequences, n) int32, absolute.
         in_play: (sequences, n) bool, nodes above the threshold of pruning; ``None``: all.
-        kept: (sequences, n) int32 indices of pruned trees' nodes in the whole tree; ``None``:
-            nothing was pruned.
+        kept: (sequences, n) int32 indices of pruned trees' nodes in the whole tree; ``None``: all.
     """
 
     tokens: mx.array
@@ -203,7 +195,6 @@ class TreeNodes:
     kept: mx.array | None = None
 
     def __len__(self) -> int:
-        """The number of nodes, n."""
         return self.parents.shape[-1]
 
     def keep(self, kept: mx.array, in_play: mx.array) -> "TreeNodes":
@@ -281,13 +272,9 @@ def rows_with_streams(
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
-    Args:
-        nodes: the nodes that pruning kept, of the trees of ``shapes``.
-        shapes: of the whole trees.
-        num_streams: gamma.
-        main_sees_streams: whether a sequence's main rows see their streams (Eq. 3, shared mode).
-        beside: nodes of each tree that have streams, as many in all trees; only where nothing was
-            pruned. ``None``: all kept nodes.
+    ``shapes`` are of the whole trees. ``main_sees_streams`` says by sequence whether main rows see
+    their streams (Eq. 3, shared mode). ``beside`` are the nodes of each tree that have streams, as
+    many in all trees, where nothing was pruned; ``None``: all kept nodes.
     """
     gamma = num_streams
     sees = shapes.visibility(gamma, main_sees_streams, beside)

@@ -29,13 +29,10 @@ from .prune import rows_of_all
 class Sampling(SamplerOptions):
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
-    A sampler of mlx_lm's only draws, but verify rules need scores and probabilities. The arguments
-    and the order of the filters are ``make_sampler``'s; the defaults filter nothing. Called by
-    itself it draws from mlx's random state as ``make_sampler``'s does, XTC apart: its coin is
-    tossed here for each row. Within a generation of ours it is keyed, see ``keyed_sampler``.
-
-    Raises:
-        UserError: a value out of range.
+    Verify rules need scores and probabilities; a sampler of mlx_lm's only draws. Arguments,
+    defaults and the order of the filters are ``make_sampler``'s. Called by itself it draws from
+    mlx's random state as ``make_sampler``'s does, XTC apart: its coin is tossed here for each row.
+    Within a generation of ours it is keyed, see ``keyed_sampler``.
     """
 
     xtc_special_tokens: tuple[int, ...] = ()
@@ -166,8 +163,8 @@ def drawn_tokens(
 ) -> mx.array:
     """Draw tokens (m,) int32 after the nodes of a tree, each with the noise of its depth.
 
-    A function in place of ``Sampling`` is called with one row at a time and mlx's random state
-    seeded for the row's position; ``first`` is the position of the token after the root.
+    ``first`` is the position of the token after the root. A function in place of ``Sampling`` is
+    called with one row at a time, mlx's random state being seeded for the row's position.
     """
     depths = np.zeros(1, np.int32) if depths is None else depths
     if not isinstance(sampler, Sampling):
@@ -230,10 +227,8 @@ def sampling_of(sampler: Sampler | None) -> Sampling | None:
 class NodeProcessors:
     """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node.
 
-    Args:
-        processors: functions of (tokens, (1, vocab) logits). They must depend on nothing else: they
-            see branches of a tree, of which most are never taken.
-        prompt: the tokens committed so far.
+    They must depend on nothing but tokens and logits: they see branches of which most are never
+    taken.
     """
 
     def __init__(self, processors: Sequence[LogitsProcessor], prompt: Sequence[int]):

@@ -41,7 +41,7 @@ class Layout:
 
     Attributes:
         weights: the base's arrays.
-        scales: which linear modules have LoRA, and of what scale; empty: none has.
+        scales: which linear modules have LoRA, and of what scale.
         streams: the fields of the streams' configuration but for ``_OWN``; empty: there are none.
         alone: the model, if it has LoRA that is not gathered: of experts or embeddings.
     """
@@ -82,17 +82,14 @@ class Mounted:
     borrowed: BorrowedModel
 
     def is_same(self, other: "Mounted") -> bool:
-        """Whether the other one is of the same model and streams."""
         return self.model is other.model and self.streams is other.streams
 
     @property
     def is_shared(self) -> bool:
-        """Whether the main stream sees its streams."""
         return self.streams is not None and self.streams.config.mode == "shared"
 
     @cached_property
     def layout(self) -> Layout:
-        """What it must have alike with others for their sequences to go through one pass."""
         return layout_of(self.model, self.streams)
 
     @cached_property
@@ -103,7 +100,6 @@ class Mounted:
 
     @cached_property
     def stream_tensors(self) -> dict[str, mx.array]:
-        """The tensors of the streams by name."""
         return {} if self.streams is None else _parameters(self.streams)
 
 
@@ -150,7 +146,6 @@ class _GatheredStreams(Streams):
         return self._barred
 
     def gather(self, tensors: Sequence[dict[str, mx.array]]) -> None:
-        """Take the tensors of each sequence's streams."""
         own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]
         self.load_weights(_stacked(tensors), strict=False)
         if not own:

@@ -35,16 +35,10 @@ from .verify.rule import VerifyRule
 class StreamResult:
     """The guesses of the last accepted node's streams: device arrays, not yet evaluated.
 
-    Attributes:
-        candidates: (streams, k) token ids, best first, or in the order in which they were drawn;
-            (streams, paths, k) of conditioned streams.
-        log_probs: log-probabilities of ``candidates`` in nats, of the same shape.
-        parents: (streams, paths) see ``StreamGuesses``; ``None``: plain streams.
-        logits: (streams, n) of the tokens that may be drafted, those of other adapters in the pass
-            at -inf; those of conditioned streams are after the first of their paths, and ``None``
-            where only shortlists were scored.
-        present: scalar bool, whether the accepted node has streams; if not, the other arrays mean
-            nothing. ``None``: every node has.
+    ``candidates``, ``log_probs`` and ``parents`` are as in ``StreamGuesses``. ``logits`` (streams,
+    n) are of the tokens that may be drafted, those of conditioned streams after the first path;
+    ``None`` where only shortlists were scored. ``present``: scalar bool, whether the accepted node
+    has streams, without which the rest means nothing; ``None``: every node has.
     """
 
     candidates: mx.array
@@ -64,8 +58,8 @@ class StepResult:
         logits: (m, vocab) of the main stream, after the logits processors; ``None`` from a decoder
             that returns the arg-maxes alone.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
-        in_play: (m,) bool, whether a kept node may be accepted; nodes below ``prune_threshold``
-            may not, and stay only because shapes are fixed. ``None``: all may.
+        in_play: (m,) bool, false at nodes below the threshold of pruning; ``None``: all may be
+            accepted.
         streams: guesses of the streams; ``None``: they guess nothing.
     """
 
@@ -125,10 +119,8 @@ class Decoder:
             two steps quantized ones may replace them in the decoder's own list, ``caches``.
         shortlists: whether conditioned streams score shortlists alone; ``None``: where more tokens
             than ``WHOLE_HEAD`` may be drafted.
-        share: function that returns rank 0's array on all ranks, where several processes run the
-            model: what one decides on the device must be decided alike on all. ``None``: there is
-            one process.
-        head: a draft head, which guesses where there are no streams; ``None``: there is none.
+        share: function that returns rank 0's array on all ranks; ``None``: there is one process.
+        head: a draft head, which guesses where there are no streams.
 
     Raises:
         UserError: the model cannot be run in stages, or a cache is of another kind.
@@ -162,19 +154,16 @@ class Decoder:
 
     @property
     def _streams(self) -> Streams:
-        """The streams, which are there wherever a plan has a place for them."""
         assert self.streams is not None
         return self.streams
 
     # The sequences ------------------------------------------------------------------------------
 
     def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
-        """Replace the sequences: some of the present ones go on, then others join.
+        """Replace the sequences: those of the numbers ``staying`` go on, then others join.
 
-        Args:
-            staying: numbers of the sequences that go on; at least one goes on or joins.
-            joining: decoders of one sequence each, which may have another adapter whose layout
-                fits. If there are then several sequences, none is quantized or has a window.
+        ``joining`` are decoders of one sequence each, which may have another adapter whose layout
+        fits. If there are then several sequences, none is quantized or has a window.
         """
         self._uncommitted = []
         adapters = [self._adapters[number] for number in staying]
@@ -232,8 +221,7 @@ class Decoder:
     def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
         """Plain decoding: commit ``tokens`` (sequences, 1) int32 and predict the next ones.
 
-        Streams do not run. ``tokens`` may be unevaluated and nothing here waits for the device, so
-        calls may be enqueued ahead.
+        ``tokens`` may be unevaluated and nothing here waits, so calls may be enqueued ahead.
         """
         offset = self.caches[0].offset
         rows = Rows(offset)
@@ -257,13 +245,9 @@ class Decoder:
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
         """Verify the plans' trees against the target and let the accepted nodes' streams guess.
 
-        Args:
-            plans: one for each sequence, see ``plan.widest``; of a model without streams,
-                ``place`` is ``none`` or ``plain``.
-            rules: one for each sequence.
-
-        Returns:
-            One result for each sequence, unevaluated; read them, then call ``commit``.
+        There are a plan (see ``plan.widest``) and a rule for each sequence; of a model without
+        streams, ``place`` is ``none`` or ``plain``. The results are unevaluated; read them, then
+        call ``commit``.
         """
         trees, shared = [plan.tree for plan in plans], self._are_shared
         plan = widest(plans, shared)
@@ -331,9 +315,8 @@ class Decoder:
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        """Make stand-ins for all layers' caches in a pass over ``rows``; ``commit`` commits them.
-
-        Where streams run, MSA layers get other stand-ins, since they have other rows.
+        """Make stand-ins for all layers' caches in a pass over ``rows``; ``commit`` commits
+        them.
         """
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)

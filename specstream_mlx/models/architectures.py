@@ -40,16 +40,13 @@ class Architecture:
 
     Attributes:
         defaults: fields that a ``config.json`` may leave out, with transformers' values, where
-            mlx-lm's are others or none, or where ``inspect`` and the fingerprint need them.
+            mlx-lm's are others or none, or where the fingerprint needs them.
         assumes: fields of which mlx-lm's model computes this value alone.
         ropes: rope types that mlx-lm's model computes; empty where positions are learned.
-        windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says. A
-            function where mlx-lm's model computes full attention on all layers, or where the
-            configuration alone tells.
+        windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says.
         fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
         norm: name of the final norm beside the list of layers.
-        mlp: modules of a transformers layer that are its MLP, in the order in which they are
-            applied; here they all are, or are in, a module ``mlp``.
+        mlp: modules of a transformers layer that are its MLP, in order; here they are in ``mlp``.
         positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
             a model that takes a cache's array ``offset`` as one position per row.
         array_masks: the model reads masks as arrays only, never as ``"causal"``.
@@ -149,7 +146,6 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
 
 
 def _gemma2_fields(config: Config) -> dict[str, Any]:
-    """Check that both caps are given: mlx-lm divides by them."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         value = config[name]
         if not is_number(value) or value <= 0:
@@ -167,7 +163,6 @@ def _opt_classes() -> Classes:
 
 
 def _opt_fields(config: Config) -> dict[str, Any]:
-    """Refuse the one OPT whose embeddings are narrower than its layers."""
     width = config.get("word_embed_proj_dim", config["hidden_size"])
     if width != config["hidden_size"]:
         raise UserError(
@@ -446,8 +441,7 @@ def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
 def check_sizes(config: Config, headers: Headers) -> None:
     """Compare a configuration with the shapes of the weights, before a module of it is made.
 
-    A model of the table has all its tensors in the files; the files of another one may hold more
-    layers than it uses, such as those for the prediction of further tokens.
+    The files of a model that is not in the table may hold more layers than it uses.
     """
     architecture = architecture_of(config.get("model_type"))
     numbers = [int(match[1]) for name in headers if (match := _LAYER.search(name))]
@@ -489,7 +483,7 @@ def text_limit(config: Config) -> int | None:
 
 
 def context_length(config: Config) -> int | None:
-    """Return the most tokens that a prompt may have; ``None`` if the configuration does not say."""
+    """Return the most tokens that a prompt may have; ``None``: unknown."""
     return text_limit(config) or scaled_length(completed(config))
 
 

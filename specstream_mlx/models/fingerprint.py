@@ -15,10 +15,8 @@ _FIELDS = (
 
 
 def fingerprint(base_config: Mapping[str, Any]) -> str:
-    """A short digest of the architecture fields of a base model's ``config.json``.
-
-    The same for a base in PyTorch and its (quantized) MLX conversion, which spells out the fields
-    that the original leaves to its defaults.
+    """Digest the architecture fields of a base's ``config.json``, spelled out or left to
+    defaults.
     """
     config = completed(base_config)
     facts = {name: config.get(name) for name in _FIELDS}

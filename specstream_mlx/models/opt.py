@@ -17,8 +17,6 @@ POSITION_OFFSET = 2
 
 @dataclass
 class ModelArgs(BaseModelArgs):
-    """The fields of ``config.json`` under its names, with transformers' defaults."""
-
     model_type: str = "opt"
     vocab_size: int = 50272
     hidden_size: int = 768
@@ -78,8 +76,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a ReLU between them."""
-
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.fc1 = nn.Linear(args.hidden_size, args.ffn_dim)
@@ -130,7 +126,7 @@ class Decoder(nn.Module):
 
 
 class OPTModel(nn.Module):
-    """The level ``model`` in Hugging Face's tensor names, which holds the decoder."""
+    """The level ``model`` in Hugging Face's tensor names."""
 
     def __init__(self, args: ModelArgs):
         super().__init__()

@@ -117,7 +117,6 @@ def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 
 def _says(rope: Mapping[str, Any], name: str) -> bool:
-    """Check if ``rope_parameters``, flat or nested, have a field."""
     return name in rope or any(isinstance(v, Mapping) and name in v for v in rope.values())
 
 

@@ -40,11 +40,6 @@ class ConditionedHead(nn.Module):
     Stream j's features s become ``n(s) + U silu(D [n(s); n(E(u))] + b_j)`` after a token u, with n
     an RMS norm without weights and E the embedding; the base's final norm and head follow. At the
     start U is zero. Tensors may have a leading axis of sequences, each with a head of its own.
-
-    Args:
-        dims: hidden size h.
-        rank: number of rows of D, r.
-        count: gamma.
     """
 
     def __init__(self, dims: int, rank: int, count: int):
@@ -55,11 +50,8 @@ class ConditionedHead(nn.Module):
         self.biases = mx.zeros((count, rank))
 
     def __call__(self, features: mx.array, before: mx.array) -> mx.array:
-        """Compute the features (.., count, h) of the first streams, each after a token.
-
-        Args:
-            features: (.., count, h) of the streams after the last layer.
-            before: (.., count, h) embeddings of the tokens before.
+        """Compute the features (.., count, h) of streams, each after a token of which the embedding
+        is given.
         """
         features = self.normalized(features)
         return self.after(features, self.of_streams(features), before)
@@ -73,10 +65,8 @@ class ConditionedHead(nn.Module):
     def after(self, features: mx.array, read: mx.array, before: mx.array) -> mx.array:
         """Compute the features (.., h) of a stream after several tokens.
 
-        Args:
-            features: (.., h) normalized.
-            read: (.., r) from ``of_streams``.
-            before: (.., h) embeddings of the tokens before; leading axes broadcast.
+        ``features`` are normalized, ``read`` (.., r) is from ``of_streams``, and ``before`` (.., h)
+        are embeddings of the tokens before; leading axes broadcast.
         """
         down = self.down.weight[..., before.shape[-1] :].swapaxes(-1, -2)
         read = read + self.normalized(before) @ down
@@ -124,7 +114,6 @@ class Streams(nn.Module):
 
     @property
     def config(self) -> StreamConfig:
-        """The configuration of this adapter's streams."""
         return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
@@ -141,12 +130,10 @@ class Streams(nn.Module):
         return mx.broadcast_to(hidden, shape)
 
     def _embeddings(self, count: int) -> mx.array:
-        """The embeddings of the first streams, of a shape that is broadcast to (.., count, h)."""
         return self.streams["embeddings"][:count]
 
     @property
     def head(self) -> ConditionedHead | None:
-        """The conditioned head; ``None``: the head is plain."""
         return self.streams.get("head")
 
     @property
@@ -184,16 +171,8 @@ class Streams(nn.Module):
     def value_rotation(self, main_rows: int, stream_rows: int, count: int) -> ValueRotation | None:
         """Make the function that ``value_rotation`` applies to an MSA layer's values (section 3.1).
 
-        Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows' stay.
-
-        Args:
-            main_rows: number of main rows m.
-            stream_rows: number of stream rows s * count, after the main rows.
-            count: number of streams beside each of s main rows.
-
-        Returns:
-            A map of values (sequences, kv_heads, m + s * count, d); ``None`` for the other kinds
-            and where there are no streams.
+        Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows, which come
+        first, stay. ``None`` for the other kinds and where there are no streams.
         """
         epsilon = self._config.value_rotation_epsilon
         if self._config.stream_init != "value_rotation" or not stream_rows:
@@ -216,7 +195,6 @@ class Streams(nn.Module):
         return self.streams["adapters"][layer]
 
     def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
-        """Apply an MSA layer's adapter, the streams' path where the main stream has its MLP."""
         return self.streams["adapters"][layer](x)
 
 

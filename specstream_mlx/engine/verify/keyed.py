@@ -42,7 +42,6 @@ class KeyedRule(VerifyRule):
         self._vocab_size = 0
 
     def _log_probs(self, logits: mx.array, coins: mx.array | None) -> mx.array:
-        """Return the sampler's log-probabilities; only of a rule that ``needs_probabilities``."""
         assert self._sampling is not None
         return self._sampling.log_probs(logits, coins)
 
@@ -89,7 +88,6 @@ class KeyedRule(VerifyRule):
         return best_tokens(scores, width)
 
     def _coins(self, tree: DraftTree, kept: mx.array | None) -> mx.array:
-        """Return uniform numbers (m, 1) for the tokens after the kept nodes."""
         coins = self._noise.coins(self._position, int(tree.depths[-1]) + 1)
         places = mx.array(tree.depths)
         return coins[places if kept is None else places[kept]]

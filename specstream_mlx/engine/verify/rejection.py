@@ -15,7 +15,6 @@ class RejectionRule(KeyedRule):
     """``rejection``: drafts are drawn, and accepted by the ratio of target to drafter.
 
     Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts.
-
     Nothing but acceptance may depend on the drawn tokens, see ``DraftSettings.check_drawn``. All
     nodes of a depth have the same children; since one path is taken, each draw is tested once.
     """

@@ -22,8 +22,7 @@ class VerifyRule:
     """``greedy``: follow the target's own arg-maxes.
 
     Other rules derive from this one and replace the choice of a node's token, of the last accepted
-    node, or of drafts. ``greedy`` ignores ``sampler``, which draws tokens; ``processors`` see
-    ``NodeProcessors``.
+    node, or of drafts. ``greedy`` ignores ``sampler``, which draws tokens.
     """
 
     name: ClassVar[str] = "greedy"
@@ -52,10 +51,9 @@ class VerifyRule:
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Judge a tree by the logits (m, vocab) of the kept ``nodes``.
 
-        Returns:
-            () int32, the last accepted node among the kept ones; (m,) int32, the target's token
-            after each kept node, that of the last one being the correction or bonus token; and the
-            logits after the processors.
+        Returns the last accepted node among the kept ones, () int32; the target's token after each
+        kept node, (m,) int32, the last one's being the correction or bonus token; and the processed
+        logits.
         """
         logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
@@ -93,11 +91,10 @@ class VerifyRule:
         ids: mx.array | None = None,
         stream: int | None = None,
     ) -> Candidates:
-        """Choose candidates from the logits of the streams beside the last accepted node.
+        """Choose ``width`` candidates from logits (rows, n) of the last accepted node's streams.
 
         Args:
-            logits: (rows, n) of the streams.
-            width: number k of candidates of each row.
+            logits, width: see above.
             tree: the tree that was verified.
             depth: () int32, depth of its last accepted node.
             ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
@@ -136,16 +133,8 @@ def follow(
 ) -> mx.array:
     """Follow the target's own tokens from the root as far as drafted children match them.
 
-    Siblings carry different tokens, so at most one path matches.
-
-    Args:
-        tokens: (n,) or (.., n) node tokens.
-        parents, ancestors: (n,), and (n, n) bool, ancestors-or-self.
-        predictions: (.., n) the target's token after each node.
-        in_play: (n,) bool, nodes that may be accepted; ``None``: all.
-
-    Returns:
-        (..) int32: the last accepted node, 0 where no draft was right.
+    Siblings carry different tokens, so at most one path matches. ``tokens`` are (n,) or (.., n),
+    ``predictions`` (.., n). Returns (..) int32: the last accepted node, 0 where no draft was right.
     """
     accepted = tokens == predictions[..., mx.maximum(parents, 0)]
     length = accepted_lengths(accepted, ancestors, in_play)
