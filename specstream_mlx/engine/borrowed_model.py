@@ -373,7 +373,7 @@ class StreamMLP:
     """
 
     def __init__(self, mlp: nn.Module, streams: Streams, number: int):
-        self._mlp, self._streams, self._number = mlp, streams, number
+        self._mlp, self._adapter = mlp, streams.streams["adapters"][number]
         self._both = streams.config.stream_mlp == "base+adapter"
         self.main_rows = 0
 
@@ -381,7 +381,7 @@ class StreamMLP:
         count = self.main_rows
         if x.shape[1] == count:
             return self._mlp(x)
-        streams = self._streams.stream_adapter(self._number, x[:, count:])
+        streams = self._adapter(x[:, count:])
         if self._both:  # one product over all rows: its weights are read once
             through = self._mlp(x)
             main, streams = through[:, :count], through[:, count:] + streams

@@ -16,9 +16,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from ..errors import Mode
-from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
-from .guess import Candidates, StreamGuesses
+from .guess import Candidates
 from .kv import UncommittedRows
 from .plan import DraftTree
 from .rows import Rows, TreeNodes
@@ -177,36 +176,3 @@ class OwnRows:
     def trim(self, count: int) -> None:
         """Take back the last ``count`` rows; there may be fewer, where a prompt was not read."""
         self._cache.offset -= min(count, self._cache.offset)
-
-
-STEPS = 64
-LEAST = 4
-"""Steps of ``STEPS`` in which the best guess of a head that fits is right; a chain with fewer right
-first guesses writes 1.0 tokens a call, rounded."""
-
-
-class HeadWatch:
-    """Counts how often a head's best guess is right in its first steps, over all texts.
-
-    A head that was trained for the target is right every few tokens, on nearly any text. One that
-    hardly ever is was trained for another target, or is read otherwise than it was trained. That
-    harms no text, so nothing else would show it; ``say`` says it once.
-    """
-
-    def __init__(self, name: str, say: Callable[[str], None] = note):
-        self._name, self._say = name, say
-        self._left, self._right = STEPS, 0
-
-    def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
-        """Take in a head's guesses, and the tokens after them; says once if too few are right."""
-        guessed = guesses.after(()) if self._left and tokens else []
-        if not guessed:
-            return
-        best, _ = max(guessed, key=lambda each: each[1])
-        self._right += best == tokens[0]
-        self._left -= 1
-        if not self._left and self._right < LEAST:
-            self._say(
-                f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens: unless this "
-                "text is one that nobody could foresee, it was trained for another model"
-            )

@@ -50,8 +50,7 @@ class SideBySideKVCache:
 
     step = KVCache.step
 
-    def __init__(self, caches: Sequence[KVCache], capacity: int | None = None):
-        self._capacity = capacity
+    def __init__(self, caches: Sequence[KVCache]):
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._set_lengths([cache.offset for cache in caches])
@@ -71,12 +70,7 @@ class SideBySideKVCache:
 
     def columns(self, rows: int) -> int:
         """Return the number of columns that ``write`` returns if it writes ``rows`` rows."""
-        columns = max(self.lengths) + rows
-        if self._capacity is None:
-            return columns
-        if columns > self._capacity:
-            raise UserError(f"the KV cache has room for {self._capacity} rows, expected {columns}")
-        return self._capacity
+        return max(self.lengths) + rows
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commit more rows, one count per sequence."""
@@ -120,7 +114,7 @@ class SideBySideKVCache:
         self, sequences: int, keys: mx.array, values: mx.array, columns: int
     ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
-        count = self._capacity or -(-columns // self.step) * self.step
+        count = -(-columns // self.step) * self.step
         self.keys = _grown(self.keys, sequences, keys, count)
         self.values = _grown(self.values, sequences, values, count)
         return self.keys, self.values

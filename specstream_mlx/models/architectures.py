@@ -53,7 +53,7 @@ class Architecture:
         grouped_scores: the attention keeps the query heads of a KV head on an axis of their own, if
             there are several, so a mask that differs by sequence needs that axis too.
         quantized_kv: the model's attention reads a quantized KV cache.
-        classes: model and arguments, where mlx-lm has none.
+        own_module: where model and arguments are, if mlx-lm has none.
         tested: parity with transformers is tested, so nothing is checked at load.
     """
 
@@ -68,7 +68,7 @@ class Architecture:
     array_masks: bool = False
     grouped_scores: bool = False
     quantized_kv: bool = True
-    classes: Callable[[], Classes] | None = None
+    own_module: str | None = None
     tested: bool = True
 
     def module_name(self, name: str) -> str:
@@ -102,11 +102,6 @@ def _qwen_slides(config: Config, layer: int) -> bool:
         return False
     check_integer("max_window_layers", config["max_window_layers"], least=0)
     return layer >= config["max_window_layers"]
-
-
-def _without_layer_types(config: Config) -> dict[str, Any]:
-    """Drop ``layer_types``: mlx-lm's Llama, used for Mistral, needs a layer without a window."""
-    return {"layer_types": None}
 
 
 def _gemma3_fields(config: Config) -> dict[str, Any]:
@@ -156,12 +151,6 @@ def _gemma2_fields(config: Config) -> dict[str, Any]:
     return {}
 
 
-def _opt_classes() -> Classes:
-    from . import opt
-
-    return opt.Model, opt.ModelArgs
-
-
 def _opt_fields(config: Config) -> dict[str, Any]:
     width = config.get("word_embed_proj_dim", config["hidden_size"])
     if width != config["hidden_size"]:
@@ -186,7 +175,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={**_LLAMA, "sliding_window": 4096},
         assumes=_SILU,
         windows=_windows(lambda config, layer: True),
-        fields=_without_layer_types,
+        # mlx-lm's Llama, used for Mistral, needs a layer without a window in layer_types.
+        fields=lambda config: {"layer_types": None},
     ),
     "phi": Architecture(
         defaults={"partial_rotary_factor": 0.5},
@@ -251,7 +241,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="final_layer_norm",
         mlp=("fc1", "activation_fn", "fc2"),
         positions="learned",
-        classes=_opt_classes,
+        own_module="specstream_mlx.models.opt",
     ),
 }
 
@@ -309,22 +299,18 @@ def key_size(config: Config) -> int:
 def model_classes(config: Config) -> Classes:
     """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``."""
     model_type = config.get("model_type")
-    own = architecture_of(model_type).classes
-    if own is not None:
-        return own()
-    if isinstance(model_type, str) and re.fullmatch(r"[\w-]+", model_type):
+    name = architecture_of(model_type).own_module
+    if name is None and isinstance(model_type, str) and re.fullmatch(r"[\w-]+", model_type):
         from mlx_lm.utils import MODEL_REMAPPING
 
         name = f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}"
-        try:
+    if name is not None:
+        # One of them exits where its package is missing; beside its models mlx-lm keeps modules
+        # such as "cache", which have no such classes.
+        with contextlib.suppress(ImportError, SystemExit, AttributeError):
             with contextlib.redirect_stdout(io.StringIO()):
                 module = import_module(name)
-        except (ImportError, SystemExit):  # one of them exits where its package is missing
-            pass
-        else:
-            # Beside its models mlx-lm keeps modules such as "cache", which have no such classes.
-            if hasattr(module, "Model") and hasattr(module, "ModelArgs"):
-                return module.Model, module.ModelArgs
+            return module.Model, module.ModelArgs
     raise UserError(
         f"model_type is {shown(model_type)}, expected one that mlx-lm has a model for, "
         f"or one of {tuple(ARCHITECTURES)}"

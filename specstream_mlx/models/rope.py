@@ -109,30 +109,11 @@ def with_changes(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     changed = {**config, **changes}
     new, given = config.get("rope_parameters"), changes.get("rope_parameters")
     if isinstance(given, Mapping):
-        said = ("rope_scaling", *(name for name in _BESIDE if _says(given, name)))
-        changed |= {name: None for name in said if name in config and name not in changes}
+        earlier = [name for name in ("rope_scaling", *given) if name in config]
+        changed |= {name: None for name in earlier if name not in changes}
     elif isinstance(new, Mapping) and "rope_parameters" not in changes:
-        changed["rope_parameters"] = _without(new, set(_BESIDE) & set(changes), changes)
+        changed["rope_parameters"] = {n: v for n, v in new.items() if n not in changes}
     return changed
-
-
-def _says(rope: Mapping[str, Any], name: str) -> bool:
-    return name in rope or any(isinstance(v, Mapping) and name in v for v in rope.values())
-
-
-def _without(
-    rope: Mapping[str, Any], names: set[str], changes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Remove the fields from ``rope_parameters`` that ``changes`` give in the earlier form."""
-    kept = {name: value for name, value in rope.items() if name not in names}
-    for layer_type, base in (
-        ("full_attention", "rope_theta"),
-        ("sliding_attention", "rope_local_base_freq"),
-    ):
-        inner = kept.get(layer_type)
-        if isinstance(inner, Mapping) and base in changes:
-            kept[layer_type] = {n: value for n, value in inner.items() if n != "rope_theta"}
-    return kept
 
 
 def check_rope(

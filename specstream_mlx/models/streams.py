@@ -194,9 +194,6 @@ class Streams(nn.Module):
             return None
         return self.streams["adapters"][layer]
 
-    def stream_adapter(self, layer: int, x: mx.array) -> mx.array:
-        return self.streams["adapters"][layer](x)
-
 
 _BY_ROW = ("weight", "scales", "biases", "bias", "m")  # the last is DoRA's
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-import torch
 from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair, with_streams
 from kv_cases import CASES as KV_CASES
 from mlx_lm.generate import generate_step
@@ -28,7 +27,6 @@ from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import tiny_tokenizer
 
 from specstream_mlx import stream_generate
-from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.hardware.weights import hold_weights
@@ -87,18 +85,6 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
     found = tokens_of(found_pair.model, PROMPT, count, max_nodes=12)
     assert_lossless(found_pair.model.model, PROMPT, found, expected)
     assert oracle.longest >= 3
-
-
-@pytest.mark.parametrize("case", ["Llama 3.1", "Phi-2", "Qwen3 8B", "Gemma 3", "OPT"])
-def test_the_bare_head_passes_the_final_norm_by(case):
-    """It has another name in some models."""
-    found = pair(case)
-    size = 5, found.model.config["hidden_size"]
-    hidden = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    bare_head = BorrowedModel(found.model.model, boundaries=[0]).bare_head_of(None)
-    logits = bare_head(mx.array(hidden)[None])[0]
-    with torch.no_grad():
-        assert_close(logits, found.torch_model.lm_head(torch.tensor(hidden)).numpy())
 
 
 @pytest.mark.parametrize("case", ["Mistral 0.1, window", "Phi-3 mini 4k, window", "Gemma 2"])

@@ -1,7 +1,5 @@
 """A model that is borrowed stays as it was; what cannot be driven is refused."""
 
-import threading
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -45,21 +43,17 @@ def decoder_of(model):
     return decoder
 
 
-def test_the_model_is_as_before_after_a_step():
-    model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4)
-    before = modules_of(model.model)
-    for placement in ("none", "beside"):
-        take(decoder_of(model), TREE, placement, max_nodes=4)
-        assert modules_of(model.model) == before
-
-
-@pytest.mark.parametrize("method", ["seed", "stream_adapter"])
-def test_the_model_is_as_before_after_an_exception(method, monkeypatch):
-    """Within the first MSA layer; the step can then be taken again."""
+def test_the_model_is_as_before_within_a_step_and_after_an_exception(monkeypatch):
+    """The step can then be taken again."""
     model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4)
     before, decoder = modules_of(model.model), decoder_of(model)
+
+    def fail(*_):
+        assert modules_of(model.model) == before
+        raise ZeroDivisionError
+
     with monkeypatch.context() as patch:
-        patch.setattr(Streams, method, lambda *_: 1 / 0)
+        patch.setattr(Streams, "seed", fail)
         with pytest.raises(ZeroDivisionError):
             take(decoder, TREE, "beside", max_nodes=4)
     assert modules_of(model.model) == before
@@ -89,29 +83,6 @@ def test_generations_may_alternate_and_end_early():
     assert plain_tokens(model.model, PROMPT, 20) == expected[0]
 
 
-def test_two_threads_may_run_one_model_at_a_time(monkeypatch):
-    """One is within its first MSA layer while the other decodes from beginning to end."""
-    model, found = speculative_model(), []
-    expected, before = plain_tokens(model.model, PROMPT, 12), modules_of(model.model)
-
-    def other():
-        with mx.stream(mx.new_thread_local_stream(mx.default_device())):
-            found.append(plain_tokens(model.model, PROMPT, 12))
-
-    decoder, seed = decoder_of(model), Streams.seed
-
-    def seed_slowly(*args):
-        assert modules_of(model.model) == before
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return seed(*args)
-
-    monkeypatch.setattr(Streams, "seed", seed_slowly)
-    take(decoder, TREE, "beside")
-    assert found == [expected]
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -134,12 +105,8 @@ def test_what_it_cannot_drive_is_refused(config, message, monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("Olmo2", "float32"),
-        ("Granite", "bfloat16"),
-        ("Cohere2", "float16"),
-        ("Mixtral", "float32"),  # MLX's CPU backend gathers experts in no other dtype
-    ],
+    # MLX's CPU backend gathers experts in float32 alone
+    [("Granite", "bfloat16"), ("Cohere2", "float16"), ("Mixtral", "float32")],
 )
 def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
     """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""

@@ -1,39 +1,35 @@
 """The streams' likeliest tokens, and the guesses of conditioned streams after each path."""
 
-from weakref import ref
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.tuner.lora import LoRALinear
-from random_models import PROMPT, VOCAB_SIZE, decoder_after, speculative_model, step_by
+from random_models import PROMPT, VOCAB_SIZE, decoder_after, paired, speculative_model, step_by
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import guess as guessing
-from specstream_mlx.engine import step
-from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.guess import StreamGuesses, best_tokens, drawn_candidates, guess
 from specstream_mlx.engine.plan import LIKELIEST
 
 # Candidates of logits ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocab", [5, 64, 300, 1024, 4096, 5001, 32_000])
+@pytest.mark.parametrize("vocab", [5, 300, 5001])
 def test_the_best_tokens_are_those_of_a_full_sort(vocab):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, 3, (3, vocab)).astype(np.float32)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
-    for width in (1, 2, 4, 5):
+    for width in (1, 2, 5):
         tokens, log_probs = best_tokens(mx.array(logits), width)
         expected = np.argsort(-logits, axis=1)[:, :width]
         assert np.array_equal(np.array(tokens), expected)
         assert np.abs(np.array(log_probs) - np.take_along_axis(exact, expected, 1)).max() < 1e-4
 
 
-@pytest.mark.parametrize("vocab", [300, 4096, 5001])
+@pytest.mark.parametrize("vocab", [300, 4098])
 def test_ties_and_impossible_tokens(vocab):
     """The best may all lie in one group; equal logits give different tokens."""
     logits = np.zeros((2, vocab), np.float32)
@@ -49,18 +45,8 @@ def test_ties_and_impossible_tokens(vocab):
     found = np.array(tokens)[0].tolist()
     assert found[:2] == [vocab - 9, 70] and len(set(found)) == 4
     assert np.isinf(np.array(log_probs)[0, 2:]).all()
-
-
-@pytest.mark.parametrize("width", [2, 5])
-def test_no_token_beyond_the_vocabulary_is_drawn(width):
-    """The last group is not full, and the only token that can follow is in it."""
-    vocab = 4098
-    log_probs = np.full((3, vocab), -np.inf, np.float32)
-    log_probs[:, vocab - 2] = 0.0
-    tokens, drawn = drawn_candidates(mx.array(log_probs), width)
-    for row, values in zip(np.array(tokens).tolist(), np.array(drawn), strict=True):
-        assert row[0] == vocab - 2 and len(set(row)) == width and max(row) < vocab
-        assert values[0] == 0.0 and np.isinf(values[1:]).all()
+    drawn = np.array(drawn_candidates(mx.array(logits), 5)[0])[0].tolist()
+    assert set(drawn[:2]) == {70, vocab - 9} and len(set(drawn)) == 5 and max(drawn) < vocab
 
 
 # Conditioned streams ----------------------------------------------------------------------------
@@ -127,8 +113,7 @@ def check_guesses(result, width, expected_after):
     return expanded
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "mode"), paired(SHAPES, ["lossless", "shared"]))
 def test_a_guess_is_scored_as_its_path_alone(shape, mode):
     model, settings = speculative_model(mode=mode, seed=2, **HEAD), SHAPES[shape]
     decoder, result, features = step_of(model, settings)
@@ -141,8 +126,9 @@ def test_a_guess_is_scored_as_its_path_alone(shape, mode):
     assert mx.abs(first - second).max().item() > 0.5, "the token before matters"
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-@pytest.mark.parametrize("tied", ["grouped heads, tied", "one kv head, untied"])
+@pytest.mark.parametrize(
+    ("tied", "bits"), [("grouped heads, tied", None), ("one kv head, untied", 8)]
+)
 def test_shortlists_that_hold_all_tokens_score_as_the_whole_head(tied, bits, monkeypatch):
     monkeypatch.setattr(guessing, "SHORTLIST", VOCAB_SIZE)
     model, settings = speculative_model(tied, seed=2, **HEAD), DraftSettings(tree_width=3)
@@ -172,11 +158,9 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
 
 
 @pytest.mark.parametrize("shortlists", [False, True])
-@pytest.mark.parametrize("mode", ["shared", "lossless"])
-def test_streams_deeper_than_the_tree_guess_nothing(mode, shortlists):
+def test_streams_deeper_than_the_tree_guess_nothing(shortlists):
     """In shared mode they run all the same; a full tree of width 16 has 4,096 paths of depth 3."""
-    mlp = {} if mode == "shared" else {"stream_mlp": "adapter", "stream_adapter_rank": 3}
-    model = speculative_model(seed=2, mode=mode, **mlp, **HEAD)
+    model = speculative_model(seed=2, mode="shared", **HEAD)
     every = DraftSettings(tree_width=16, tree_size=8)
     few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
     _, result, _ = step_of(model, few, shortlists)
@@ -187,19 +171,8 @@ def test_streams_deeper_than_the_tree_guess_nothing(mode, shortlists):
     assert [score for _, score in found] == pytest.approx([s for _, s in expected], abs=1e-4)
 
 
-@pytest.mark.parametrize(("vocabulary", "count"), [(40, 40), (0, VOCAB_SIZE)])
-def test_shortlists_begin_at_the_tokens_that_may_be_drafted(vocabulary, count, monkeypatch):
-    """Those alone are what the head reads."""
-    model = speculative_model(seed=2, draft_vocabulary=vocabulary, **HEAD)
-    for most, whole in ((count, True), (count - 1, False)):
-        monkeypatch.setattr(step, "WHOLE_HEAD", most)
-        _, result, _ = step_of(model, DraftSettings(tree_width=3))
-        assert (result.streams.logits is not None) == whole
-
-
 @pytest.mark.parametrize(
-    ("tied", "tuned"),
-    [("grouped heads, tied", False), ("one kv head, untied", False), ("one kv head, untied", True)],
+    ("tied", "tuned"), [("grouped heads, tied", False), ("one kv head, untied", True)]
 )
 def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     fields = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
@@ -223,32 +196,7 @@ def test_a_draft_vocabulary_is_some_rows_of_the_head(tied, tuned):
     assert mx.allclose(found.logits, expected.logits)  # all tokens are verified
 
 
-def test_rows_of_a_draft_vocabulary_are_copied_once_for_those_who_hold_them():
-    model = speculative_model("one kv head, untied", seed=2, draft_vocabulary=40)
-    streams, hidden = model.streams, mx.ones((1, 1, model.config["hidden_size"]))
-
-    def rows():
-        return streams.head_rows(model.model.lm_head)
-
-    borrowed = BorrowedModel(model.model, streams)
-    before = borrowed.stream_head(hidden)
-    first = rows()
-    assert rows() is first and first.weight.shape[0] == 40
-    held, first = ref(first), None
-    assert held() is rows()  # borrowed has them
-    borrowed.release_vocabulary()
-    assert held() is None
-    assert mx.array_equal(borrowed.stream_head(hidden), before)
-    held = rows()
-    model.model.lm_head.weight = 2 * model.model.lm_head.weight
-    assert rows() is not held
-    after = BorrowedModel(model.model, streams).stream_head(hidden)
-    assert mx.allclose(after, 2 * before, atol=1e-5)
-    streams.streams["vocabulary"] = mx.arange(30, dtype=mx.int32)
-    assert rows().weight.shape[0] == 30
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_likeliest_paths_are_followed(seed):
     """A beam: of each depth the paths of the highest joint probability, by force."""
     tables = np.random.default_rng(seed).normal(0, 2, (4, 12, 12)).astype(np.float32)

@@ -3,7 +3,6 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from architecture_models import pair, with_streams
 from brute_force import forward
 from random_models import (
     PROMPT,
@@ -11,18 +10,14 @@ from random_models import (
     assert_close,
     decoder_after,
     paired,
-    random_prompt,
     relative_error,
     speculative_model,
     take,
     true_tree,
 )
-from trees import full_tree
 
 from specstream_mlx.engine.key_selection import SelectingRows
-from specstream_mlx.engine.kv import KVQuantization, make_caches
 from specstream_mlx.engine.plan import DraftTree
-from specstream_mlx.engine.step import Decoder
 
 BASES = ["grouped heads, tied", "one kv head, untied", "sliding windows"]
 
@@ -89,36 +84,6 @@ def test_few_keys_change_the_streams_and_enough_keys_nothing(mode):
     main, streams = (relative_error(*pair) for pair in zip(found[3], found[0], strict=True))
     assert streams > 1e-2
     assert main > 1e-2 if mode == "shared" else main <= 1e-4
-
-
-@pytest.mark.parametrize("case", ["Qwen3 0.6B, tied", "OPT"])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_over_a_quantized_cache(bits, case, monkeypatch):
-    """Weights are those of the rows as they are stored."""
-    found, prompt, weighed = pair(case).model, random_prompt(13, vocab_size=90), []
-
-    def watched(rows, queries, keys, seen):
-        weights = WEIGHTS(rows, queries, keys, seen)
-        weighed.append((weights, queries, keys, seen))
-        return weights
-
-    monkeypatch.setattr(SelectingRows, "_weights", watched)
-    logits, tree = {}, full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
-    for keys in (0, 3):
-        streams = with_streams(case, stream_keys=keys).streams
-        decoder = Decoder(found.model, streams, make_caches(found.model, found.config))
-        decoder.prefill(mx.array(prompt[:-1]))
-        KVQuantization(bits, 64, 0).apply(decoder.caches)
-        logits[keys] = take(decoder, tree, "beside").streams.logits
-    assert relative_error(logits[3], logits[0]) > 1e-2
-    for weights, queries, keys, seen in weighed:
-        stored = mx.dequantize(*keys, group_size=64, bits=bits)
-        stored = mx.repeat(stored, queries.shape[1] // stored.shape[1], axis=1)
-        scores = np.where(np.array(seen), np.array(queries @ stored.swapaxes(2, 3)), -np.inf)
-        expected = np.exp(scores - scores.max(-1, keepdims=True))
-        expected = (expected / expected.sum(-1, keepdims=True)).sum(1, keepdims=True)
-        assert_close(weights, np.where(np.array(seen), expected, -1))
-    assert len(weighed) == found.streams.config.num_msa_layers
 
 
 def the_least(rows, *args):

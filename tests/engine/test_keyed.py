@@ -110,17 +110,11 @@ def test_a_sampler_counts_the_calls_of_mlx_lm():
     assert plain_tokens(model.model, prompt, COUNT, sampler=sampler) != expected
     for _ in range(2):
         assert tokens_of(model, prompt, COUNT, {}, sampler=sampler)[0] == expected
-
-
-@pytest.mark.parametrize("fields", [{"temp": 0.5}, {"top_p": 0.9}])
-def test_a_function_has_its_own_filters(fields):
-    with pytest.raises(UserError, match=f"sampler and {next(iter(fields))}, expected one of them"):
-        keyed_sampler(5, sampler=make_sampler(temp=0.5), **fields)
-
-
-def test_two_rows_have_no_position():
-    with pytest.raises(UserError, match="given 2 rows, expected one: each text of a batch needs"):
+    assert keyed_sampler(1, 0.0)(mx.array([[0.1, 0.7, 0.2]])).tolist() == [1]
+    with pytest.raises(UserError, match="given 2 rows, expected one"):
         keyed_sampler(5)(mx.zeros((2, 4)))
+    with pytest.raises(UserError, match="sampler and top_p, expected one of them"):
+        keyed_sampler(5, sampler=make_sampler(temp=0.5), top_p=0.9)
 
 
 @pytest.mark.parametrize("sampler", [Sampling(temp=1.0), make_sampler(temp=1.0, top_k=9)])
@@ -204,8 +198,3 @@ def test_noise_of_another_depth_is_noticed():
     assert p_value(Counter(texts), target()) < CERTAIN
     plain = [drawn_text(seed, WrongDepth, tree_of=None) for seed in range(100)]
     assert texts[:100] != plain == [drawn_text(seed, tree_of=None) for seed in range(100)]
-
-
-def test_without_a_temperature_the_arg_max_is_taken():
-    log_probs = mx.array([[0.1, 0.7, 0.2]])
-    assert keyed_sampler(1, 0.0)(log_probs).tolist() == [1]

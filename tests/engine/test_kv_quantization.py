@@ -20,7 +20,6 @@ from random_models import (
     assert_same_tokens,
     plain_tokens,
     random_prompt,
-    relative_error,
     request,
     tokens_of,
 )
@@ -56,11 +55,8 @@ def assert_rows_of(caches, expected):
     ("bits", "offset", "quantized", "depth"),
     [
         (None, 7, False, 3),
-        (8, 0, False, 3),
         (8, 7, False, 2),
-        (8, 8, False, 1),
         (8, 9, False, 0),
-        (8, 12, False, 0),
         (8, 12, True, 3),
     ],
 )
@@ -106,7 +102,7 @@ def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypat
         assert start in ends, "a step ended where the rows were quantized"
 
 
-@pytest.mark.parametrize("start", range(14, 34, 3))
+@pytest.mark.parametrize("start", range(14, 34, 5))
 def test_lossless_text_of_settings_that_change(start):
     """A call ahead that is taken back must not have been the one that rows are quantized at."""
     case = "Llama 3.1"
@@ -123,11 +119,8 @@ def test_lossless_text_of_settings_that_change(start):
     [
         (1, 2048, 0, True),
         (2, 2048, 1, False),
-        (23, 5, 0, True),
-        (23, 5, 8, False),
         (23, 5, 8, True),
         (23, 22, 22, True),
-        (1, 2048, 0, False),
     ],
 )
 def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, monkeypatch):
@@ -145,11 +138,9 @@ def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, m
 
 def test_quantized_rows_are_read():
     """Negative control: float rows make another text."""
-    cases = [case for case, bits, start in PAIRED if (bits, start) == (4, 0)]
-    assert len(cases) == 3
-    for case in cases:
-        expected, _, _ = plain(case, 4)
-        assert plain_tokens(pair(case).model.model, prompt_of(case), 16) != expected[:16]
+    expected, _, _ = plain("Llama 3.1", 4)
+    model = pair("Llama 3.1").model.model
+    assert plain_tokens(model, prompt_of("Llama 3.1"), 16) != expected[:16]
 
 
 # Shared mode ----------------------------------------------------------------------------------
@@ -173,8 +164,8 @@ def one_token_a_step(model, prompt, count, kv_cache):
         ("Llama 3.1", 8, 0, "base MLP"),
         ("Llama 3.1", 4, CROSSING, "value rotation"),
         ("Qwen3 0.6B, tied", 4, 0, "adapter"),
-        ("Phi-3 mini 128k, longrope", 8, CROSSING, "adapter"),
-        ("OPT", 4, CROSSING, "value rotation"),
+        ("Phi-3 mini 128k, longrope", 8, CROSSING, "few keys"),
+        ("OPT", 4, 0, "few keys"),
     ],
 )
 def test_shared_text_is_that_of_one_token_a_step(case, bits, start, streams, monkeypatch):
@@ -200,8 +191,6 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
     assert expected != plain_tokens(found_pair.model.model, prompt, 30, **kv_cache)
     assert {type(found) for found in caches} == {WindowedQuantizedKVCache}
     assert {found.window for found in caches} == {WINDOW}
-    transformers_logits = found_pair.logits([*prompt, *expected[:10]])[len(prompt) - 1 :]
-    assert relative_error(logits[:11], transformers_logits) < 0.1, "8 bits are near to float"
     oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
     found = tokens_of(found_pair.model, prompt, 24, kv_cache=kv_cache)
     assert_same_tokens(found[:24], expected, logits.__getitem__)
@@ -215,10 +204,8 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
     ("case", "group_size", "sentence"),
     [
         ("Phi-2", 64, "model_type is 'phi', whose attention is not known to read a quantized"),
-        ("Gemma 2", 64, "model_type is 'gemma2', whose attention is not known to read a quantized"),
         ("Gemma 3", 64, "layer 0 has a sliding window, for which mlx_lm keeps a RotatingKVCache"),
         ("OpenLLaMA, linear rope", 32, "kv_group_size is 32, expected one that divides .* of 100"),
-        ("Phi-3 mini 4k, window", 64, "kv_group_size is 64, expected one that divides .* of 96"),
         ("Qwen3 8B", 128, None),
     ],
 )
@@ -236,8 +223,3 @@ def test_models_that_cannot_be(case, group_size, sentence):
     with pytest.raises(UserError, match=sentence):
         tokens_of(model, prompt, 2, kv_cache=kv_cache)
     assert tokens_of(model, prompt, 2, kv_cache={**kv_cache, "kv_bits": None})
-
-
-def test_untested_architectures_are_refused():
-    with pytest.raises(UserError, match=r"model_type is 'olmo2', .* expected one of \('llama'"):
-        KVQuantization(8, 64, 0).check(None, {"model_type": "olmo2"})

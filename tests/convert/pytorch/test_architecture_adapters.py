@@ -78,7 +78,7 @@ def decoded(model, tokens, start):
 
 def stock(base, adapter):
     """The base with the adapter through mlx_lm's own loaders, which need our classes for OPT."""
-    if ARCHITECTURES[read_config(base)["model_type"]].classes is None:
+    if ARCHITECTURES[read_config(base)["model_type"]].own_module is None:
         return mlx_lm.load(str(base), adapter_path=str(adapter))[0]
     model, _ = load_model(base, get_model_classes=model_classes)
     return load_adapters(model, str(adapter))
