@@ -46,24 +46,34 @@ _REQUESTS = (
 """For half of the passages; of the other half the base draws a question about them."""
 
 
-def write_own_answers(writer: Writer, directory: Path, draws: int, seed: int) -> None:
+def write_base_answers(
+    writer: Writer, directory: Path, draws: int, seed: int, prompts: Path | None = None
+) -> None:
     """Let the base draw prompts and answer them, and requests and questions about its answers.
 
-    Passages are answers that streams learn from, so what is held out holds none of these.
-    ``directory``, with ``train.jsonl`` and ``valid.jsonl``, is complete once it is there.
+    It answers what people wrote, too, ``train.jsonl`` and ``valid.jsonl`` in ``prompts``. Passages
+    are answers that streams learn from, so what is held out holds none of these. ``directory``,
+    with both files, is complete once it is there.
     """
     work = directory.with_name(f"{directory.name}-unfinished")
-    claim(work / "draws.json", {"draws": draws, "seed": seed})
-    prompts = _written_once(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
-    write_answers(writer, prompts, work / "own", ANSWER_TOKENS)
+    people = {name: prompts / name for name in (TRAIN, VALID)} if prompts else {}
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in people.values())).hexdigest()
+    claim(work / "draws.json", {"draws": draws, "seed": seed, "prompts": digest})
+    drawn = _written_once(work / "prompts.jsonl", lambda: _prompts(writer, draws, seed))
+    write_answers(writer, drawn, work / "own", ANSWER_TOKENS)
     answers = [value["completion"] for _, value in read_json_lines(work / "own" / TRAIN)]
     about = _written_once(work / "about.jsonl", lambda: _about(writer, answers, seed))
     if len(about) > 1:
         write_answers(writer, about, work / "about", ANSWER_TOKENS)
+    parts = {
+        TRAIN: [work / "own" / TRAIN, *sorted((work / "about").glob("*.jsonl"))],
+        VALID: [work / "own" / VALID],
+    }
+    for name, path in people.items():
+        parts[name] += write_prompted_answers(writer, path, work / f"people-{path.stem}", seed)
     with staged_directory(directory) as scratch:
-        paths = (work / "own" / TRAIN, work / "about" / TRAIN, work / "about" / VALID)
-        (scratch / TRAIN).write_bytes(b"".join(p.read_bytes() for p in paths if p.exists()))
-        (scratch / VALID).write_bytes((work / "own" / VALID).read_bytes())
+        for name, paths in parts.items():
+            (scratch / name).write_bytes(b"".join(path.read_bytes() for path in paths))
     shutil.rmtree(work)
 
 
@@ -83,30 +93,26 @@ def write_answers(
         raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
 
 
-def write_prompted_answers(writer: Writer, prompts: Path, target: Path, seed: int) -> None:
-    """Let the base answer prompts that people wrote, one part of the file after the other.
+def write_prompted_answers(writer: Writer, prompts: Path, directory: Path, seed: int) -> list[Path]:
+    """Let the base answer prompts that people wrote; returns the files, one a part of ``prompts``.
 
     Lines of JSON have a ``prompt``, or ``turns`` of the user's, and their ``source``. Every fifth
     is answered at temperature 1, the others by the likeliest tokens. In a conversation each answer
     stands before the user's next turn, and each is a line of its own.
     """
-    wanted = [value for _, value in read_json_lines(prompts)]
-    parts = target.with_name(f"{target.stem}-parts")
-    digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
-    claim(parts / "prompts.json", {"prompts": digest, "seed": seed, "at_once": _AT_ONCE})
+    wanted, parts = [value for _, value in read_json_lines(prompts)], []
     for start in range(0, len(wanted), _AT_ONCE):
-        part = parts / f"{start:06}.jsonl"
-        if not part.exists():
-            lines = []
-            for sampled in (False, True):
-                torch.manual_seed(seed + start)
-                chosen = wanted[start : start + _AT_ONCE]
-                chosen = [v for i, v in enumerate(chosen) if (i % _SAMPLED_OF == 0) == sampled]
-                lines += _conversations(writer, chosen, sampled)
-            with staged_file(part) as scratch:
-                scratch.write_text("".join(lines))
-    with staged_file(target) as scratch:
-        scratch.write_text("".join(part.read_text() for part in sorted(parts.glob("*.jsonl"))))
+        parts.append(part := directory / f"{start:06}.jsonl")
+        if part.exists():
+            continue
+        lines, together = [], wanted[start : start + _AT_ONCE]
+        for sampled in (False, True):
+            torch.manual_seed(seed + start)
+            chosen = [v for i, v in enumerate(together) if (i % _SAMPLED_OF == 0) == sampled]
+            lines += _conversations(writer, chosen, sampled)
+        with staged_file(part) as scratch:
+            scratch.write_text("".join(lines))
+    return parts
 
 
 def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bool) -> list[str]:

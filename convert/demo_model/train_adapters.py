@@ -20,7 +20,7 @@ from rich.console import Console
 
 from specstream_mlx import demonstration
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import read_json_lines, staged_directory, staged_file
+from specstream_mlx.files import read_json_lines, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 
@@ -28,7 +28,7 @@ from ..pytorch.generation import Writer
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
 from . import mixture, tasks
-from .own_answers import TRAIN, VALID, write_answers, write_own_answers, write_prompted_answers
+from .own_answers import TRAIN, VALID, write_answers, write_base_answers
 
 STREAMS, OWN_ANSWERS = "streams", "answers"
 PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS
@@ -167,21 +167,6 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     return lora
 
 
-def _write_all_answers(options: MakingOptions) -> None:
-    """Write the base's answers to its own prompts, and to those that people wrote."""
-    writer = Writer(demonstration.base_path())
-    own, prompted = options.work / "own-answers", options.work / "prompted-answers"
-    if not own.exists():
-        write_own_answers(writer, own, options.own_prompts, options.seed)
-    for name in (TRAIN, VALID) if options.prompts else ():
-        if not (prompted / name).exists():
-            write_prompted_answers(writer, options.prompts / name, prompted / name, options.seed)
-    with staged_directory(options.work / OWN_ANSWERS) as scratch:
-        for name in (TRAIN, VALID):
-            parts = [own / name, prompted / name] if options.prompts else [own / name]
-            (scratch / name).write_text("".join(part.read_text() for part in parts))
-
-
 def main(
     *,
     parts: list[str] = option(
@@ -200,7 +185,8 @@ def main(
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
         if part == OWN_ANSWERS:
             if not (options.work / part).exists():
-                _write_all_answers(options)
+                more = options.own_prompts, options.seed, options.prompts
+                write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)
         elif not (options.work / part / "adapter").exists():
             lora = None if part == STREAMS else _tuned(part, options)
             train(stream_settings(part, options, lora))

@@ -102,10 +102,15 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     monkeypatch.setattr(own_answers, "read_prompts", lambda _: ["dede lolo mumu", "kiki ba"])
     monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
     monkeypatch.setattr(Writer, "answers", varied)
-    writer = Writer(base)
-    own_answers.write_own_answers(writer, tmp_path / "whole", 60, 0)
+    for name in ("train.jsonl", "valid.jsonl"):  # of people, whose last line is the last
+        (tmp_path / name).write_text(json.dumps({"prompt": name, "source": "people"}) + "\n")
+    writer, arguments = Writer(base), (60, 0, tmp_path)
+    own_answers.write_base_answers(writer, tmp_path / "whole", *arguments)
     learned, tried = (rows(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
-    assert len(learned) > len(tried) > 0
+    assert len(learned) > len(tried) > 1
+    for name, found in (("train.jsonl", learned), ("valid.jsonl", tried)):
+        last = found.pop()
+        assert (last["prompt"], last["source"], last["earlier"]) == (name, "people", [])
     requests = [row for row in learned if row["prompt"].startswith(own_answers._REQUESTS)]
     questions = [row for row in learned if "\n" in row["prompt"] and row not in requests]
     assert requests and questions
@@ -129,12 +134,13 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     monkeypatch.setattr(Writer, "answers", stopped)
     for _ in range(2):
         with pytest.raises(InterruptedError):
-            own_answers.write_own_answers(writer, halting, 60, 0)
+            own_answers.write_base_answers(writer, halting, *arguments)
         assert not halting.exists()
     with pytest.raises(UserError, match="seed was 0"):
-        own_answers.write_own_answers(writer, halting, 60, 1)
-    own_answers.write_own_answers(writer, halting, 60, 0)
-    assert rows(halting / "train.jsonl") == learned and rows(halting / "valid.jsonl") == tried
+        own_answers.write_base_answers(writer, halting, 60, 1)
+    own_answers.write_base_answers(writer, halting, *arguments)
+    for name in ("train.jsonl", "valid.jsonl"):
+        assert (halting / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, monkeypatch):
@@ -143,9 +149,9 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     wanted.append({"turns": ["baba", "lolo ki", "mumu"], "source": "talk"})
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in wanted))
-    writer, answers = Writer(base), tmp_path / "answers.jsonl"
-    own_answers.write_prompted_answers(writer, prompts, answers, 0)
-    found = rows(answers)
+    writer, given = Writer(base), (prompts, tmp_path / "answers", 0)
+    paths = own_answers.write_prompted_answers(writer, *given)
+    found = [row for path in paths for row in rows(path)]
     talk = [row for row in found if row["source"] == "talk"]
     assert [row["prompt"] for row in talk] == ["baba", "lolo ki", "mumu"]
     for before, after in pairwise(talk):
@@ -156,5 +162,4 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     assert len(greedy) == 3
     assert [row["completion"] for row in greedy] == [answer.text for answer in expected]
     monkeypatch.setattr(writer, "answers", None)  # parts that are there are not made again
-    own_answers.write_prompted_answers(writer, prompts, answers, 0)
-    assert rows(answers) == found
+    assert own_answers.write_prompted_answers(writer, *given) == paths
