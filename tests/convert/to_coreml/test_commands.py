@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
+import coremltools as ct
+import numpy as np
 from command_line import refusal, result_of, run
 from coremltools.proto.Model_pb2 import Model
 from specstream_mlx.convert.to_coreml.contents import METADATA, Contents, model_file
+from specstream_mlx.convert.to_coreml.executors import executor_of
 from specstream_mlx.convert.to_coreml.verify import main as verify
 
 run_verify = partial(result_of, verify)
@@ -27,7 +30,7 @@ def values(package, *flags):
     return json.loads(result.stdout)
 
 
-def test_a_package_generates_with_and_without_drafts(exported):
+def test_a_text_does_not_depend_on_drafts(exported):
     flags = ("--adapter", "streams")
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
@@ -35,14 +38,11 @@ def test_a_package_generates_with_and_without_drafts(exported):
     assert (drafted["adapter"], drafted["mode"]) == ("streams", "lossless")
     assert drafted["model"] == str(exported)
     assert drafted["tree"].startswith("best-first, 3 nodes, width 2, with lookup")
-
-
-def test_a_drawn_text_does_not_depend_on_drafts(exported):
+    # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert (drafted["verify"], drafted["seed"]) == ("keyed", 4)
-    # The adapter's template is around the text.
     raw = values(exported, *flags, "--ignore-chat-template")
     tokenizer = Contents.read(exported).read_tokenizer()
     assert raw["prompt_tokens"] == len(tokenizer.encode("the meeting")) < drafted["prompt_tokens"]
@@ -145,6 +145,37 @@ def test_a_recording_is_replayed(exported, calls):
 )
 def test_refused_flags(command, flags, sentence, exported):
     assert sentence in refusal(command(exported, *flags))
+
+
+def test_core_ml_loads_a_function_once(lossless, monkeypatch):
+    """Against stand-ins for what coremltools has on a Mac."""
+    loaded = []
+
+    class Compiled:
+        """In the place of ``CompiledMLModel``."""
+
+        def __init__(self, *place):
+            loaded.append(place)
+            self._name = place[-1]
+
+        def make_state(self):
+            return {"made by": self._name}
+
+        def predict(self, data, state=None):
+            assert type(data) is dict
+            return {"name": self._name, "state": state, "data": data}
+
+    monkeypatch.setattr(ct.models.utils, "compile_model", lambda path: f"{path}c")
+    monkeypatch.setattr(ct.models, "CompiledMLModel", Compiled)
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    core_ml = executor_of(lossless.path)
+    state, inputs = core_ml.states(), {"length": np.zeros(1, np.int32)}
+    for name in ("one_prefill8", "one_step5", "one_prefill8", "one_step5"):
+        assert core_ml.call(name, inputs, state) == {"name": name, "state": state, "data": inputs}
+    assert core_ml.call("one_draft", inputs)["state"] is None
+    assert len(loaded) == len(set(loaded))
+    places = {(path, units) for path, units, _ in loaded}
+    assert places == {(f"{lossless.path}c", ct.ComputeUnit.CPU_AND_GPU)}
 
 
 @pytest.mark.coreml

@@ -1,4 +1,4 @@
-"""``export-coreml`` writes a whole package and its tokenizer, or one sentence and nothing."""
+"""``export-coreml`` writes a whole package, whose texts are MLX's, or one sentence and nothing."""
 
 import json
 import shutil
@@ -10,13 +10,22 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from command_line import refusal, run
+from command_line import refusal, result_of, run
+from demonstration_weights import needs_weights
 from specstream_mlx.convert.to_coreml import export as exporting
 from specstream_mlx.convert.to_coreml import weights
-from specstream_mlx.convert.to_coreml.contents import METADATA
+from specstream_mlx.convert.to_coreml.contents import METADATA, Contents
+from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
+from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, check_base, check_names
+from specstream_mlx.convert.to_coreml.verify import main as verify
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 from transformers import AutoTokenizer
+
+from specstream_mlx.errors import UserError
+from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.request import Request
+from specstream_mlx.stream_config import StreamConfig
 
 SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
 
@@ -87,3 +96,102 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "coremltools", None)
     sentence = refusal(export(base, tmp_path / "x.mlpackage"))
     assert "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'" in sentence
+
+
+# What can be exported, from the configuration alone ----------------------------------------------
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
+LLAMA |= {"rms_norm_eps": 1e-5}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+EXPORTED = Sizes(context=128)
+
+
+def config(**fields):
+    return lambda: check_base(LLAMA | fields, EXPORTED)
+
+
+def adapter(fields=None, **streams):
+    own = StreamConfig("shared", 1, 8, 2, **streams)
+    return lambda: check_adapter("a", own, fields or {}, EXPORTED)
+
+
+def sizes(**fields):
+    return lambda: Sizes(**{"context": 128, **fields})
+
+
+def lora_on(name):
+    return {"lora_parameters": {"keys": [name]}}
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        (config(model_type="gemma2"), "model_type is 'gemma2', expected one of llama, "),
+        (config(**WINDOWS), "sliding_window is 9, expected at least the context of 128"),
+        (config(rope_traditional=True), "rope_traditional is True, expected False"),
+        (config(quantization={"mode": "mxfp4"}), "mode is 'mxfp4', expected 'affine'"),
+        (config(rms_norm_eps=1e-8), "rms_norm_eps is 1e-08, expected at least 6e-08"),
+        (adapter(stream_keys=4), "a: stream_keys is 4, expected 0"),
+        (adapter(draft_vocabulary=3), "a: draft_vocabulary is 3, expected at least the 4"),
+        (adapter({"fine_tune_type": "dora"}), "a: fine_tune_type is 'dora', expected 'lora'"),
+        (adapter(lora_on("model.embed_tokens")), "a: LoRA is on embed_tokens"),
+        (adapter(lora_on("lm_head"), draft_vocabulary=30), "a: LoRA is on lm_head .* draft_voc"),
+        (sizes(nodes=(8, 65)), "expected numbers from 1 to 64"),
+        (sizes(context=40), "context is 40, expected at least 64, the most rows of a call"),
+        (lambda: check_names(["my-sql"]), "the adapter's name is 'my-sql', expected letters"),
+        (lambda: check_names(["sql", "sql"]), "two adapters are called sql, expected different"),
+    ],
+)
+def test_what_is_not_supported(check, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check()
+
+
+def test_what_is_supported():
+    config()()
+    config(model_type="mistral", sliding_window=128)()
+    config(model_type="qwen2", sliding_window=9, use_sliding_window=False)()
+    adapter(draft_vocabulary=30)()
+    check_names(["sql", "key_points"])
+
+
+# The demonstration model: its texts are MLX's -----------------------------------------------
+
+QUESTION = "table trips(city, days, price): which city has days above 4?"
+ANSWER = "SELECT city FROM trips WHERE days > 4"
+
+
+@pytest.fixture(scope="module")
+def sql(tmp_path_factory):
+    package = tmp_path_factory.mktemp("bundled") / "x.mlpackage"
+    sizes = ("--context", 128, "--nodes", 8)
+    result = run("export-coreml", "--output", package, "--adapter", "sql", *sizes)
+    assert result.exit_code == 0, result.output
+    return package
+
+
+@needs_weights
+@pytest.mark.slow  # half precision is the stricter one, below
+def test_a_question_is_answered_as_by_mlx(sql):
+    flags = ("--coreml", sql, "-p", QUESTION, "-m", 32, "--compare")
+    result = run("generate", *flags)
+    assert result.stdout == f"{ANSWER}\n"
+    assert "Identical output: yes, compared with MLX in float32" in result.stderr
+
+
+@needs_weights
+def test_a_question_is_answered_as_by_mlx_in_half_precision(sql):
+    contents = Contents.read(sql)
+    decoder, tokenizer = PackageDecoder(contents, Package(sql, "fp16")), contents.read_tokenizer()
+    prompt = chat_prompt(tokenizer, QUESTION, decoder.adapter.prompt_template)
+    request = Request(prompt, max_tokens=32, end_tokens=tokenizer.eos_token_ids)
+    text = "".join(response.text for response in decoder.responses(tokenizer, request))
+    assert text == ANSWER
+
+
+@needs_weights
+@pytest.mark.slow
+def test_recorded_calls_stay_within_the_bound(sql):
+    """In half precision, guess by guess; all adapters are of this kind (benchmarks have theirs)."""
+    result = result_of(verify, sql, "-m", 4)
+    assert result.exit_code == 0, result.output

@@ -41,41 +41,28 @@ def recorded(lossless):
 def test_a_recording_is_what_was_decoded(lossless, recorded):
     greedy, drawn = recorded["runs"]
     assert greedy["tokens"] == plain_text(lossless.decoder(), Request(PROMPT, max_tokens=7))
-    assert greedy["prompt"] == PROMPT
-    assert greedy["settings"] == {
-        "tree_size": SIZES.nodes[0] - 1,
-        "temperature": 0.0,
-        "seed": None,
-        "max_tokens": 7,
-        "stop_tokens": [],
-    }
+    assert (greedy["prompt"], greedy["settings"]["max_tokens"]) == (PROMPT, 7)
+    assert greedy["settings"]["tree_size"] == SIZES.nodes[0] - 1
+    assert (greedy["settings"]["seed"], greedy["settings"]["temperature"]) == (None, 0.0)
     assert (drawn["settings"]["seed"], drawn["settings"]["temperature"]) == (3, 1.0)
     names = [call["function"] for call in greedy["calls"]]
     assert names[:2] == ["one_prefill8", "one_prefill8"]
     assert set(names[2:]) <= {"one_step5", "one_step8"}
     assert {call["function"] for call in drawn["calls"]} >= {"one_logits5", "one_draft"}
-    assert recorded["fingerprint"] == "of no file"
-    assert recorded["package"] == "lossless.mlpackage"
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_what_differs_is_named(lossless, recorded, exact):
-    changed = deepcopy(recorded)
-    call = next(c for c in changed["runs"][1]["calls"] if c["function"] == "one_logits5")
+def test_what_differs_is_named(lossless, recorded):
+    far, turned = deepcopy(recorded), deepcopy(recorded)
+    call = next(c for c in far["runs"][1]["calls"] if c["function"] == "one_logits5")
     call["outputs"]["logits"][0][5] += 5.0
-    sentence = complaint(changed, lossless, exact)
-    assert sentence.startswith("logits of one_logits5 differs by")
-    changed = deepcopy(recorded)
-    for run in changed["runs"]:
-        for call in run["calls"]:
-            if "candidates" in call["outputs"]:
-                call["outputs"]["candidates"][0][0] += 1
-                call["outputs"]["logProbs"][0][0] -= 5.0  # which is that of another guess
-    sentence = complaint(changed, lossless, exact)
-    if exact:
-        assert "integers are equal, expected at least 100%" in sentence
-    else:
-        assert sentence is None  # near-ties are few, but there are some
+    for call in (call for run in turned["runs"] for call in run["calls"]):
+        if "candidates" in call["outputs"]:
+            call["outputs"]["candidates"][0][0] += 1
+            call["outputs"]["logProbs"][0][0] -= 5.0  # which is that of another guess
+    for exact in (True, False):
+        assert complaint(far, lossless, exact).startswith("logits of one_logits5 differs by")
+    assert "integers are equal, expected at least 100%" in complaint(turned, lossless, True)
+    assert complaint(turned, lossless, False) is None  # near-ties are few, but there are some
 
 
 def test_what_is_said_of_the_same_guess_must_be_the_same(conditioned):

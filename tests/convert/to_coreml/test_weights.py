@@ -20,9 +20,7 @@ BITS = [(2, 4), (3, 4), (4, 4), (5, 8), (6, 8), (8, 8)]  # and those of the type
 
 
 def purpose_made(*kinds, seed=0):
-    """(rows, 2 groups) weights; in the middle of each row's second group one of these kinds:
-    ``positive``, ``negative``, ``zero``, or a number that the whole group has.
-    """
+    """(rows, 2 groups) weights; each row's second group is of a kind, or all of it is a number."""
     rng = np.random.default_rng(seed)
     weight = rng.normal(0, 0.05, (len(kinds), 2 * GROUP))
     for row, kind in enumerate(kinds):
@@ -62,9 +60,7 @@ def decoded(groups):
 
 
 def off_in_steps(groups, module):
-    """The most by which what is held is off MLX's own, in steps of its group; groups without
-    spread, which have no steps, relative to their value.
-    """
+    """The most by which it is off MLX's own, in steps of a group, or else of its value."""
     scales = np.array(module.scales, np.float64)
     even = own(module).reshape(*scales.shape, GROUP)
     flat = even.max(-1) == even.min(-1)
@@ -74,30 +70,24 @@ def off_in_steps(groups, module):
 
 
 @pytest.mark.parametrize(("bits", "container"), BITS)
-@pytest.mark.parametrize(
-    ("kinds", "offsets"),
-    [
+def test_groups_of_all_kinds(bits, container, monkeypatch):
+    monkeypatch.setattr(weights, "_ROWS", 2)  # so that unpacked rows are put together
+    for kinds, offsets in (
         (("usual", "zero", 0.3, -0.7, 1e-3, "usual"), np.int8),
         (("usual", "positive", "zero", -0.7, "negative"), np.float16),
-    ],
-)
-def test_purpose_made_groups(bits, container, kinds, offsets, monkeypatch):
-    monkeypatch.setattr(weights, "_ROWS", 2)  # so that unpacked rows are put together
-    module = quantized(purpose_made(*kinds), bits)
-    groups = encode(module)
-    assert (groups.bits, groups.offset.dtype) == (container, offsets)
-    assert np.abs(groups.q.astype(int) + 0.5).max() < 2 ** (container - 1)
-    worst, of_even = off_in_steps(groups, module)
-    assert worst < weights._WORST
-    assert of_even < 1e-3
-
-
-@pytest.mark.parametrize(("bits", "bound"), [(2, 0.01), (4, 0.01), (5, 0.02), (8, 0.1)])
-def test_offsets_that_are_no_integers_are_not_rounded_to_one(bits, bound):
+    ):
+        module = quantized(purpose_made(*kinds), bits)
+        groups = encode(module)
+        assert (groups.bits, groups.offset.dtype) == (container, offsets)
+        assert np.abs(groups.q.astype(int) + 0.5).max() < 2 ** (container - 1)
+        worst, of_even = off_in_steps(groups, module)
+        assert worst < weights._WORST
+        assert of_even < 1e-3
+    # Offsets that are no integers are not rounded to one.
     module = with_float_offsets(quantized(purpose_made(*["usual"] * 6), bits))
     groups = encode(module)
     assert groups.offset.dtype == np.float16
-    assert off_in_steps(groups, module)[0] < bound
+    assert off_in_steps(groups, module)[0] < 0.1 / 2 ** max(0, 8 - bits)
 
 
 def test_a_package_holds_what_was_encoded(tmp_path):
@@ -127,7 +117,7 @@ def test_a_package_holds_what_was_encoded(tmp_path):
         assert line.form == f"int{bits}" + (", float offsets" if "float" in line.name else "")
 
 
-def test_some_rows_are_written_as_in_the_whole():
+def test_rows_of_a_whole_and_what_no_offset_can_hold():
     dense = purpose_made("usual", "positive", "usual", 0.3)
     ids = np.array([3, 0])
     for module in (quantized(dense, 8), nn.Linear(*dense.shape[::-1], bias=False)):
@@ -138,13 +128,8 @@ def test_some_rows_are_written_as_in_the_whole():
             assert (rows == whole[ids]).all()
         else:
             assert (decoded(rows) == decoded(whole)[ids]).all()
-
-
-def test_what_no_offset_can_hold_is_dense():
-    weight = purpose_made(*["usual"] * 4)
-    weight[1] = 100 + 1e-3 * weight[1]
-    module, store = quantized(weight, 8), Store()
-    dense = store.matrix("w", module)
-    assert dense.dtype == np.float16
+    dense[1] = 100 + 1e-3 * dense[1]
+    store = Store()
+    found = store.matrix("w", quantized(dense, 8))
     assert store.report[0].form == "fp16"
-    assert dense.astype(np.float64) == pytest.approx(weight, rel=1e-3, abs=1e-3)
+    assert found.astype(np.float64) == pytest.approx(dense, rel=1e-3, abs=1e-3)
