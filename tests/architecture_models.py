@@ -133,10 +133,12 @@ class Pair:
         return decoder
 
 
-def fill(model):
+def filled(family, **fields):
     """Random weights that make a text of many tokens: sharp attention, layers that count."""
-    generator = torch.Generator().manual_seed(3)
-    gemma = model.config.model_type.startswith("gemma")
+    config = getattr(transformers, f"{family}Config")(**fields)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+    generator, gemma = torch.Generator().manual_seed(3), family.startswith("Gemma")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -155,6 +157,7 @@ def fill(model):
             if any(part in name for part in ("qkv_proj", "o_proj", "out_proj", "down_proj")):
                 std *= 2
             parameter.normal_(0, std, generator=generator)
+    return model
 
 
 @cache
@@ -169,22 +172,14 @@ def random_model(case, vocab_size=VOCAB_SIZE):
     common |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     width = "word_embed_proj_dim" if family == "OPT" else "intermediate_size"
     common[width] = fields["hidden_size"] if family == "OPT" else 96
-    config = getattr(transformers, f"{family}Config")(**{**common, **fields})
-    config._attn_implementation = "eager"
-    torch_model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
-    fill(torch_model)
-    return torch_model
+    return filled(family, **{**common, **fields})
 
 
 def unlisted_model(directory, family, dtype=torch.float32, **fields):
     """Write a random model of a family that has no entry in the table."""
-    torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE}
-    config = getattr(transformers, f"{family}Config")(**sizes | fields)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    fill(model)
-    model.to(dtype).save_pretrained(directory)
+    filled(family, **sizes | fields).to(dtype).save_pretrained(directory)
     return directory
 
 

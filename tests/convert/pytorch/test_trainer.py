@@ -27,35 +27,20 @@ FEW = {"lora_targets": ("q_proj", "v_proj"), "lora_layers": 1}
 
 
 @pytest.fixture(scope="module")
-def defaults(tied, data):
+def settings(tied, data, tmp_path_factory):
+    """Makes settings of small runs, each with an output of its own."""
     small = {"num_msa_layers": 2, "batch_size": 8, "iters": 12, "log_every": 1, "bf16": False}
-    return {"model": tied, "data": data, **small}
-
-
-@pytest.fixture
-def settings(defaults, tmp_path):
-    return lambda **values: TrainSettings(**{"output": tmp_path / "out", **defaults, **values})
-
-
-@pytest.fixture(scope="module")
-def finished(defaults, tmp_path_factory):
-    """A function of settings: the adapter of a run with them."""
 
     def make(**values):
-        output = tmp_path_factory.mktemp("run")
-        return trainer.train(TrainSettings(**{"output": output, **defaults, **values}))
+        directories = {"model": tied, "data": data, "output": tmp_path_factory.mktemp("run")}
+        return TrainSettings(**directories | small | values)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def shared(finished):
-    return finished(**SHARED)
-
-
-@pytest.fixture(scope="module")
-def lora(finished, data):
-    return finished(**LORA, lora_rank=4, **LEARNS, valid_data=data)
+def shared(settings):
+    return trainer.train(settings(**SHARED))
 
 
 def log(output):
@@ -115,9 +100,9 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path)
 
 
 @pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, SHARED), (7, {**LORA, **FEW})])
-def test_resuming_equals_not_stopping(step, values, settings, shared, finished):
+def test_resuming_equals_not_stopping(step, values, settings, shared):
     """Also where it stopped before its first checkpoint."""
-    whole = shared if "mode" in values else finished(**values)
+    whole = shared if "mode" in values else trainer.train(settings(**values))
     if "mode" not in values:
         assert len(read(whole)) == 4
         assert all(".layers.2.self_attn." in name for name in read(whole))
@@ -127,48 +112,45 @@ def test_resuming_equals_not_stopping(step, values, settings, shared, finished):
     assert losses == {line["step"]: line["loss"] for line in log(whole.parent)}
 
 
-def test_an_adapter_goes_on(settings, finished, data, tmp_path):
+def test_an_adapter_goes_on(settings, data):
     """With all that it has; a plain head becomes a conditioned one, which is not given up."""
-    with_data = {"valid_data": data}
-    plain = finished(**SHARED, **PLAIN)
-    losses = []
+    with_data, losses = {"valid_data": data}, []
+    plain = trainer.train(settings(**SHARED, **PLAIN))
     for head in (PLAIN, CONDITIONED):
-        output = tmp_path / head["stream_head"]
-        chosen = settings(output=output, **SHARED, init_adapter=plain, **ALMOST_NONE, **head)
+        chosen = settings(**SHARED, init_adapter=plain, **ALMOST_NONE, **head)
         path = trainer.train(chosen, lambda _, figures: losses.append(figures["per_stream"]))
         found = read(path)
         for name, tensor in read(plain).items():
             torch.testing.assert_close(found[name], tensor, atol=1e-7, rtol=0)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert found["streams.head.biases"].shape == (4, 6)
-    first = finished(**LEARNS, **with_data, **CONDITIONED, prompt_template="Do: {text}")
-    chain = log(first.parent)[-1]["held_out"]["chain"]
+    first = settings(**LEARNS, **with_data, **CONDITIONED, prompt_template="Do: {text}")
+    adapter = trainer.train(first)
+    chain = log(first.output)[-1]["held_out"]["chain"]
     assert chain > 1.5
-    again = settings(init_adapter=first, **ALMOST_NONE, **with_data)  # of the adapter's shape
+    again = settings(init_adapter=adapter, **ALMOST_NONE, **with_data)  # of the adapter's shape
     trainer.train(again)
     assert log(again.output)[-1]["held_out"]["chain"] == pytest.approx(chain, abs=1e-6)
-    other = settings(output=tmp_path / "x", init_adapter=first, **PLAIN)
     with pytest.raises(UserError, match="stream_head is 'conditioned', expected 'plain' as in"):
-        trainer.train(other)
+        trainer.train(settings(init_adapter=adapter, **PLAIN))
 
 
-def test_lora_alone_is_what_peft_reads(lora, tied):
+def test_lora_alone_and_lossless_streams_that_leave_it_as_it_is(settings, tied, data, tmp_path):
+    """Its loss is PEFT's. Dropout drops nothing from streams, which go on from there."""
+    lora = trainer.train(settings(**LORA, lora_rank=4, **LEARNS, valid_data=data))
     lines = log(lora.parent)
     assert lines[39]["loss"] < 0.5 * lines[0]["loss"]
     assert lines[-1]["held_out"]["main"] > 0.5
-    tuned = PeftModel.from_pretrained(load_base(tied), lora)
-    batch = tiny_batch(vocab=VOCAB_SIZE)
+    tuned, batch = PeftModel.from_pretrained(load_base(tied), lora), tiny_batch(vocab=VOCAB_SIZE)
     labels = batch.tokens.clone()
     for row, start, length in zip(labels, batch.stream_from, batch.lengths, strict=True):
         row[:start] = row[length:] = -100
     rows, targets = trainer.answer_rows(tuned.get_base_model(), batch)
     logits = tuned.get_base_model().get_output_embeddings()(rows)
-    found = torch.nn.functional.cross_entropy(logits, targets)
-    torch.testing.assert_close(found, tuned(batch.tokens, labels=labels).loss)
+    with torch.no_grad():
+        alone = tuned(batch.tokens, labels=labels)
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, targets), alone.loss)
 
-
-def test_lossless_streams_for_lora_leave_it_as_it_is(settings, lora, tied, tmp_path):
-    """Its dropout drops nothing, and the streams go on from there."""
     config = json.loads((lora / "adapter_config.json").read_text())
     dropping = shutil.copytree(lora, tmp_path / "dropping")
     (dropping / "adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.5}))
@@ -177,13 +159,12 @@ def test_lossless_streams_for_lora_leave_it_as_it_is(settings, lora, tied, tmp_p
     path = trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
     assert losses[-1] < 0.8 * losses[0]
     assert_same(load_file(path / "adapter_model.safetensors"), expected)
-    model, batch = load_adapter(tied, path), tiny_batch(vocab=VOCAB_SIZE)
+    model = load_adapter(tied, path)
     assert model.config.mode == "lossless"
     with torch.no_grad():
         logits = model(batch.tokens, batch.stream_from, batch.lengths).main_logits
-        alone = PeftModel.from_pretrained(load_base(tied), lora)(batch.tokens).logits
-    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
-    again = trainer.train(settings(output=tmp_path / "again", init_adapter=path, iters=1))
+    torch.testing.assert_close(logits, alone.logits, atol=1e-5, rtol=1e-5)
+    again = trainer.train(settings(init_adapter=path, iters=1))
     assert_same(load_file(again / "adapter_model.safetensors"), expected)
 
 
