@@ -1,5 +1,6 @@
 """Help for MLX's CPU backend: fewer and fuller operations, bit for bit the same values."""
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,10 +50,7 @@ class BlockedEmbedding(nn.Embedding):
 
 
 class AddedLoRALinear(LoRALinear):
-    """mlx-lm's LoRA layer with two operations fewer: the second product scales and adds.
-
-    It has no dropout; training uses mlx-lm's own layer.
-    """
+    """mlx-lm's LoRA layer without dropout, whose second product scales and adds."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.addmm(self.linear(x), x @ self.lora_a, self.lora_b, alpha=self.scale)
@@ -74,7 +72,7 @@ def exchanged(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
 
 
 def _exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
-    """Replace the modules of ``kinds`` by others; returns the replaced ones by name."""
+    """Replace the modules of ``kinds``; returns the replaced ones by name."""
     modules = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
     others = [(name, exchanged(module, kinds[type(module)])) for name, module in modules]
     model.update_modules(tree_unflatten(others))
@@ -119,41 +117,47 @@ def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
     facts, weight = device.describe(), layer.weight
     shape = "x".join(map(str, weight.shape))
     key = ", ".join([facts["cpu"], facts["mlx"], facts["blas"], str(weight.dtype), shape])
+
+    def restore(values: Any) -> tuple[float, float]:
+        some, block = map(float, values)
+        return some, block
+
     some, block = user_cache.measured(
-        cache_file(), key, lambda: probe(weight), _two_seconds, measure_again
+        cache_file(), key, lambda: probe(weight), restore, measure_again
     )
     return block < _WORTH * some
 
 
-def _two_seconds(values: Any) -> tuple[float, float]:
-    some, block = map(float, values)
-    return some, block
-
-
 def cache_file() -> Path:
-    """Return the file in the user's cache that keeps these measurements."""
+    """Return the file of these measurements in the user's cache."""
     return user_cache.directory() / "row-blocks.json"
 
 
 def probe(weight: mx.array) -> tuple[float, float]:
     """Time a product with less than a full block of rows, and with a full one, in seconds."""
-    inputs = [
-        mx.random.normal((rows, weight.shape[1]), key=mx.random.key(0)).astype(weight.dtype)
-        for rows in (_PROBED_ROWS, BLOCK)
-    ]
-    mx.eval(weight, inputs)
-    times = [[product_seconds(lambda x: x @ weight.T, x) for x in inputs] for _ in range(_ROUNDS)]
-    some, block = map(min, zip(*times, strict=True))
+    mx.eval(weight)
+    cases = [(lambda x: x @ weight.T, count) for count in (_PROBED_ROWS, BLOCK)]
+    some, block = least_seconds(cases, weight.shape[1], weight.dtype)
     return some, block
 
 
-def product_seconds(product: Callable[[mx.array], mx.array], rows: mx.array) -> float:
-    """Return the mean seconds of several products in a row, after an uncounted one."""
-    mx.eval(product(rows))
-    start = time.perf_counter()
-    for _ in range(_REPEATS):
-        mx.eval(product(rows))
-    return (time.perf_counter() - start) / _REPEATS
+def least_seconds(
+    cases: Sequence[tuple[Callable[[mx.array], mx.array], int]], columns: int, dtype: mx.Dtype
+) -> list[float]:
+    """Time products on numbers of rows in turn: the least means of several in a row."""
+    drawn = [mx.random.normal((count, columns), key=mx.random.key(0)) for _, count in cases]
+    inputs = [rows.astype(dtype) for rows in drawn]
+    mx.eval(inputs)
+    seconds = [math.inf] * len(cases)
+    for _ in range(_ROUNDS):
+        for number, ((product, _), rows) in enumerate(zip(cases, inputs, strict=True)):
+            mx.eval(product(rows))  # not counted
+            start = time.perf_counter()
+            for _ in range(_REPEATS):
+                mx.eval(product(rows))
+            mean = (time.perf_counter() - start) / _REPEATS
+            seconds[number] = min(seconds[number], mean)
+    return seconds
 
 
 # Rotary embeddings: sines and cosines once a pass instead of twice in every layer ---------------
@@ -168,11 +172,7 @@ RopeAt = Callable[[nn.Module, mx.array, mx.array | int], mx.array]
 
 
 class Rotations:
-    """The angles of one pass, for all layers whose ropes have the same settings.
-
-    ``rope`` is one of these, which rotates all elements of a head, in pairs; ``rope_at`` makes the
-    tables.
-    """
+    """The angles of one pass, for all layers whose ropes have the settings of ``rope``."""
 
     def __init__(self, rope: nn.Module, rope_at: RopeAt):
         self._rope, self._rope_at = rope, rope_at
@@ -188,17 +188,14 @@ class Rotations:
         self._cos_sin = None
 
     def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
-        """Rotate x (1, heads, rows, d), float32; see ``RopeAt``.
-
-        The rows of all calls of a pass have the same positions.
-        """
+        """Rotate x (1, heads, rows, d) float32, whose rows have the same positions in a pass."""
         cos, sin = self._angles(x.shape[2], offset)
         pairs = x.reshape(*x.shape[:-1], *self._shape)
         swapped = pairs[..., ::-1] if self._pairs_lie_together else pairs[..., ::-1, :]
         return (pairs * cos + swapped * sin).reshape(x.shape)
 
     def _angles(self, count: int, offset: mx.array | int) -> tuple[mx.array, mx.array]:
-        """Return the factors of the pairs and of the swapped pairs; the latter hold the sign."""
+        """Return the factors of the pairs and, with the sign, of the swapped pairs."""
         if self._cos_sin is None:
             units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
             turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)
@@ -213,15 +210,11 @@ def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotati
     if device.backend() != "cpu":
         return [None] * len(ropes)
     known: dict[Hashable, Rotations] = {}
-    return [
-        known.setdefault(_settings(rope), Rotations(rope, rope_at))
-        if type(rope) in (nn.RoPE, Llama3RoPE)
-        else None
-        for rope in ropes
-    ]
-
-
-def _settings(rope: nn.Module) -> Hashable:
-    arrays = [np.array(array).tobytes() for array in rope.values()]  # Llama 3's frequencies
-    plain = [getattr(rope, name, None) for name in ("dims", "traditional", "base", "scale")]
-    return type(rope), *plain, *arrays
+    found: list[Rotations | None] = []
+    for rope in ropes:
+        arrays = [np.array(array).tobytes() for array in rope.values()]  # Llama 3's frequencies
+        plain = [getattr(rope, name, None) for name in ("dims", "traditional", "base", "scale")]
+        settings = type(rope), *plain, *arrays
+        has_pairs = type(rope) in (nn.RoPE, Llama3RoPE)
+        found.append(known.setdefault(settings, Rotations(rope, rope_at)) if has_pairs else None)
+    return found

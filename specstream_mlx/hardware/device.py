@@ -10,19 +10,10 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import generation_stream, wired_limit
+from mlx_lm.generate import generation_stream as generation_stream
+from mlx_lm.generate import wired_limit
 
 from .blas import BLAS
-
-__all__ = [
-    "backend",
-    "describe",
-    "fast_dtype",
-    "generation_stream",
-    "memory_bytes",
-    "slow_blas",
-    "wired",
-]
 
 # On CUDA, MLX lets cuDNN plan attention of several rows anew for every number of keys, which takes
 # some 50 ms on an H100, and drafting changes that number in every step. MLX reads this at the
@@ -31,7 +22,7 @@ os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
 
 
 def wired(model: nn.Module) -> AbstractContextManager[None]:
-    """Wire a model's weights as long as the context lasts, see ``mlx_lm``."""
+    """Wire a model's weights within the context, as ``mlx_lm`` does."""
     return wired_limit(model, [cast(mx.Stream, generation_stream)])
 
 
@@ -73,7 +64,7 @@ def _cpu_name() -> str:
 
 
 def _cores() -> str:
-    """Describe the machine's cores and, if there are fewer, the threads that its BLAS may use."""
+    """Describe the machine's cores and, if they are fewer, the threads of its BLAS."""
     cores = threads = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # macOS has none
         threads = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Measurements of this machine, kept as JSON files in the user's cache directory."""
+"""Measurements of this machine, stored as JSON files in the user's cache directory."""
 
 import json
 import os

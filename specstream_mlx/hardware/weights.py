@@ -8,6 +8,7 @@ user's cache.
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,25 +19,21 @@ from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
 from . import device, user_cache
-from .cpu import blocks_pay, product_seconds, use_blocks
+from .cpu import blocks_pay, least_seconds, use_blocks
 
 Weights = Literal["packed", "expanded"]
 CHOICES = ("auto", "packed", "expanded")
 
 PROBED_ROWS = (1, 9)  # plain decoding, and a draft of the default size
-_ROUNDS = 5
 _WORTH = 0.9  # expanded weights must save a tenth of the time for their memory
 _MEMORY_SHARE = 0.5  # of the machine's memory, for expanded weights at most
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Milliseconds of one of the model's products, packed and expanded, by ``PROBED_ROWS``.
+    """Milliseconds of one of the model's products, packed and expanded, by ``PROBED_ROWS``."""
 
-    ``shape`` is (out, in) of the weights.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (out, in) of the weights
     packed_ms: tuple[float, ...]
     expanded_ms: tuple[float, ...]
 
@@ -48,30 +45,21 @@ class Probe:
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """A model's weights in memory: packed or expanded, and why.
-
-    Attributes:
-        form: ``packed`` or ``expanded``, as is a model that is not quantized.
-        reason: reason for this form, as a part of a sentence.
-        stored_bytes, held_bytes: bytes of the weights in the files and in memory.
-        stored_dtype, dtype: dtypes of weights that are not packed, in the files, in which mlx_lm
-            computes, and in memory.
-        row_blocks: whether products pad their rows, see ``cpu``.
-    """
+    """A model's weights in memory: packed or expanded, as is a model that is not quantized."""
 
     form: Weights
-    reason: str
-    stored_bytes: int
-    held_bytes: int
-    stored_dtype: str
-    dtype: str
-    row_blocks: bool = False
+    reason: str  # for this form, as a part of a sentence
+    stored_bytes: int  # in the files
+    held_bytes: int  # in memory
+    stored_dtype: str  # of what is not packed, in the files, in which mlx_lm computes
+    dtype: str  # of the same in memory
+    row_blocks: bool = False  # whether products pad their rows, see ``cpu``
 
 
 def hold_weights(
     model: nn.Module, choice: str = "auto", *, measure_again: bool = False
 ) -> tuple[nn.Module, HeldWeights]:
-    """Keep quantized weights packed or expand them, whichever is faster here or ``choice`` says.
+    """Leave quantized weights packed or expand them: what is faster here, or ``choice`` says.
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
@@ -92,7 +80,8 @@ def hold_weights(
     else:
         probe = cached_probe(layer, measure_again)
         form, reason = probe.faster, _sentence(probe)
-    _cast(model)  # before expanding, which rounds to the dtype of the scales
+    # Before expanding, which rounds to the dtype of the scales.
+    model.update(tree_map(_fast, model.parameters()))
     blocks = False
     if form == "expanded":
         model = dequantize_model(model)
@@ -117,15 +106,10 @@ def run_probe(layer: nn.QuantizedLinear) -> Probe:
         lambda rows: mx.quantized_matmul(rows, layer.weight, scales, biases, **kind),
         lambda rows: rows @ dense.T,
     )
-    times = []
-    for count in PROBED_ROWS:
-        drawn = mx.random.normal((count, dense.shape[1]), key=mx.random.key(0))
-        rows = drawn.astype(dense.dtype)
-        mx.eval(rows)
-        taken = [[product_seconds(product, rows) for product in products] for _ in range(_ROUNDS)]
-        times.append([1e3 * min(one) for one in zip(*taken, strict=True)])
-    packed_ms, expanded_ms = zip(*times, strict=True)
-    return Probe((dense.shape[0], dense.shape[1]), packed_ms, expanded_ms)
+    cases = list(product(products, PROBED_ROWS))
+    taken = [1e3 * seconds for seconds in least_seconds(cases, dense.shape[1], dense.dtype)]
+    count = len(PROBED_ROWS)
+    return Probe((dense.shape[0], dense.shape[1]), tuple(taken[:count]), tuple(taken[count:]))
 
 
 def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Probe:
@@ -135,26 +119,25 @@ def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Prob
     parts = [facts["backend"], facts["cpu"], facts["mlx"], facts["blas"], layer.mode]
     parts += [f"{layer.bits} bits", f"groups of {layer.group_size}", str(layer.scales.dtype)]
     key = ", ".join([*parts, "x".join(map(str, shape))])
+
+    def restore(values: Any) -> Probe:
+        return Probe(*(tuple(values[name]) for name in ("shape", "packed_ms", "expanded_ms")))
+
     return user_cache.measured(
-        cache_file(), key, lambda: asdict(run_probe(layer)), _probe_of, measure_again
+        cache_file(), key, lambda: asdict(run_probe(layer)), restore, measure_again
     )
 
 
-def _probe_of(values: Any) -> Probe:
-    return Probe(*(tuple(values[name]) for name in ("shape", "packed_ms", "expanded_ms")))
-
-
 def cache_file() -> Path:
-    """Return the file in the user's cache that keeps probes."""
+    """Return the file of the probes in the user's cache."""
     return user_cache.directory() / "weight-policy.json"
 
 
 def _sentence(probe: Probe) -> str:
+    times = zip(PROBED_ROWS, probe.packed_ms, probe.expanded_ms, strict=True)
     parts = [
         f"{rows} row{'s' * (rows > 1)} {packed:.2f} ms packed, {expanded:.2f} ms expanded"
-        for rows, packed, expanded in zip(
-            PROBED_ROWS, probe.packed_ms, probe.expanded_ms, strict=True
-        )
+        for rows, packed, expanded in times
     ]
     return f"a product of {probe.shape[0]} x {probe.shape[1]} takes for " + ", for ".join(parts)
 
@@ -199,8 +182,3 @@ def _fast(tensor: mx.array) -> mx.array:
     if not mx.issubdtype(tensor.dtype, mx.floating):
         return tensor
     return tensor.astype(device.fast_dtype(tensor.dtype))
-
-
-def _cast(model: nn.Module) -> None:
-    """Cast all weights that are not packed to a dtype that is fast here."""
-    model.update(tree_map(_fast, model.parameters()))
