@@ -30,7 +30,7 @@ import mlx.nn as nn
 import numpy as np
 
 from specstream_mlx import demonstration
-from specstream_mlx.options import FLAG, PART_OF_NAME, TEXT, integer, most_tokens, option
+from specstream_mlx.options import FLAG, TEXT, integer, most_tokens, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
@@ -248,7 +248,7 @@ def main(
     only: str = TASKS,
     writers: str = option("", TEXT, "Who answers: base, adapters; default: both."),
     max_tokens: int = most_tokens(160, least=2),
-    label: str = option("", PART_OF_NAME, "Part of the result files' name.", "--name"),
+    label: str = option("", TEXT, "Part of the result files' name.", "--name"),
     show: bool = option(False, FLAG, "Print the answers, too."),
     output: Path = OUTPUT,
 ) -> None:

@@ -340,9 +340,8 @@ def compare(
     writers: Sequence[str] = (),
     rounds: int | None = None,
     max_tokens: int | None = None,
-    label: str = "",
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Run a suite; the files ``SUITE-LABEL-MACHINE`` grow with every comparison that is through.
+    """Run a suite; the files ``SUITE-MACHINE`` grow with every comparison that is through.
 
     Args:
         suite_name: one of ``SUITES``.
@@ -352,7 +351,6 @@ def compare(
         output: directory of the report.
         writers: who answers, of the demonstration model; empty: all.
         rounds, max_tokens: how often each text is decoded, and how far; ``None``: the suite's.
-        label: part of the files' name.
     """
     suite = SUITES[suite_name]
     rounds = rounds or suite.rounds
@@ -385,7 +383,7 @@ def compare(
         "rounds": rounds,
         "streams": "trained" if trained else "no",
     }
-    file = "-".join(filter(None, (suite_name, label, machine_suffix(facts))))
+    file = f"{suite_name}-{machine_suffix(facts)}"
     rows: list[dict[str, Any]] = []
     text = ""
     for job in track(jobs, suite_name):

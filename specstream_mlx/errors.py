@@ -34,7 +34,7 @@ MAX_TREE_SIZE = 4096
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """Return a value as text for a sentence, on one line and cut to ``limit`` characters."""
+    """A value as text for a sentence, on one line and cut to ``limit`` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return "a number of more digits than fit here"
     text = " ".join(repr(value).split())

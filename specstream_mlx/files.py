@@ -1,7 +1,6 @@
 """Files: what a user gives is checked as it is read; what is written appears whole or not at all.
 
-Any fault of a file becomes a ``UserError`` whose one sentence names it. MLX is imported only where
-tensors are read: training checks its files without it.
+Any fault of a file becomes a ``UserError`` whose one sentence names it.
 """
 
 import errno
@@ -45,7 +44,7 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_t
 
 
 def reason(error: BaseException, limit: int = 160) -> str:
-    """Return the reason of another library's error: its first sentence, without its advice."""
+    """The reason of another library's error: its first sentence, without its advice."""
     if "trust_remote_code" in str(error):
         return "it asks for code that comes with it, which is never run"
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -55,13 +54,13 @@ def reason(error: BaseException, limit: int = 160) -> str:
 
 
 def short(path: str | Path, limit: int = 400) -> str:
-    """Return a path as text for a sentence; one that is too long for any file is cut."""
+    """A path as text for a sentence; one that is too long for any file is cut."""
     text = str(path)
     return text if len(text) <= limit else f"{text[:limit]} .."
 
 
 def template_error(error: Exception) -> UserError:
-    """Make the ``UserError`` for any exception of a tokenizer's chat template."""
+    """The ``UserError`` for any exception of a tokenizer's chat template."""
     return UserError(f"the tokenizer's chat template fails: {reason(error)}")
 
 
@@ -72,9 +71,6 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise UserError(
             f"{where} holds token {shown(wrong)}, the model's are 0 to {vocab_size - 1}"
         )
-
-
-# Text and JSON ------------------------------------------------------------------------------
 
 
 def read_text(path: Path) -> str:
@@ -169,9 +165,6 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
         raise UserError(f"{directory}: the tokenizer cannot be read: {reason(error)}") from None
 
 
-# Tensors ------------------------------------------------------------------------------------
-
-
 def tensor_headers(path: Path) -> Headers:
     """Read shape and dtype of every tensor of a safetensors file, but not the tensors."""
     if not os.path.isfile(path):
@@ -209,8 +202,8 @@ def check_finite(path: Path, count: Callable[[int], None] = lambda _: None) -> N
     """Check a safetensors file tensor by tensor; ``count`` gets the bytes of each step."""
     arrays = _lazy_arrays(path)
     count(path.stat().st_size - sum(tensor.nbytes for tensor in arrays.values()))
-    for name in list(arrays):
-        tensor = arrays.pop(name)
+    while arrays:
+        name, tensor = arrays.popitem()
         _refuse(path, not_finite({name: tensor}))
         count(tensor.nbytes)
 
@@ -287,8 +280,6 @@ def check_shapes(
         raise UserError(f"{path} has an unexpected tensor {unknown[0]}")
 
 
-# Writing -------------------------------------------------------------------------------------
-
 _FULL = 2**20
 """Bytes free on a disk that is taken for full."""
 _PATIENCE = 60.0
@@ -300,13 +291,8 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty directory next to ``target`` that takes its place when the block ends.
 
     Parents are made, and of a link the destination is meant. If the block raises or is interrupted,
-    nothing is left and ``target`` stays as it was. What a killed process leaves is hidden, and
-    removed by the next call for the same ``target``. ``replace``: whether a directory that is there
-    when the block ends is replaced.
-
-    Raises:
-        UserError: the file system refused something, within the block too, another process writes
-            ``target``, or there is something at ``target`` that is not to be replaced.
+    ``target`` stays as it was. What a killed process leaves is hidden, and removed by the next call
+    for the same ``target``. What the file system refuses within the block is a ``UserError``.
     """
     with _scratch(target) as (scratch, place):
         yield scratch
@@ -347,7 +333,7 @@ def append(path: Path, text: str) -> None:
 
 
 def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
-    """Find a file or link in ``directory`` that is not ``expected``: it would be lost with it."""
+    """Find a file or link in ``directory`` that is not ``expected``."""
     for parent, directories, files in os.walk(directory):
         directories.sort()
         links = [name for name in directories if (Path(parent) / name).is_symlink()]
@@ -386,8 +372,9 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
             except (OSError, UserError):
                 raise
             except Exception as error:
-                if (refused := _refused_write(error, scratch)) is not None:
-                    raise refused from None
+                # MLX's errors do not say why it could not write.
+                if "No space left" in str(error) or shutil.disk_usage(scratch).free < _FULL:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
                 raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -409,23 +396,6 @@ def _settle(replaced: Path, target: Path) -> None:
         shutil.rmtree(replaced)
     else:
         replaced.rename(target)
-
-
-def _refused_write(error: Exception, directory: Path) -> OSError | None:
-    """Find out whether a library failed because it could not write, which MLX's errors do not say.
-
-    A quota or a limit on file sizes shows only when more is written, so that is tried.
-    """
-    if "No space left" in str(error) or shutil.disk_usage(directory).free < _FULL:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    largest = max(files, key=lambda path: path.stat().st_size, default=directory / "more")
-    try:
-        with largest.open("ab") as file:
-            file.write(bytes(_FULL))
-    except OSError as refused:
-        return refused
-    return None
 
 
 def _taken(target: Path) -> UserError:

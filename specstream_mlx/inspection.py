@@ -22,23 +22,18 @@ _LORA_TENSOR = re.compile(
     r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"
 )
 """Of mlx-lm or PEFT; ``m`` and ``lora_magnitude_vector`` are DoRA's."""
-_BITS = (2, 3, 4, 5, 6, 8)
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-_OPTIONAL_SIZES = (
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"),
     *("intermediate_size", "num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
+"""Fields of ``config.json``; from the fifth on they may be missing."""
 
 
 def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
-    """Find out whether ``path`` is a base model or an adapter, and describe it.
+    """Describe a base, or an adapter and its base, which by default is the one that it names.
 
-    Args:
-        path: a base (Hugging Face's or mlx-lm's format), or an adapter, converted or of PyTorch.
-        base: the base of an adapter; by default the one it names, if that is a directory.
-
-    Returns:
-        ``base`` (``describe_base``) and ``adapter`` (``describe_adapter``), ``None`` where unknown;
-        and ``notes``, sentences about what is missing or does not fit.
+    The result has ``base`` (of ``describe_base``) and ``adapter`` (of ``describe_adapter``),
+    ``None`` where unknown, and ``notes``, sentences about what is missing or does not fit.
     """
     if not os.path.isdir(path):
         found = "is a file" if os.path.exists(path) else "does not exist"
@@ -77,16 +72,8 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
     return description
 
 
-# Adapters -----------------------------------------------------------------------------------
-
-
 def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
-    """Describe an adapter.
-
-    ``format`` is ``mlx``, or ``pytorch`` before conversion; ``streams`` the fields of
-    ``StreamConfig``; ``lora_modules`` the linear layers with LoRA, layer numbers left out;
-    ``parameters`` are counted by part, of which ``head`` is the conditioned one of streams.
-    """
+    """Describe an adapter; its parameters are counted by part."""
     headers = {**adapter.stream_headers(), **adapter.lora_headers()}
     modules = _lora_modules(headers)
     rank, scale = adapter.rank_and_scale() if modules else (None, None)
@@ -116,7 +103,6 @@ def _lora_modules(names: Iterable[str]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """Name the part of an adapter that a tensor belongs to."""
     if name.startswith("streams.head."):
         return "head"
     part = name.split(".")[0]
@@ -125,23 +111,23 @@ def _part(name: str) -> str:
     return "lora" if _LORA_TENSOR.fullmatch(name) else "other"
 
 
-# Base models --------------------------------------------------------------------------------
-
-
 def describe_base(directory: Path) -> dict[str, Any]:
-    """Describe a base model.
+    """Describe a base model; ``refusal`` says why streams cannot run on it.
 
-    ``refusal`` says why streams cannot run on it; ``parameters`` counts neither a tied head twice
-    nor scales of the quantization, ``stored_as`` the same by dtype, or by bits and group size such
-    as ``4 bits, group 64``; ``fingerprint`` is what adapters are compared with.
+    ``parameters`` counts neither a tied head twice nor scales of the quantization, ``stored_as``
+    the same by dtype, or by bits and group size such as ``4 bits, group 64``.
     """
     path = directory / "config.json"
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
     outer = tied_where_untold(outer, loaded)
-    config = completed(outer | _object(path, outer, "text_config"))
-    sizes: dict[str, Any] = {name: _integer(path, config, name) for name in _SIZES}
-    for name in _OPTIONAL_SIZES:
-        sizes[name] = None if config.get(name) is None else _integer(path, config, name)
+    for name in ("text_config", "quantization"):
+        if not isinstance(outer.get(name) or {}, dict):
+            raise UserError(f"{path}: {name} is {shown(outer[name])}, expected an object")
+    config = completed(outer | (outer.get("text_config") or {}))
+    sizes: dict[str, Any] = {name: config.get(name) for name in _SIZES}
+    for name, value in sizes.items():
+        if name in _SIZES[:4] or value is not None:
+            check_integer(f"{path}: {name}", value)
     heads = sizes["num_attention_heads"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // heads
@@ -172,32 +158,13 @@ def describe_base(directory: Path) -> dict[str, Any]:
     }
 
 
-def _integer(path: Path, config: Mapping[str, Any], name: str) -> int:
-    """Read a field that must be an integer of at least 1."""
-    check_integer(f"{path}: {name}", config.get(name))
-    return config[name]
-
-
-def _object(path: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Read a field that must be an object, empty if it is missing."""
-    value = config.get(name) or {}
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {name} is {shown(value)}, expected an object")
-    return value
-
-
 def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Counter[str]:
     """Count parameters as they were before packing; bits follow from the words per scale."""
-    settings = _object(path, config, "quantization")
-    foreign = config.get("quantization_config")
-    if settings:
-        for name in ("bits", "group_size"):
-            _integer(path, settings, name)
-    elif foreign is not None:
-        method = foreign.get("quant_method") if isinstance(foreign, dict) else foreign
+    settings, foreign = config.get("quantization") or {}, config.get("quantization_config")
+    if foreign is not None and not settings:
         raise UserError(
-            f"{path}: the weights are quantized by {shown(method)}, "
-            "expected MLX's own quantization or none"
+            f"{path}: the weights are quantized by {shown(foreign)}, expected MLX's own "
+            "quantization or none"
         )
     counts: Counter[str] = Counter()
     for name, (shape, dtype) in headers.items():
@@ -206,18 +173,11 @@ def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Coun
         if not settings or scales is None or headers.get(f"{layer}.weight", scales)[1] != "U32":
             counts[dtype] += prod(shape)
         elif last == "weight":
-            listed = settings.get(layer)
-            size = _integer(path, listed if isinstance(listed, dict) else settings, "group_size")
-            groups = (0, *scales[0])[-1]
-            if not groups or not shape:
-                raise UserError(f"{path}: {name} is packed, expected groups that have scales")
-            bits, remainder = divmod(shape[-1] * 32, groups * size)
-            if remainder or bits not in _BITS:
-                raise UserError(
-                    f"{path}: {name} has {shape[-1]} words for {groups} groups, "
-                    f"which is no number of bits with the group size {size} of quantization"
-                )
-            counts[f"{bits} bits, group {size}"] += prod(shape[:-1]) * groups * size
+            own = settings.get(layer)
+            size: Any = (own if isinstance(own, dict) else settings).get("group_size")
+            check_integer(f"{path}: group_size", size)
+            count = prod(scales[0]) * size
+            counts[f"{32 * prod(shape) / max(count, 1):g} bits, group {size}"] += count
         elif last not in ("scales", "biases"):
             counts[dtype] += prod(shape)
     return counts

@@ -1,7 +1,6 @@
 """Options: each is one field of a dataclass, with its kind of values, its default and its help.
 
-Command lines, the checks of Python's functions and both trainers are made from these fields. Pure
-Python: neither MLX nor torch nor a library of command lines is imported here.
+Command lines, the checks of Python's functions and both trainers are made from these fields.
 """
 
 import inspect
@@ -29,19 +28,13 @@ R = TypeVar("R")
 
 # Kinds of values --------------------------------------------------------------------------------
 
-LONGEST_PART = 100
-"""Bytes of a part of a name; file systems take names of 255."""
-
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of values that an option may have.
 
-    Attributes:
-        objection: names what was expected instead of a value; ``None`` for a right one.
-        read: reads a value from a text, before ``objection`` checks it; ``None``: the type does.
-        metavar: name of the value on a help page.
-        choices: the texts to choose from, if the value is one of some.
+    ``objection`` names what was expected instead of a value, ``None`` for a right one; ``read``
+    reads a value from a text before that, in place of the option's type.
     """
 
     objection: Callable[[Any], str | None]
@@ -50,7 +43,7 @@ class Kind:
     choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Raise a ``UserError`` that begins with ``name`` if a value is of another kind."""
+        """Check a value, which a refusal calls ``name``."""
         expected = self.objection(value)
         if expected is not None:
             raise UserError(f"{name} is {shown(value)}, expected {expected}")
@@ -62,12 +55,12 @@ def what(
     read: Callable[[str], Any] | None = None,
     metavar: str | None = None,
 ) -> Kind:
-    """Make the kind of values for which ``fits`` is true, called ``words``."""
+    """Values for which ``fits`` is true, called ``words``."""
     return Kind(lambda value: None if fits(value) else words, read, metavar)
 
 
 def optional(kind: Kind) -> Kind:
-    """Make a kind that allows ``None`` too."""
+    """``None``, too."""
     return replace(kind, objection=lambda value: None if value is None else kind.objection(value))
 
 
@@ -112,15 +105,14 @@ def each(words: str, fits: Callable[[Any], bool]) -> Kind:
     return what(words, lambda value: isinstance(value, list | tuple) and all(map(fits, value)))
 
 
+def _is_texts(value: Any) -> bool:
+    parts = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(part, str) for part in parts)
+
+
 FLAG = what("True or False", lambda value: isinstance(value, int) and value in (0, 1))
 TEXT = instance("a text", str)
-TEXTS = what(
-    "a string or a list of strings",
-    lambda value: (
-        isinstance(value, str)
-        or (isinstance(value, list | tuple) and all(isinstance(part, str) for part in value))
-    ),
-)
+TEXTS = what("a string or a list of strings", _is_texts)
 PATH = what(  # pathlib takes an empty text for the working directory
     "a path",
     lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value.strip())),
@@ -129,15 +121,6 @@ PATH = what(  # pathlib takes an empty text for the working directory
 DIRECTORY, FILE = replace(PATH, metavar="DIR"), replace(PATH, metavar="FILE")
 MODEL, NAME = replace(TEXT, metavar="DIR|REPO"), replace(TEXT, metavar="NAME")
 FIELDS = instance("fields by name", dict)
-PART_OF_NAME = what(
-    f"a part of a file's name, without a slash and of at most {LONGEST_PART} bytes",
-    lambda value: (
-        isinstance(value, str)
-        and not set(value) & {"/", "\0"}
-        and len(value.encode(errors="surrogateescape")) <= LONGEST_PART
-    ),
-    str,
-)
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
 SHARE = replace(number(0, 1), metavar="P")
 PROBABILITY = what(
@@ -156,10 +139,8 @@ class Spec:
     """The description of an option besides its type and default.
 
     Attributes:
-        kind: the kind of its values; if the default is ``None``, the value may be ``None`` too.
         help: text of the help page, to which the default is added if it names none.
         flags: names on the command line; empty: made from the field's name.
-        metavar: name of its value on the help page; ``None``: the kind's.
         panel: its heading on a help page; ``None``: its class's ``PANEL``.
         hidden: whether only Python and configuration files can set it.
         positional: whether it is given without a name.
@@ -179,9 +160,9 @@ class Spec:
 
 
 def option(default: Any, kind: Kind, help: str = "", *flags: str, **more: Any) -> Any:
-    """Make a field that is an option, see ``Spec``; with ``...`` as default it is required.
+    """Make a field, or a command's default, that is an option; ``...``: it is required.
 
-    It may also stand as the default of a command's parameter, see ``terminal.commands``.
+    If the default is ``None``, the value may be ``None`` too. ``more`` is of ``Spec``.
     """
     kind = optional(kind) if default is None else kind
     metadata = {"option": Spec(kind, help, flags, **more)}
@@ -191,7 +172,7 @@ def option(default: Any, kind: Kind, help: str = "", *flags: str, **more: Any) -
 
 
 def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
-    """Yield the options of a dataclass or of an instance, inherited ones last."""
+    """The options of a dataclass or of an instance, inherited ones last."""
     _, *bases = (group if isinstance(group, type) else type(group)).__mro__
     inherited = {each.name for base in bases if is_dataclass(base) for each in fields(base)}
     for each in sorted(fields(group), key=lambda each: each.name in inherited):
@@ -200,12 +181,12 @@ def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
 
 
 def kinds_of(*groups: type) -> dict[str, Kind]:
-    """Return the kinds of all options of some dataclasses, by name."""
+    """The kinds of all options of some dataclasses, by name."""
     return {each.name: spec.kind for group in groups for each, spec in options_of(group)}
 
 
 def check_options(group: Any) -> None:
-    """Raise a ``UserError`` for the first option of an instance whose value is of another kind."""
+    """Check the values of an instance's options."""
     for each, spec in options_of(group):
         spec.kind.check(each.name, getattr(group, each.name))
 
@@ -437,8 +418,7 @@ def check_arguments(**values: Any) -> None:
 def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a decorator that checks a function's arguments by their names, all ``but`` some.
 
-    Unknown names are not checked. ``**overrides`` must be names of draft options, whose values are
-    checked where they are put together.
+    ``**overrides`` must be names of draft options; their values are checked elsewhere.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -447,13 +427,12 @@ def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             given = signature.bind_partial(*args, **kwargs).arguments  # Python says what is missing
-            for name in given.get("overrides", ()):
-                if name not in _DRAFTS:
-                    raise UserError(
-                        f"{function.__name__} was given {name}, which is none of its arguments"
-                    )
+            for name in given.get("overrides", {}).keys() - _DRAFTS.keys():
+                raise UserError(
+                    f"{function.__name__} was given {name}, which is none of its arguments"
+                )
             known = _KINDS.keys() - but
-            check_arguments(**{name: value for name, value in given.items() if name in known})
+            check_arguments(**{name: given[name] for name in given if name in known})
             return function(*args, **kwargs)
 
         return call

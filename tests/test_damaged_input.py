@@ -1,7 +1,6 @@
 """Whatever is wrong with what a user gives: it ends in one sentence that names the file or flag.
 
-Each case spoils one thing in a copy of a good model, adapter, cache, data file or command
-line. None may end in a traceback, take more than seconds, or run code that came with a file.
+None may end in a traceback, take more than seconds, or run code that came with a file.
 """
 
 import json
@@ -42,9 +41,6 @@ LONG = "x" * 5000
 DIGITS = "9" * 5000
 
 
-# What every case is held to -----------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def limits(tmp_path, monkeypatch):
     """Code from a file would leave a mark here, and nothing may hang."""
@@ -63,7 +59,6 @@ def limits(tmp_path, monkeypatch):
 
 
 def refused(call: Callable[[], object], *names: str | Path) -> str:
-    """The one sentence that ``call`` is refused with, which has one of ``names`` in it."""
     with pytest.raises(UserError) as error:
         call()
     return check_sentence(str(error.value), *names)
@@ -86,12 +81,8 @@ def each(name, *values):
     return [(name, value) for value in values]
 
 
-# Good ones ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A directory with one good example of all that is read."""
     root = tmp_path_factory.mktemp("good")
     base = tiny_llama_directory(root / "base", num_attention_heads=2)
     tiny_llama_directory(root / "packed", bits=4)
@@ -117,8 +108,6 @@ def good(tmp_path_factory):
 
 @pytest.fixture
 def copy(good, tmp_path):
-    """Copies the good example named into this test's directory."""
-
     def make(name: str) -> Path:
         if (good / name).is_file():
             return Path(shutil.copy(good / name, tmp_path))
@@ -134,14 +123,17 @@ def loaded(good):
 
 @pytest.fixture
 def read(good, loaded, tmp_path):
-    """Reads a directory or file as users would, by the name of the good example."""
-
     def read_cache(path):
         kv_store.read_metadata(path)
         PromptCache.load(path, loaded[0])
 
+    def read_base(path):
+        _, tokenizer = load(path)
+        chat_prompt(tokenizer, "hello")
+        chat_suffix(tokenizer, "hello", None)
+
     readers = {
-        "base": load,
+        "base": read_base,
         "packed": load,
         "adapter": lambda path: loaded[0].swap_adapter(path),
         "peft": lambda path: convert_adapter(path, good / "base", tmp_path / "out"),
@@ -152,12 +144,7 @@ def read(good, loaded, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# Files --------------------------------------------------------------------------------------
-
-
 def with_field(literal: str) -> Callable[[Path], None]:
-    """A JSON file with one more field that holds ``literal``."""
-
     def spoil(path: Path) -> None:
         text = path.read_text().rstrip()
         path.write_text(f'{text[:-1]}, "one_more": {literal}}}')
@@ -174,15 +161,6 @@ def as_directory(path: Path) -> None:
     path.mkdir()
 
 
-def as_link_to_itself(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def in_utf16(path: Path) -> None:
-    path.write_text(path.read_text(), encoding="utf-16")
-
-
 def cut(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -192,18 +170,12 @@ JSON_DAMAGE = {
     "empty": as_bytes(b""),
     "cut": cut,
     "a list": as_bytes(b"[]"),
-    "null": as_bytes(b"null"),
-    "zeros": as_bytes(bytes(100)),
     "not UTF-8": as_bytes(b'{"model_type": "\xff\xfe"}'),
-    "UTF-16": in_utf16,
     "deep lists": with_field("[" * 100_000 + "]" * 100_000),
-    "deep objects": as_bytes(b'{"a":' * 100_000),
     "10^5000": with_field("1" + "0" * 5000),
     "NaN": with_field("NaN"),
-    "-Infinity": with_field("-Infinity"),
     "1e999": with_field("1e999"),
     "a directory": as_directory,
-    "a link to itself": as_link_to_itself,
 }
 JSON_FILES = [
     *each("base", "model.safetensors.index.json", "generation_config.json"),
@@ -218,8 +190,6 @@ CASES += [(*file, damage, JSON_DAMAGE[damage]) for file in JSON_FILES for damage
 
 
 def change(tensor: str, make: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
-    """Replaces a tensor of a safetensors file, or leaves it out where ``make`` gives ``None``."""
-
     def spoil(path: Path) -> None:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata()
@@ -240,29 +210,21 @@ def one_element(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def header(text: bytes, data: bytes = b"") -> Callable[[Path], None]:
-    """A safetensors file of this header."""
     return as_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 class Code:
-    """A pickle that runs code when it is read."""
-
     def __reduce__(self):
         return open, (MARK, "w")
 
 
 A = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 FILE_DAMAGE = {
-    "empty": as_bytes(b""),
     "cut": cut,
     "no tensor": header(b"{}"),
-    "no JSON": header(b"x" * 64),
-    "a list": header(b"[]"),
     "a header beyond the file": as_bytes(b"\xff" * 8 + b"{}"),
-    "a pointer of git": as_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
     "a pickle": as_bytes(pickle.dumps({"weight": Code()})),
     "a directory": as_directory,
-    "a link to itself": as_link_to_itself,
     "deep": header(b'{"a":' * 20_000),
     "beyond its data": header(b"{" + A.replace(b"[1]", b"[1000000000000]") + b"}"),
     "an unknown dtype": header(b"{" + A.replace(b"F32", b"F3") + b"}", bytes(4)),
@@ -274,19 +236,13 @@ SCALES, BIASES = Q.replace("weight", "scales"), Q.replace("weight", "biases")
 STREAMS = "speculative_streaming.safetensors"
 
 
-def as_type(dtype):
-    return lambda array: array.astype(dtype)
-
-
 TENSOR_DAMAGE = {
     "NaN": one_element(np.nan),
     "infinity": one_element(np.inf),
-    "int32": as_type("int32"),
+    "int32": lambda array: array.astype("int32"),
     "left out": lambda array: None,
     "shorter": lambda array: array[:1],
     "a scalar": lambda array: np.ones((), "float32"),
-    "one axis more": lambda array: array[None],
-    "empty": lambda array: array[:0],
 }
 TENSORS = [
     ("base", "model.safetensors", Q),
@@ -307,12 +263,7 @@ THREE = ("cut", "no tensor", "a directory")
 CASES += [(*t[:2], d, FILE_DAMAGE[d]) for t in TENSORS[2:] for d in THREE]
 
 
-# Fields -------------------------------------------------------------------------------------
-
-
 def field(name: str, value: object, part: str = "") -> Callable[[Path], None]:
-    """A JSON file in which a field, or one of the object ``part``, is ``value``."""
-
     def spoil(path: Path) -> None:
         values = json.loads(path.read_text())
         (values[part] if part else values)[name] = value
@@ -328,22 +279,21 @@ def with_fields(kind: str, file: str, fields: list, part: str = "") -> None:
 
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 MODEL_FIELDS = [
-    *((name, value) for name in SIZES for value in ("8", 0, 1.5, True, [], None)),
-    *((name, value) for name in SIZES for value in (10**5, 10**9, 2**63, HUGE)),
-    *each("num_key_value_heads", "2", 0, 1.5, 10**9, HUGE),
-    *each("intermediate_size", "2", 0, [], 10**9, HUGE),
-    *each("head_dim", "2", 0, -1, 31, 10**9, HUGE),
-    *each("max_position_embeddings", "2", 0, {}, HUGE),
-    *each("rms_norm_eps", "2", None, -1, True),
-    *each("rope_theta", "2", [], 0, True, HUGE * 10**300),
+    *((name, value) for name in SIZES for value in ("8", 0, True, None, 10**5, 10**9, HUGE)),
+    *each("num_key_value_heads", 0, 10**9),
+    *each("intermediate_size", [], 10**9),
+    *each("head_dim", "2", -1, 31, HUGE),
+    *each("max_position_embeddings", 0, {}),
+    *each("rms_norm_eps", "2", None, -1),
+    *each("rope_theta", [], 0, HUGE * 10**300),
     *each("rope_scaling", "2", [1], {"rope_type": 3}, {"type": "dynamic"}),
-    *each("rope_parameters", "2", {"rope_type": "yarn", "factor": "x"}),
-    *each("tie_word_embeddings", "false", 3, []),
+    *each("rope_parameters", {"rope_type": "yarn", "factor": "x"}),
+    *each("tie_word_embeddings", "false"),
     *each("model_type", None, 3, {}, "", "../llama", "mamba", "cache", LONG),
     ("model_type", "olmo"),  # mlx-lm's file exits where a package is missing
-    *each("eos_token_id", "end", 1.5, ["end"], [[1]], -2, HUGE),
-    *each("layer_types", "x", {}, ["full_attention"], [3] * 4),
-    *each("quantization", "4", {"bits": 4}, {"bits": 3.5}, {"bits": "x", "group_size": 64}),
+    *each("eos_token_id", "end", ["end"], -2, HUGE),
+    *each("layer_types", "x", ["full_attention"], [3] * 4),
+    *each("quantization", "4", {"bits": 4}, {"bits": 3.5}),
     *each("quantization_config", "x"),
     *each("model_file", "model.py"),
     *each("hidden_act", "gelu"),
@@ -364,78 +314,66 @@ def test_fields_of_a_model(name, value, copy):
         refused(lambda: load(base), base / "config.json")
 
 
-INDICES = [
-    *each("weight_map", "x", [1], {"a": 3}, {"a": None}, {"a": LONG}),
-    *each("weight_map", {"a": "none.safetensors"}, {"a": "zero\0.safetensors"}),
-    *each("weight_map", {"a": "../base/model.safetensors"}, None),
-]
+INDICES = each("weight_map", "x", {"a": 3}, {"a": LONG}, {"a": "zero\0.safetensors"}, None)
 with_fields("base", "model.safetensors.index.json", INDICES)
 
 LORA_FIELDS = [
-    *each("rank", "4", 0, 1.5, True, None, 10**9, HUGE),
-    *each("scale", "4", None, True, HUGE * 10**300),
-    *each("keys", "q", 3, [3], [None], [[]]),
+    *each("rank", "4", 0, None, 10**9, HUGE),
+    *each("scale", "4", None, HUGE * 10**300),
+    *each("keys", "q", [3], [[]]),
 ]
 STREAM_FIELDS = [
-    *each("num_streams", "4", 0, True, 10**9, HUGE, None),
-    *each("num_msa_layers", "4", 0, 5, HUGE),
-    *each("num_hidden_layers", 0, 3, HUGE),
-    *each("hidden_size", 0, 65, HUGE),
-    *each("pruner_rank", "4", -1, 9, HUGE),
-    *each("value_rotation_epsilon", "x", None, True, 0.3),
-    *each("mode", "x", None, [], {}),
-    *each("stream_init", "x", "linear", "value_rotation", [], {}),
-    *each("base_model", 3, []),
-    *each("base_fingerprint", 3, {}, "x" * 16),
+    *each("num_streams", "4", 0, True, HUGE, None),
+    *each("num_msa_layers", 0, 5),
+    *each("num_hidden_layers", 0, 3),
+    *each("hidden_size", 0, 65),
+    *each("pruner_rank", -1, 9),
+    *each("value_rotation_epsilon", "x", 0.3),
+    *each("mode", "x", {}),
+    *each("stream_init", "x", "linear", "value_rotation", []),
+    *each("base_model", 3),
+    *each("base_fingerprint", {}, "x" * 16),
     *each("prompt_template", 3, "no text"),
-    *each("version", 1, 3, "1", None, True),
-    *each("stream_head", "x", "conditioned", None, []),
-    *each("stream_head_rank", "4", -1, 9, HUGE),
-    *each("draft_vocabulary", "4", -1, 9, HUGE),
-    *each("stream_keys", "4", -1, None, True, HUGE),
-    *each("stream_window", "4", -1, None, True, HUGE),
-    *each("stream_prefix", "4", -1, 3, None, True, HUGE),
-    *each("stream_prefix_size", "4", -1, 3, HUGE),
+    *each("version", 1, "1"),
+    *each("stream_head", "x", "conditioned"),
+    *each("stream_head_rank", -1, 9),
+    *each("draft_vocabulary", -1, 9),
+    *each("stream_keys", "4", -1),
+    *each("stream_window", "4", -1),
+    *each("stream_prefix", 3),
     *each("unknown", 1),
 ]
 TOP_FIELDS = [
-    *each("num_layers", "4", 9, -2, 1.5, True, None, HUGE),
-    *each("fine_tune_type", "x", 3, None, []),
-    *each("lora_parameters", "x", None, []),
-    *each("speculative_streaming", "x", 3, None, []),
+    *each("num_layers", "4", 9, None),
+    *each("fine_tune_type", "x", None),
+    *each("lora_parameters", "x", None),
+    *each("speculative_streaming", 3, []),
 ]
 with_fields("adapter", "adapter_config.json", LORA_FIELDS, "lora_parameters")
 with_fields("adapter", "adapter_config.json", STREAM_FIELDS, "speculative_streaming")
 with_fields("adapter", "adapter_config.json", TOP_FIELDS)
 
 PEFT_FIELDS = [
-    *each("r", "4", 0, -1, 1.5, True, None, [], 10**9, HUGE),
-    *each("lora_alpha", "4", None, True, {}, HUGE * 10**300),
-    *each("peft_type", "IA3", 3, None, []),
-    *each("rank_pattern", "x", [1], {"(": 3}, {".*q_proj": "x"}, {"q_proj": []}),
-    *each("alpha_pattern", "x", [1], {"*": 3}, {"q_proj": "x"}),
-    *each("init_lora_weights", "pissa", 3, []),
-    *each("use_dora", True, "x"),
-    *each("bias", "all", 3),
-    *each("modules_to_save", ["lm_head"], "lm_head"),
+    *each("r", "4", 0, None, 10**9, HUGE),
+    *each("lora_alpha", "4", None, HUGE * 10**300),
+    *each("peft_type", "IA3", 3),
+    *each("rank_pattern", "x", {"(": 3}, {".*q_proj": "x"}),
+    *each("alpha_pattern", [1], {"*": 3}),
+    *each("init_lora_weights", "pissa", 3),
+    *each("use_dora", True),
+    *each("bias", "all"),
+    *each("modules_to_save", ["lm_head"]),
     *each("use_rslora", "x"),
     *each("layer_replication", [[0, 2], [1, 3]]),
-    *each("trainable_token_indices", [1, 2]),
     *each("none_such", 1),
 ]
-
-
 with_fields("peft", "adapter_config.json", PEFT_FIELDS)
 
 
-# Code, tokenizer and template ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".pt"])
 @pytest.mark.parametrize("content", ["code", "a list", "numbers", "cut", "empty", "NaN"])
-def test_pickles_of_peft(content, suffix, copy, read):
+def test_pickles_of_peft(content, copy, read):
     adapter = copy("peft")
-    weights, path = adapter / "adapter_model.safetensors", adapter / f"adapter_model{suffix}"
+    weights, path = adapter / "adapter_model.safetensors", adapter / "adapter_model.bin"
     tensors = {name: torch.tensor(tensor) for name, tensor in load_file(weights).items()}
     weights.unlink()
     if content == "NaN":
@@ -449,29 +387,22 @@ def test_pickles_of_peft(content, suffix, copy, read):
         refused(lambda: read_tensors(path), path)
 
 
-@pytest.mark.parametrize("command", ["load", "train"])
-def test_code_of_a_tokenizer_is_not_run(command, copy, good, tmp_path):
-    base = copy("base")
-    (base / "tokenizer.json").unlink()
-    (base / "mine.py").write_text(f"open({str(tmp_path / MARK)!r}, 'w')")
-    fields = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
-    (base / "tokenizer_config.json").write_text(json.dumps(fields))
-    values = {"model": base, "data": good / "data.jsonl", "output": tmp_path / "out"}
-    settings = TrainSettings(**values, num_msa_layers=2, iters=1)
-    refused(lambda: load(base) if command == "load" else train(settings), base)
-
-
-@pytest.mark.parametrize("model_type", ["mine", "llama"])
-def test_code_of_a_model_is_not_run(model_type, copy, tmp_path):
+def test_code_that_comes_with_a_model_is_not_run(copy, good, tmp_path):
     base = copy("base")
     (base / "mine.py").write_text(f"open({str(tmp_path / MARK)!r}, 'w')")
     fields = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}}
-    edit(base / "config.json", model_type=model_type, **fields)
-    if model_type == "llama":
-        load_base(base)  # transformers has its own code for it
-        return
+    edit(base / "config.json", **fields)
+    load_base(base)  # transformers has its own code for it
+    edit(base / "config.json", model_type="mine")
+    for read in (load, load_base):
+        refused(lambda read=read: read(base), base)
+    shutil.copy(good / "base/config.json", base)
+    (base / "tokenizer.json").unlink()
+    fields = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
+    (base / "tokenizer_config.json").write_text(json.dumps(fields))
+    values = {"model": base, "data": good / "data.jsonl", "output": tmp_path / "out"}
     refused(lambda: load(base), base)
-    refused(lambda: load_base(base), base)
+    refused(lambda: train(TrainSettings(**values, num_msa_layers=2, iters=1)), base)
 
 
 TOKENIZER_FIELDS = [
@@ -485,21 +416,12 @@ TOKENIZER_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), TOKENIZER_FIELDS, ids=ids(TOKENIZER_FIELDS))
-def test_fields_of_a_tokenizer(name, value, copy):
-    base = copy("base")
-    (base / "chat_template.jinja").unlink(missing_ok=True)
-    field(name, value)(base / "tokenizer_config.json")
-    refused(lambda: chat_prompt(load(base)[1], "hello"), base, "chat template")
-
+with_fields("base", "tokenizer_config.json", TOKENIZER_FIELDS)
 
 TEMPLATES = {
     "no jinja": "{% if %}",
-    "unclosed": "{% for message in messages %}",
     "division": "{{ 1 / 0 }}",
-    "an unknown filter": "{{ messages | none_such }}",
     "an unknown name": "{{ nothing.of.this }}",
-    "a sum of text and number": "{{ 'a' + 1 }}",
     "its own refusal": "{{ raise_exception('no\nsuch turn') }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "a range": "{% for i in range(10 ** 12) %}{% endfor %}",
@@ -508,22 +430,13 @@ TEMPLATES = {
     "empty, without the text": "",
     "a number, without the text": "{{ messages | length }}",
 }
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_chat_template(template, copy):
-    base = copy("base")
-    (base / "chat_template.jinja").write_text(TEMPLATES[template])
-    prompt_of = chat_suffix if "without the text" in template else chat_prompt
-    refused(lambda: prompt_of(load(base)[1], "hello"), "chat template")
-
-
-# Prompt caches ------------------------------------------------------------------------------
+CASES += [
+    ("base", "chat_template.jinja", damage, as_bytes(text.encode()))
+    for damage, text in TEMPLATES.items()
+]
 
 
 def metadata(**changes: object) -> Callable[[Path], None]:
-    """Changes the metadata of a prompt cache; ``ours`` are fields of our own part."""
-
     def spoil(path: Path) -> None:
         arrays, found = mx.load(str(path), return_metadata=True)
         found = dict(found)
@@ -547,93 +460,68 @@ def rows(make: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], No
 
 
 CACHE_FIELDS = [
-    *each("tokens", 3, None, ["a"], [1.5], [True], [HUGE], [-1], [10**6]),
-    *each("unknown_rows", "x", -1, 1.5, None, True, HUGE),
-    *each("base_fingerprint", 3, "x"),
-    *each("weights", 3, "x"),
-    *each("adapter", 3, "x"),
+    *each("tokens", 3, None, ["a"], [True], [HUGE], [-1], [10**6]),
+    *each("unknown_rows", "x", -1, HUGE),
+    *each("base_fingerprint", "x"),
+    *each("weights", "x"),
+    *each("adapter", "x"),
 ]
 CACHE_DAMAGE = {
-    **{damage: FILE_DAMAGE[damage] for damage in ("cut", "no tensor", "a directory", "a pickle")},
+    **{damage: FILE_DAMAGE[damage] for damage in ("cut", "no tensor", "a directory")},
     **{f"{n}={v!r}"[:60]: metadata(ours={n: v}) for n, v in CACHE_FIELDS},
     "no part of ours, another model": metadata(**{"0.specstream_mlx": None, "0.model": "none"}),
-    "a long model": metadata(**{"0.specstream_mlx": None, "0.model": LONG}),
     "a model with zeros": metadata(**{"0.specstream_mlx": None, "0.model": "a\0b"}),
     "deep metadata": metadata(**{"0.specstream_mlx": "[" * 100_000}),
-    "a huge number": metadata(**{"0.specstream_mlx": '{"tokens": [1' + "0" * 5000 + "]}"}),
     "a tokenizer's settings": metadata(**{"0.tokenizer_config": "[]"}),
     "no class": metadata(**{"1.0": None}),
     "another class": metadata(**{"1.0": "MambaCache"}),
-    "an unknown class": metadata(**{"1.0": "os"}),
-    "NaN in its rows": rows(one_element(np.nan)),
-    "integer rows": rows(as_type("int32")),
+    "NaN in its rows": rows(TENSOR_DAMAGE["NaN"]),
+    "integer rows": rows(TENSOR_DAMAGE["int32"]),
     "rows of three axes": rows(lambda array: array[0]),
     "no rows": rows(lambda array: array[:, :, :0]),
     "narrow rows": rows(lambda array: array[..., :1]),
     "rows left out": rows(lambda array: None),
 }
-
-
 CASES += [("cache.safetensors", "", damage, spoil) for damage, spoil in CACHE_DAMAGE.items()]
 
 
-# Training -----------------------------------------------------------------------------------
-
 PAIR = b'{"prompt": "a", "completion": "b"}\n'
 DATA = {
-    "empty": as_bytes(b""),
     "blank": as_bytes(b"\n\n  \n"),
-    "no JSON": as_bytes(b"hello\n"),
     "a list": as_bytes(b"[]\n"),
-    "null": as_bytes(b"null\n"),
     "no completion": as_bytes(b'{"prompt": "a"}\n'),
-    "a number as prompt": as_bytes(b'{"prompt": 1, "completion": "b"}\n'),
     "null as completion": as_bytes(b'{"prompt": "a", "completion": null}\n'),
     "a second line that is cut": as_bytes(PAIR + PAIR[:20]),
     "deep": as_bytes(PAIR + b"[" * 100_000),
     "10^5000": as_bytes(PAIR + b'{"prompt": 1' + b"0" * 5000 + b"}\n"),
     "not UTF-8": as_bytes(PAIR + b'{"prompt": "\xff", "completion": "b"}\n'),
-    "UTF-16": in_utf16,
-    "zeros": as_bytes(bytes(100)),
     "half a character": as_bytes(b'{"prompt": "\\ud800", "completion": "b"}\n'),
     "a directory": as_directory,
-    "a link to itself": as_link_to_itself,
     "missing": Path.unlink,
 }
-
-
 CASES += [("data.jsonl", "", damage, spoil) for damage, spoil in DATA.items()]
 
 
 def test_separators_of_unicode_end_no_line(tmp_path):
-    path = tmp_path / "data.jsonl"
-    text = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven"
+    text = "one\u2028two\u2029three\x85four"
     line = json.dumps({"prompt": "a", "completion": text}, ensure_ascii=False)
-    path.write_text(line.replace("\\u000b", "\\u000b") + "\r\n" + line + "\n", newline="")
-    rows = list(read_rows(path).values())
-    assert [(row["prompt"], row["completion"]) for row in rows] == [("a", text)] * 2
+    (tmp_path / "data.jsonl").write_text(f"{line}\r\n{line}\n", newline="")
+    rows = read_rows(tmp_path / "data.jsonl").values()
+    assert [row["completion"] for row in rows] == [text] * 2
 
-
-# Flags and values ---------------------------------------------------------------------------
 
 COMMANDS = [
-    *(("generate", "-m", value) for value in ("1" + "0" * 30, DIGITS, "1.5", "")),
+    *(("generate", "-m", value) for value in (DIGITS, "1.5", "")),
     *(("generate", "--temp", value) for value in (DIGITS, "")),
     *(("generate", "--logit-bias", value) for value in ("[" * 100_000, '{"1": 1e999}')),
-    ("generate", "--logit-bias", f'{{"{DIGITS}": 1}}'),
-    *(
-        ("generate", "--model", value)
-        for value in (LONG, "..", "/", "~x/y", "a//b", "\u00e9/\u00fc")
-    ),
+    *(("generate", "--model", value) for value in (LONG, "..", "~x/y", "\u00e9/\u00fc")),
     *(("generate", flag, LONG) for flag in ("--adapter-path", "--prompt-cache-file", "--adapter")),
-    *(("generate", "--adapter", value) for value in ("../base", "/")),
     *(("adapters", "info", path) for path in (LONG, "/dev/null", "/")),
-    *(("adapters", "info", path, "--model", LONG) for path in ("adapter", "peft")),
+    ("adapters", "info", "adapter", "--model", LONG),
     *(("convert", "--mlx-path", "out", "--model", value) for value in (LONG, "base/config.json")),
     ("convert", "--mlx-path", "out", "--model", "base", "--adapter-path", LONG),
     *(("benchmark", "speedup", "--prompts", value) for value in (LONG, "none", "base")),
-    *(("benchmark", "speedup", "--max-tokens", value) for value in ("1", DIGITS)),
-    ("doctor", "--model", LONG),
+    ("benchmark", "speedup", "--max-tokens", "1"),
     ("doctor", "--model", "adapter"),
 ]
 """What ``tests/golden/kept`` has not: values that are long, deep, or paths of another kind."""
@@ -641,9 +529,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=ids(COMMANDS))
 def test_command_lines(command, good, monkeypatch):
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", True
-    )  # what is cached is enough
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     parts = [good / part if part and os.path.exists(good / part) else part for part in command]
     if command[0] == "generate":
         parts += ["-p", "hello"]
@@ -656,14 +542,15 @@ def test_command_lines(command, good, monkeypatch):
     check_sentence(line, *named, "--max-tokens", "the model", "config.json")
 
 
-# All that is read ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "name", "damage", "spoil"), CASES)
-def test_files(kind, name, damage, spoil, copy, good, read):
+def test_files(kind, name, damage, spoil, copy, good, read, tmp_path):
     path = copy(kind)
     spoil(path / name)
     named = [path] if "=" in damage else [path / name, path / "config.json"]
+    if name in ("chat_template.jinja", "tokenizer_config.json"):
+        named.append("chat template")
+        if name == "tokenizer_config.json":
+            (path / "chat_template.jinja").unlink()
     sentence = refused(lambda: read(path), *named)
     if kind == "packed":
         refused(lambda: load(path, weights="expanded"), path)
@@ -671,14 +558,8 @@ def test_files(kind, name, damage, spoil, copy, good, read):
         refused(lambda: inspect_directory(path), path / name)
     if kind == "base" and damage.endswith((" NaN", " infinity", " int32")):
         assert damage.split()[0] in sentence
+    if kind == "base" and damage == f"{Q} NaN":
+        load(path, lazy=True)  # which reads no weights
+        refused(lambda: convert_base(path, tmp_path / "out", Quantization(4)), Q)
     if kind == "peft" and damage in ("peft_type=3", "r='4'"):
         refused(lambda: mount_lora(load_base(good / "base"), path), path)
-
-
-@pytest.mark.parametrize("bits", [None, 4])
-def test_weights_that_are_converted(bits, copy, tmp_path):
-    base = copy("base")
-    change(Q, one_element(np.nan))(base / "model.safetensors")
-    load(base, lazy=True)  # which reads no weights
-    refused(lambda: convert_base(base, tmp_path / "out", Quantization(bits)), Q)
-    assert not (tmp_path / "out").exists()

@@ -28,7 +28,6 @@ from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
 from specstream_mlx.loading import load_draft_model, model_directory, read_config
 from specstream_mlx.options import (
     FLAG,
-    PART_OF_NAME,
     PATH,
     TEXT,
     Kind,
@@ -126,9 +125,7 @@ class Options:
         "Keep every run in this file; those that are there are not made again.",
         metavar="FILE",
     )
-    name: str = option(
-        "", PART_OF_NAME, "Of the result files: rivals-NAME-MACHINE.", metavar="NAME"
-    )
+    name: str = option("", TEXT, "Of the result files: rivals-NAME-MACHINE.", metavar="NAME")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The command line, ``specstream-mlx``: one module per command.
-
-The module of a command is imported when it is named, and MLX when it runs, so that ``--help`` is
-quick.
-"""
+"""The command line, ``specstream-mlx``: one module a command, imported when it is named."""
 
 import os
 import sys

@@ -10,15 +10,15 @@ from rich.filesize import decimal
 
 from .. import bundled
 from ..errors import UserError
-from ..options import DIRECTORY, FLAG, NAME, TEXT, option
+from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
 from ..terminal.tables import print_table
-from .options import JSON, base_model
+from .options import JSON
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-_MODEL = base_model("The base. Default: smollm2, the demonstration model.")
+_MODEL = option(None, MODEL, "The base. Default: smollm2, the demonstration model.")
 _NAME = option(..., NAME, "The adapter's name.", positional=True)
 
 
@@ -61,23 +61,18 @@ def list_adapters(model: str | None = _MODEL, as_json: bool = JSON) -> None:
         print(json.dumps({"base": base, "adapters": rows}, indent=2))
     else:
         last = [base | {"name": "the base, once", "from": "", "mode": base["name"]}] if base else []
-        print_table(
-            [
-                (r["name"], r["from"], r["mode"], _size(r["bytes"]), _size(r["resident_bytes"]))
-                for r in rows + last
-            ],
-            ("adapter", "from", "mode", "on disk", "in memory"),
-            figures=2,
-        )
+        shown = []
+        for row in rows + last:
+            sizes = (row[name] for name in ("bytes", "resident_bytes"))
+            cells = ("?" if size is None else decimal(size, precision=2) for size in sizes)
+            shown.append((row["name"], row["from"], row["mode"], *cells))
+        print_table(shown, ("adapter", "from", "mode", "on disk", "in memory"), figures=2)
     if damaged:
         raise SystemExit(1)
 
 
 def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
-    """The facts of a base, and the dtype that its adapters get; no weight is read.
-
-    Both are ``None`` where the demonstration model is meant and is not there.
-    """
+    """The facts of a base, if it is there, and the dtype that its adapters get."""
     from .. import demonstration
     from ..adapters.lora import activations_dtype
     from ..hardware.weights import hold_weights
@@ -97,10 +92,6 @@ def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
         "resident_bytes": held.held_bytes,
     }
     return facts, activations_dtype(base)
-
-
-def _size(count: int | None) -> str:
-    return "?" if count is None else decimal(count, precision=2)
 
 
 def add(
@@ -177,7 +168,14 @@ def info(
         return
     base, adapter = description["base"], description["adapter"]
     if adapter is not None:
-        _show(f"Adapter {adapter['path']}", _adapter_facts(adapter, base))
+        parameters = []
+        counts = {name: count for name, count in adapter["parameters"].items() if count}
+        for part, count in (counts | {"in all": sum(counts.values())}).items():
+            share = f" ({count / base['parameters']:.3%} of the base)" if base else ""
+            parameters.append(f"{part} {count:,}{share}")
+        shown = {"format": adapter["format"], **(adapter["streams"] or {}), **adapter}
+        shown |= {"streams": None, "lora_modules": ", ".join(adapter["lora_modules"])}
+        _show(f"Adapter {adapter['path']}", shown | {"parameters": "\n".join(parameters)})
     if base is not None:
         stored = (f"{count:,} at {kind}" for kind, count in base["stored_as"].items())
         words = {"refusal": None, "tied_head": "yes" if base["tied_head"] else "no"}
@@ -185,23 +183,6 @@ def info(
         _show(f"Base model {base['path']}", base | words)
     for sentence in description["notes"]:
         note(f"note: {sentence}")
-
-
-def _adapter_facts(adapter: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
-    counts = {name: count for name, count in adapter["parameters"].items() if count}
-    counts["in all"] = sum(counts.values())
-    parameters = []
-    for name, count in counts.items():
-        share = f" ({count / base['parameters']:.3%} of the base)" if base else ""
-        parameters.append(f"{name} {count:,}{share}")
-    return {
-        "format": adapter["format"],
-        **(adapter["streams"] or {}),
-        **adapter,
-        "streams": None,  # shown field by field
-        "lora_modules": ", ".join(adapter["lora_modules"]),
-        "parameters": "\n".join(parameters),
-    }
 
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:

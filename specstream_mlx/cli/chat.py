@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..options import FLAG, TEXT, LengthOptions, option
+from ..options import TEXT, LengthOptions, option
 from ..terminal.interrupts import noted_interrupt
 from ..terminal.notes import note
 from . import launched
 from .draft_marks import DraftMarks
-from .options import ModelOptions, OutputOptions, SamplingOptions
+from .options import ModelOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -45,9 +45,6 @@ def chat(
     ),
     length: LengthOptions,
     sampling: SamplingOptions,
-    show_drafts: bool = option(
-        False, FLAG, "Mark each step's accepted drafts.", panel=OutputOptions.PANEL
-    ),
 ) -> None:
     """Talk with a model; each turn reads only what is new.
 
@@ -77,8 +74,6 @@ def chat(
         lambda: options | {"sampler": sampling.sampler(tokenizer)},  # a new seed for each reply
         source.adapter if source.by_default else None,
     )
-    if show_drafts:
-        conversation.command("marks", "on")
     for line in launched.lines_of_first(_lines()):
         conversation.take(line)
         if conversation.is_over:
@@ -86,16 +81,7 @@ def chat(
 
 
 class _Conversation:
-    """A conversation at the terminal, which carries out the lines typed.
-
-    Args:
-        model, chat: what answers.
-        options: makes the options of a reply.
-        streams: mounted where no adapter is; ``None``: none.
-
-    Attributes:
-        is_over: whether the user has left.
-    """
+    """A conversation at the terminal; ``streams`` are mounted where no adapter is."""
 
     def __init__(
         self,
@@ -149,8 +135,12 @@ class _Conversation:
         match name:
             case "help":
                 note(HELP)
+            case "adapter" if value:
+                self._model.swap_adapter(self._streams if value == "none" else value)
             case "adapter":
-                self._adapter(value)
+                from ..loading import named_adapters
+
+                note("Adapters: " + ", ".join(["none", *named_adapters()]))
             case "draft":
                 self._drafts = _is_on(name, value)
             case "marks":
@@ -167,14 +157,6 @@ class _Conversation:
                 self.is_over = True
             case _:
                 raise UserError(f"/{name} is no command; /help lists them")
-
-    def _adapter(self, name: str) -> None:
-        if name:
-            self._model.swap_adapter(self._streams if name == "none" else name)
-            return
-        from ..loading import named_adapters
-
-        note("Adapters: " + ", ".join(["none", *named_adapters()]))
 
     def _stats(self) -> None:
         if self._last is None:

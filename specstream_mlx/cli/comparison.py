@@ -12,7 +12,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..drafting.settings import DraftSettings
-from ..engine.kv import window_left_out
 from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -26,39 +25,30 @@ class Comparison:
     """Texts and speeds of both sides.
 
     Attributes:
-        plain_text: the other side's text.
         reference: name of the output that ours was compared with.
         identical: whether every token was the same; ``None``: the verify rule draws otherwise.
         first_difference: ``position`` of the first token that differs, from 1, and ``gap``: the
-            logit of ours (of MLX's token, for a package) less that of the other one, or of what
-            tokens are drawn by; ``None`` where one of the two ends there.
-        rates: pairs of our tokens per second after the first token and mlx_lm's, by rising
-            speedup; ``None`` where nothing is timed.
+            logit of ours less that of the other one, or of what tokens are drawn by; ``None`` where
+            one of the two ends there.
+        rates: pairs of our tokens per second after the first token and mlx_lm's, by rising speedup.
         dtype: dtype that both sides compute in.
         own_dtype: dtype of mlx_lm when it loads the model by itself, if it is the reference.
-        window_left_out: the model's sliding window if mlx_lm differs as it does not apply it.
     """
 
     plain_text: str
     reference: str
     identical: bool | None
     first_difference: dict[str, Any] | None
-    rates: list[tuple[float, float]] | None = None
-    dtype: str | None = None
-    own_dtype: str | None = None
-    window_left_out: int | None = None
-
-    @property
-    def speedups(self) -> list[float]:
-        """Our rate over mlx_lm's, of each pair."""
-        return [ours / plain for ours, plain in self.rates or ()]
+    rates: list[tuple[float, float]]
+    dtype: str | None
+    own_dtype: str | None
 
     def values(self) -> dict[str, Any]:
         """The fields that it adds to the JSON object of a generation."""
-        speedups, middle = self.speedups, (len(self.speedups) - 1) // 2
+        speedups, middle = [ours / plain for ours, plain in self.rates], (len(self.rates) - 1) // 2
         ours, plain = self.rates[middle] if self.rates else (None, None)
-        values = {} if self.rates is None else {"generation_tps": ours}
-        return values | {
+        return {
+            "generation_tps": ours,
             "plain": {"text": self.plain_text, "generation_tps": plain},
             "speedup": speedups[middle] if speedups else None,
             "speedup_range": [speedups[0], speedups[-1]] if speedups else None,
@@ -71,17 +61,17 @@ class Comparison:
 
     def show(self) -> None:
         """Print a pair of rates, the ratios of all pairs, and whether the outputs are the same."""
+        values = self.values()
         note("=" * 10)
         if self.rates:
-            speedups, middle = self.speedups, (len(self.rates) - 1) // 2
-            ours, plain = self.rates[middle]
-            note(f"mlx_lm: {plain:.3f} tokens-per-sec")
-            note(f"specstream-mlx: {ours:.3f} tokens-per-sec")
+            low, high = values["speedup_range"]
+            note(f"mlx_lm: {values['plain']['generation_tps']:.3f} tokens-per-sec")
+            note(f"specstream-mlx: {values['generation_tps']:.3f} tokens-per-sec")
             note(
-                f"Speedup: {speedups[middle]:.2f} (the median pair of {len(speedups)}, "
-                f"{speedups[0]:.2f} to {speedups[-1]:.2f}; first token left out)"
+                f"Speedup: {values['speedup']:.2f} (the median pair of {len(self.rates)}, "
+                f"{low:.2f} to {high:.2f}; first token left out)"
             )
-        elif self.rates is not None:
+        else:
             note("Rates: none, since a side generated a single token")
         if self.identical is None:
             note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
@@ -97,60 +87,40 @@ class Comparison:
         note(f"Identical output: {answer}, compared with {self.reference}{dtype}")
         if self.own_dtype not in (None, self.dtype):
             note(f"By itself mlx_lm computes in {self.own_dtype}: near-ties may fall otherwise")
-        if self.window_left_out is not None:
-            note(f"mlx_lm leaves out this model's sliding window of {self.window_left_out} tokens")
 
 
 def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
     """Run both sides in turn; ``tokens`` are ours."""
-    model = decoding.model
+    model, held = decoding.model, decoding.model.held
+    as_plain = decoding.own["verify"].name in ("greedy", "keyed")
     # The main stream of a shared adapter sees its streams: mlx_lm computes another function.
-    shared = model.mode == "shared" and decoding.is_plain_text
+    shared = model.mode == "shared" and as_plain
     with progress("Comparing") as show:
-        total, done = 2 * PAIRS + (2 if shared else 1), 1
+        total, done = 2 * PAIRS + 1 + shared, 1
         show(0, total)
-        plain_tokens, plain_text = [], ""
+        expected, plain_text = [], ""
         for response in decoding.plain_responses():
-            plain_tokens.append(response.token)
+            expected.append(response.token)
             plain_text += response.text
         for word in decoding.own["stop"]:
             plain_text = plain_text.split(word)[0]
         show(done, total)
-        expected = plain_tokens
+        several = min(len(tokens), len(expected)) > 1
         if shared:
             own = decoding.own | {"settings": DraftSettings(speculation=False)}
             expected = [one.token for one in replace(decoding, own=own).responses()]
             show(done := done + 1, total)
-        several = min(len(tokens), len(plain_tokens)) > 1
         rates = _rates(decoding, lambda runs: show(done + runs, total)) if several else []
-    same = tokens == expected if decoding.is_plain_text else None
-    held, differs = model.held, same is False and not shared
-    window = window_left_out(model.model, model.config) if differs else None
-    if window is not None and len(decoding.prompt) + len(tokens) <= window:
-        window = None
+    same = tokens == expected if as_plain else None
     return Comparison(
-        plain_text=plain_text,
-        reference="one token a step" if shared else "plain mlx_lm",
-        identical=same,
-        first_difference=_difference(decoding, tokens, expected) if same is False else None,
-        rates=rates,
-        dtype=held.dtype if held else None,
-        own_dtype=held.stored_dtype if held and not shared else None,
-        window_left_out=window,
+        plain_text,
+        "one token a step" if shared else "plain mlx_lm",
+        same,
+        _difference(decoding, tokens, expected) if same is False else None,
+        rates,
+        held.dtype if held else None,
+        held.stored_dtype if held and not shared else None,
     )
-
-
-def compare_package(reference: Decoding, tokens: list[int]) -> Comparison:
-    """Compare an exported package's ``tokens`` with MLX's in float32."""
-    expected, text = [], ""
-    with progress("Comparing") as show:
-        for response in reference.responses():
-            expected.append(response.token)
-            text += response.text
-            show(len(expected), reference.common["max_tokens"])
-    same = tokens == expected if reference.is_plain_text else None
-    difference = _difference(reference, expected, tokens) if same is False else None
-    return Comparison(text, "MLX", same, difference, dtype="float32")
 
 
 def _rates(decoding: Decoding, count: Callable[[int], None]) -> list[tuple[float, float]]:

@@ -1,75 +1,69 @@
 """``specstream-mlx convert``."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from ..errors import UserError
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 
 _RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "embeddings_4_8")
-_NOT_OF_GGUF = "adapter_path", "draft_head", "bits", "quant_predicate", "to_pytorch"
+_DIRECTORIES = each("a list of directories", lambda value: isinstance(value, Path))
 
 
-@dataclass(frozen=True)
-class ConvertOptions:
-    """The source and the form of a conversion."""
-
-    PANEL: ClassVar[str] = "Options"
-
+def convert(
+    *,
     model: str = option(
         ...,
         TEXT,
         "Base with safetensors: a directory, or a Hugging Face repository, which is downloaded "
         "unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
         metavar="DIR|REPO|GGUF",
-    )
+    ),
     mlx_path: Path | None = option(
         None, DIRECTORY, "Where the result goes.", without=("to_pytorch",)
-    )
+    ),
     adapter_path: list[Path] | None = option(
         None,
-        each("a list of directories", lambda value: isinstance(value, Path)),
+        _DIRECTORIES,
         "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
         "With it, the adapter is converted instead of the base. Given several times, each becomes "
         "a directory of its name in --mlx-path.",
         metavar="DIR",
         without=("bits", "quant_predicate"),
-    )
+    ),
     draft_head: Path | None = option(
         None,
         DIRECTORY,
         "A published EAGLE-3 head for the base, in torch's files. With it, the head is converted "
         "instead of the base.",
         without=("adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"),
-    )
+    ),
     bits: int | None = option(
         None,
         one_of(4, 8),
         "Quantize the base to so many bits per weight, 4 or 8.",
         without=("quant_predicate",),
-    )
+    ),
     quant_predicate: str | None = option(
         None,
         choice(*_RECIPES),
         "Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, mixed_3_6 and "
         "mixed_4_6; or embeddings_4_8, which keeps embeddings and head at 8 bits.",
         metavar="RECIPE",
-    )
+    ),
     group_size: int = option(
         64,
         one_of(32, 64, 128),
         "Weights that share a scale: 32, 64 or 128.",
         needs=("bits", "quant_predicate"),
-    )
+    ),
     dtype: str | None = option(
         None,
         choice("float16", "bfloat16", "float32"),
         "Of what is not quantized, and of a GGUF's scales. Default: as it is, and for a GGUF the "
         "smallest that holds all of it exactly.",
-    )
+    ),
     to_pytorch: Path | None = option(
         None,
         DIRECTORY,
@@ -77,29 +71,9 @@ class ConvertOptions:
         "PyTorch trainer and PEFT read it.",
         without=("bits", "quant_predicate", "dtype", "overwrite"),
         needs=("adapter_path",),
-    )
-    overwrite: bool = option(False, FLAG, "Replace the converted model or adapter at --mlx-path.")
-
-    def __post_init__(self) -> None:
-        for name in _NOT_OF_GGUF if self.is_gguf else ():
-            if getattr(self, name):
-                raise UserError(
-                    f"--{name.replace('_', '-')} was given with the file {self.model}, expected it "
-                    "with a directory: convert the GGUF first, without it"
-                )
-        if self.to_pytorch is not None and len(self.adapter_path or ()) != 1:
-            raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
-        if self.to_pytorch is None and self.mlx_path is None:
-            raise UserError("--mlx-path is missing, expected where the result goes")
-
-    @property
-    def is_gguf(self) -> bool:
-        """True if the model is a GGUF file, or is called like one."""
-        is_called_so = self.model.endswith(".gguf") and not os.path.isdir(self.model)
-        return is_called_so or os.path.isfile(self.model)
-
-
-def convert(*, options: ConvertOptions) -> None:
+    ),
+    overwrite: bool = option(False, FLAG, "Replace the converted model or adapter at --mlx-path."),
+) -> None:
     r"""Convert a base model or an adapter from PyTorch to MLX.
 
     Examples:
@@ -138,29 +112,43 @@ def convert(*, options: ConvertOptions) -> None:
         specstream-mlx convert --model hf-llama --adapter-path llama-streams \
             --to-pytorch torch-streams
     """
+    is_gguf = os.path.isfile(model) or (model.endswith(".gguf") and not os.path.isdir(model))
+    refused: dict[str, object] = {
+        "--adapter-path": adapter_path,
+        "--draft-head": draft_head,
+        "--bits": bits,
+    }
+    refused |= {"--quant-predicate": quant_predicate, "--to-pytorch": to_pytorch}
+    for flag in (flag for flag, value in refused.items() if value and is_gguf):
+        raise UserError(
+            f"{flag} was given with the file {model}, expected it with a directory: convert the "
+            "GGUF first, without it"
+        )
+    adapters, target = adapter_path or [], mlx_path or to_pytorch
+    if to_pytorch is not None and len(adapters) != 1:
+        raise UserError("--to-pytorch converts one adapter, expected one --adapter-path")
+    if target is None:
+        raise UserError("--mlx-path is missing, expected where the result goes")
+
     from ..loading import model_directory
     from ..terminal.progress import progress
 
-    target = options.mlx_path or options.to_pytorch
-    assert target is not None  # which ``ConvertOptions`` checks
-    adapters, dtype, overwrite = options.adapter_path or [], options.dtype, options.overwrite
     written = [target]
-    if options.to_pytorch is not None:
+    if to_pytorch is not None:
         from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 
-        convert_to_pytorch(adapters[0], model_directory(options.model), target)
-    elif options.is_gguf:
+        convert_to_pytorch(adapters[0], model_directory(model), target)
+    elif is_gguf:
         from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
         with progress("Converting") as show:
-            changes = convert_gguf(Path(options.model), target, dtype, show, overwrite=overwrite)
+            changes = convert_gguf(Path(model), target, dtype, show, overwrite=overwrite)
         for change in changes:
             note(change)
-    elif options.draft_head is not None:
+    elif draft_head is not None:
         from specstream_mlx.convert.to_mlx.draft_head import convert_head
 
-        base = model_directory(options.model)
-        mounted = convert_head(options.draft_head, base, target, overwrite=overwrite)
+        mounted = convert_head(draft_head, model_directory(model), target, overwrite=overwrite)
         head, reads = mounted.config, map(str, mounted.boundaries)
         note(f"{head.kind}: {head.parameters:,} parameters, to depth {head.num_streams}")
         note(f"it reads the hidden states that go into layers {', '.join(reads)}")
@@ -171,13 +159,13 @@ def convert(*, options: ConvertOptions) -> None:
 
         if not overwrite:
             check_new(target)
-        base = model_directory(options.model)
+        base = model_directory(model)
         if len(adapters) > 1:
             written = convert_adapters(adapters, base, target, dtype, overwrite=overwrite)
         elif adapters:
             convert_adapter(adapters[0], base, target, dtype, overwrite=overwrite)
         else:
-            quantization = Quantization(options.bits, options.group_size, options.quant_predicate)
+            quantization = Quantization(bits, group_size, quant_predicate)
             with progress("Converting") as show:
                 convert_base(base, target, quantization, dtype, show, overwrite=overwrite)
     for path in written:

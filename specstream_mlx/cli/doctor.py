@@ -8,9 +8,10 @@ from typing import Any
 
 from ..demonstration import NAME
 from ..errors import UserError
+from ..options import MODEL, option
 from ..terminal.tables import print_table
 from . import launched
-from .options import JSON, base_model
+from .options import JSON
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
@@ -23,7 +24,7 @@ _EXTRAS = {
 
 def doctor(
     *,
-    model: str | None = base_model("Whose weights to hold and weigh. Default: smollm2."),
+    model: str | None = option(None, MODEL, "Whose weights to hold and weigh. Default: smollm2."),
     as_json: bool = JSON,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
@@ -84,18 +85,15 @@ def doctor(
             times = (one.get(nodes) for one in by_place.values())
             cells = ("" if s is None else f"{1e3 * s:.1f} ({s / plain:.2f}x)" for s in times)
             rows.append((str(nodes), *cells))
-        print_table(
-            rows,
-            ("nodes", *(_HEADINGS.get(place, place) for place in by_place)),
-            title="Milliseconds of a step, by where the streams run",
-            figures=1 + len(by_place),
-        )
+        headings = ("nodes", *(_HEADINGS.get(place, place) for place in by_place))
+        title = "Milliseconds of a step, by where the streams run"
+        print_table(rows, headings, title=title, figures=len(headings))
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")
 
 
 def _facts(model: str | None) -> dict[str, Any]:
-    """Facts about device, packages and models, and ``missing``: what to do about the rest."""
+    """The facts, and ``missing``: what to do about the rest."""
     from .. import bundled, demonstration
     from ..drafting.rule import history_of
     from ..hardware import device

@@ -1,8 +1,6 @@
 """``specstream-mlx export-coreml``."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from .. import bundled, demonstration
 from ..options import DIRECTORY, FILE, FLAG, MODEL, TEXTS, integer, option, what
@@ -16,50 +14,30 @@ _SIZES = what(
 )
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """The contents and the fixed shapes of a package."""
-
-    PANEL: ClassVar[str] = "Options"
-
-    output: Path = option(..., FILE, "The package: a name that ends in .mlpackage.")
-    model: str | None = option(None, MODEL, "A model in MLX format. Default: smollm2.")
+def export_coreml(
+    *,
+    output: Path = option(..., FILE, "The package: a name that ends in .mlpackage."),
+    model: str | None = option(None, MODEL, "A model in MLX format. Default: smollm2."),
     adapter: list[str] | None = option(
         None,
         TEXTS,
         "An adapter directory, or a bundled adapter's name; may be given several times.",
         metavar="NAME|DIR",
-    )
-    streams: Path | None = option(None, DIRECTORY, "Lossless streams of the base.")
-    context: int = option(2048, integer(1), "Tokens of prompt and text.")
-    nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each.")
-    chunk: int = option(64, integer(1), "Prompt tokens of a call.")
-    candidates: int = option(4, integer(1), "Tokens that a stream guesses.")
-    sampling: bool = option(False, FLAG, "With functions that return logits, to sample from.")
+    ),
+    streams: Path | None = option(None, DIRECTORY, "Lossless streams of the base."),
+    context: int = option(2048, integer(1), "Tokens of prompt and text."),
+    nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each."),
+    chunk: int = option(64, integer(1), "Prompt tokens of a call."),
+    candidates: int = option(4, integer(1), "Tokens that a stream guesses."),
+    sampling: bool = option(False, FLAG, "With functions that return logits, to sample from."),
     check: bool = option(
         True,
         FLAG,
         "Leave out the check, before the package is there, that in half precision it prefers the "
         "tokens that MLX does in float32.",
-    )
-    report: bool = option(False, FLAG, "Print how each tensor was written.")
-
-    def directories(self) -> list[Path]:
-        """The adapters' directories, the streams' last."""
-        found = [
-            bundled.adapter_path(name)
-            if not Path(name).exists() and name in bundled.adapter_names()
-            else Path(name)
-            for name in self.adapter or ()
-        ]
-        if self.streams is not None:
-            found.append(self.streams)
-        elif demonstration.is_meant(self.model) and not found:
-            found.append(bundled.streams_path())
-        return found
-
-
-def export_coreml(*, options: ExportOptions) -> None:
+    ),
+    report: bool = option(False, FLAG, "Print how each tensor was written."),
+) -> None:
     r"""Export a model, its adapters and their streams as a Core ML package for iOS 18.
 
     Needs the coreml extra. Nothing of it has run on Apple hardware yet.
@@ -78,20 +56,30 @@ def export_coreml(*, options: ExportOptions) -> None:
     from ..loading import model_directory
     from ..terminal.progress import progress
 
+    directories = [
+        bundled.adapter_path(name)
+        if not Path(name).exists() and name in bundled.adapter_names()
+        else Path(name)
+        for name in adapter or ()
+    ]
+    if streams is not None:
+        directories.append(streams)
+    elif demonstration.is_meant(model) and not directories:
+        directories.append(bundled.streams_path())
     with progress("Exporting") as show:
         lines = export(
-            model_directory(demonstration.model_path(options.model)),
-            options.output,
-            options.directories(),
-            Sizes(options.context, options.nodes, options.chunk, options.candidates),
-            sampling=options.sampling,
-            check=options.check,
+            model_directory(demonstration.model_path(model)),
+            output,
+            directories,
+            Sizes(context, nodes, chunk, candidates),
+            sampling=sampling,
+            check=check,
             show=show,
         )
-    for line in lines if options.report else ():
+    for line in lines if report else ():
         print(f"{line.name}\t{line.form}\t{'x'.join(map(str, line.shape))}\t{line.nbytes}")
     size = sum(line.nbytes for line in lines) / 1e6
-    note(f"wrote {options.output} ({size:.1f} MB of weights)")
+    note(f"wrote {output} ({size:.1f} MB of weights)")
     if others := sum(line.uneven for line in lines):
         groups = sum(line.groups for line in lines)
         note(f"{others} of {groups} groups have an offset that is no integer")

@@ -1,7 +1,6 @@
 """``specstream-mlx generate``."""
 
 import json
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -53,8 +52,8 @@ def generate(
         metavar="PACKAGE",
         panel=ModelOptions.PANEL,
         without=(
-            *("no_streams", "draft_head", "weights", "prefill_step_size", "max_nodes"),
-            *("prune_threshold", "draft_model", "prompt_cache_file"),
+            *("model", "adapter_path", "no_streams", "draft_head", "weights", "prefill_step_size"),
+            *("max_nodes", "prune_threshold", "draft_model", "prompt_cache_file", "compare"),
             *("kv_bits", "kv_group_size", "quantized_kv_start"),
         ),
     ),
@@ -89,37 +88,23 @@ def generate(
             -p "table t(name, city): for t with city Paris, what are the name?"
     """
     launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
-    if coreml is None:
-        run = _run(
-            model, prompt, length, sampling, drafts, rule, kv_cache, prompt_cache_file, output
-        )
-    else:
+    if coreml is not None:
         from .generate_coreml import package_run
 
-        run = package_run(coreml, model, prompt, length, sampling, drafts, rule, output)
-    _generate(run, output)
-
-
-def _run(
-    model: ModelOptions,
-    prompt: PromptOptions,
-    length: LengthOptions,
-    sampling: SamplingOptions,
-    drafts: dict[str, Any],
-    rule: RuleOptions,
-    kv_cache: KVCacheOptions,
-    cache_file: Path | None,
-    output: OutputOptions,
-) -> Run:
-    """Load what a generation by MLX needs."""
+        settings = rule.settings(drafts)
+        run = package_run(
+            coreml, model.adapter, prompt, length, sampling, settings, rule.verify, output.quiet
+        )
+        _generate(run, output)
+        return
     from .. import demonstration
 
     made_by: str | None = None
     tokenizer_config: dict[str, Any] = {}
-    if cache_file is not None:
+    if prompt_cache_file is not None:
         from ..kv_store import read_metadata
 
-        made_by, tokenizer_config = read_metadata(cache_file)
+        made_by, tokenizer_config = read_metadata(prompt_cache_file)
     if model.model is None and made_by != str(demonstration.directory()):
         model = replace(model, model=made_by)
     source = model.source(output.quiet)
@@ -144,9 +129,9 @@ def _run(
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
     cache = None
-    if cache_file is not None:
-        cache = PromptCache.load(cache_file, loaded, str(source.model))
-        kv_cache = _as_cached(kv_cache, cache, cache_file)
+    if prompt_cache_file is not None:
+        cache = PromptCache.load(prompt_cache_file, loaded, str(source.model))
+        kv_cache = _as_cached(kv_cache, cache, prompt_cache_file)
     sampler = sampling.sampler(tokenizer)
     verify = find_rule(rule.verify, sampler)
     decoding = Decoding(
@@ -167,7 +152,7 @@ def _run(
             "prompt_cache": cache,
         },
     )
-    return Run(
+    run = Run(
         source.model_name,
         source.adapter_name,
         loaded.mode,
@@ -179,6 +164,7 @@ def _run(
         partial(compare, decoding),
         None if model.no_streams else _missing_streams(loaded, settings, source.adapter_name),
     )
+    _generate(run, output)
 
 
 def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVCacheOptions:
@@ -186,11 +172,9 @@ def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVC
     if cache.quantized is None:
         return options
     bits, group_size = cache.quantized
-    given = options.kv_bits, options.kv_group_size
-    if options.kv_bits is not None and given != cache.quantized:
+    if options.kv_bits is not None and (options.kv_bits, options.kv_group_size) != cache.quantized:
         raise UserError(
-            f"--kv-bits and --kv-group-size are {given[0]} and {given[1]}, expected {bits} and "
-            f"{group_size}, as {file} has them"
+            f"{file} has --kv-bits {bits} and --kv-group-size {group_size}, expected no others"
         )
     start = min(options.quantized_kv_start, cache.rows)  # what is quantized stays so
     return KVCacheOptions(bits, group_size, start)
@@ -248,25 +232,21 @@ def _generate(run: Run, output: OutputOptions) -> None:
                     if output.as_json:
                         show(last.generation_tokens, run.max_tokens)
                     else:
-                        _print(marks.mark(last.text, last.from_draft) if marks else last.text)
+                        shown = marks.mark(last.text, last.from_draft) if marks else last.text
+                        print(shown, end="", flush=True)
             finally:
                 if not output.as_json:
-                    _print((marks.close() if marks else "") + "\n")
-        if output.compare:
+                    print(marks.close() if marks else "", flush=True)
+        if run.compare is not None and output.compare:
             comparison = run.compare(tokens)
     except KeyboardInterrupt as error:
         interrupt = error
     if last is not None and output.as_json:
-        _print(json.dumps(_values(run, text, last, comparison)) + "\n")
+        print(json.dumps(_values(run, text, last, comparison)), flush=True)
     elif last is not None:
         _report(run, last, output, comparison)
     if interrupt is not None:
         raise interrupt
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _values(
@@ -280,7 +260,7 @@ def _values(
     values: dict[str, Any] = {"text": text, **{name: getattr(last, name) for name in figures}}
     values |= {"model": run.model, "adapter": run.adapter, "mode": run.mode}
     values |= {"tree": run.drafts, "verify": run.verify, "seed": run.seed}
-    return values if comparison is None else values | comparison.values()
+    return values | (comparison.values() if comparison else {})
 
 
 def _report(
@@ -296,20 +276,18 @@ def _report(
     if not output.quiet:
         note("=" * 10)
         note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
-        timed = comparison is not None and comparison.rates is not None
-        rate = "" if timed else f", {last.generation_tps:.3f} tokens-per-sec"
+        rate = "" if comparison else f", {last.generation_tps:.3f} tokens-per-sec"
         seed = "" if run.seed is None else f", seed {run.seed}"
         note(f"Generation: {count} tokens{rate}{seed}")
         if output.verbose:
             note(f"Peak memory: {last.peak_memory:.3f} GB")
             accepted = f"{last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
             note(f"Tree: {run.drafts}" + (f"; {accepted}" if last.drafted_tokens else ""))
+            note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
         if run.verify == "typical":
             note("Verify: typical, LOSSY: the text is not distributed as the model's")
         elif output.verbose:
             note(f"Verify: {run.verify}")
-        if output.verbose:
-            note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
         note(
             f"Target calls: {last.target_calls} instead of {count}, "
             f"call reduction {count / last.target_calls:.2f}"

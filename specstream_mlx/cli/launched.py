@@ -27,7 +27,7 @@ def is_first() -> bool:
 
 @cache
 def group() -> "Group | None":
-    """Return the processes that ``mlx.launch`` has started; ``None``: it has not, or but one."""
+    """The processes that ``mlx.launch`` has started; ``None``: it has not, or but one."""
     hostfile = os.environ.get("MLX_HOSTFILE")
     alone = hostfile is not None and not os.path.getsize(hostfile)  # what mlx.launch -n 1 writes
     if "MLX_RANK" not in os.environ or alone:
@@ -39,9 +39,8 @@ def group() -> "Group | None":
 
 
 def ranks() -> "Ranks | None":
-    """Return the ranks of ``group``."""
-    found = group()
-    if found is None:
+    """The ranks of ``group``."""
+    if (found := group()) is None:
         return None
     from ..distributed.ranks import ranks_of
 

@@ -1,8 +1,4 @@
-"""The commands' options, in groups.
-
-Each group checks those that depend on each other when it is made, and turns them into the values
-that the rest of the program takes. MLX is imported only for that.
-"""
+"""The commands' options, in groups, and what the rest of the program takes in their place."""
 
 import secrets
 import sys
@@ -29,13 +25,6 @@ if TYPE_CHECKING:
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
-"""``--json`` of commands that print nothing else then."""
-
-
-def base_model(help: str) -> Any:
-    """Make the option ``--model`` of commands that take no adapter with it."""
-    return option(None, MODEL, help)
-
 
 # Model and adapter ------------------------------------------------------------------------------
 
@@ -44,11 +33,7 @@ def base_model(help: str) -> Any:
 class Source:
     """The places of a model and an adapter, and the names that the user knows them by.
 
-    Attributes:
-        model, model_name: the model.
-        adapter, adapter_name: the adapter; ``None``: none is mounted.
-        options: the options that they were located by.
-        by_default: whether the adapter is the bundled streams, mounted because they fit.
+    ``by_default``: the adapter is the bundled streams, mounted because they fit.
     """
 
     model: str | Path
@@ -61,7 +46,6 @@ class Source:
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
-        """Load both; see ``loading.load``."""
         from ..loading import load
 
         return load(
@@ -122,13 +106,12 @@ class ModelOptions:
             return Source(path, name, adapter_named(self.adapter), self.adapter, self)
         if self.adapter_path is not None:
             return Source(path, name, self.adapter_path, str(self.adapter_path), self)
-        if self.draft_head is not None or self.no_streams:
-            return Source(path, name, None, None, self)
-        path = model_directory(path)
-        streams = bundled.streams_for(read_config(path))
-        if streams is None:
-            return Source(path, name, None, None, self)
-        return Source(path, name, streams, "the bundled streams", self, by_default=True)
+        if self.draft_head is None and not self.no_streams:
+            path = model_directory(path)
+            streams = bundled.streams_for(read_config(path))
+            if streams is not None:
+                return Source(path, name, streams, "the bundled streams", self, by_default=True)
+        return Source(path, name, None, None, self)
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -188,7 +171,7 @@ class SamplingOptions(options.SamplingOptions):
     """The sampler's options, under mlx_lm's names."""
 
     def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":
-        """Make the sampler; ``None`` without a temperature."""
+        """The sampler; ``None`` without a temperature."""
         from ..engine.sampling import KeyedSampler, Sampling
 
         special: tuple[int, ...] = ()
@@ -201,7 +184,7 @@ class SamplingOptions(options.SamplingOptions):
         return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)
 
     def logits_processors(self, vocab_size: int) -> "Sequence[LogitsProcessor]":
-        """Make the functions that change the logits before a token is drawn."""
+        """The functions that change the logits before a token is drawn."""
         from mlx_lm.sample_utils import make_logits_processors
 
         for token in self.logit_bias or ():
@@ -268,9 +251,7 @@ class OutputOptions:
         False,
         FLAG,
         "Then run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
-        "output is the same. rejection and typical draw otherwise: the rates alone. With --coreml: "
-        "MLX in float32, token for token; --model and --adapter-path say what the package was made "
-        "of.",
+        "output is the same. rejection and typical draw otherwise: the rates alone.",
     )
     verbose: bool = option(
         False,

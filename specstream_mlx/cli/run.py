@@ -15,19 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A generation, by MLX or by an exported package.
-
-    Attributes:
-        model, adapter: what the user calls them.
-        mode: the adapter's.
-        drafts: the drafting in a few words.
-        verify: the verify rule's name.
-        seed: seed of the draws; ``None``: nothing is drawn.
-        max_tokens: the most tokens to generate.
-        responses: generates; its argument gets how far the prompt has been read.
-        compare: compares the tokens that were generated with those of another program.
-        hint: what to say before the text.
-    """
+    """A generation, by MLX or by an exported package; ``hint`` is said before its text."""
 
     model: str
     adapter: str | None
@@ -37,30 +25,19 @@ class Run:
     seed: int | None
     max_tokens: int
     responses: "Callable[[Progress], Iterator[GenerationResponse]]"
-    compare: Callable[[list[int]], Any]
+    compare: Callable[[list[int]], Any] | None = None
     hint: str | None = None
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A prompt and how to go on from it, by this project and by plain mlx_lm.
-
-    Attributes:
-        prompt: token ids.
-        common: arguments of ``stream_generate``, ours and mlx_lm's.
-        own: further arguments of ours.
-    """
+    """A prompt, and arguments of ``stream_generate``: those also of mlx_lm's, and our ``own``."""
 
     model: "SpeculativeModel"
     tokenizer: "TokenizerWrapper"
     prompt: list[int]
     common: dict[str, Any]
     own: dict[str, Any]
-
-    @property
-    def is_plain_text(self) -> bool:
-        """Whether the text is the one that plain decoding writes."""
-        return self.own["verify"].name in ("greedy", "keyed")
 
     def responses(self, progress: "Progress | None" = None) -> "Iterator[GenerationResponse]":
         """This project's responses; ``progress`` gets how far the prompt has been read."""
@@ -84,13 +61,11 @@ class Decoding:
 
         from ..hardware.cpu import stock_modules
 
-        text, common = "", self.common
+        text, common, model = "", self.common, self.model.model
         if common["sampler"] is not None:  # a fresh one, since it counts mlx_lm's calls
             common = common | {"sampler": replace(common["sampler"])}
-        with stock_modules(self.model.model):
-            for response in mlx_lm.stream_generate(
-                self.model.model, self.tokenizer, self.prompt, **common
-            ):
+        with stock_modules(model):
+            for response in mlx_lm.stream_generate(model, self.tokenizer, self.prompt, **common):
                 text += response.text
                 yield response
                 if any(word in text for word in self.own["stop"]):

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..demonstration import MODEL
+from .. import demonstration
 from ..errors import UserError
-from ..options import DIRECTORY, TEXT, TEXTS, integer, option
+from ..options import DIRECTORY, MODEL, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched
-from .options import ModelOptions, base_model
+from .options import ModelOptions
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -22,9 +22,11 @@ _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 
 def serve(
     *,
-    model: str | None = base_model(
+    model: str | None = option(
+        None,
+        MODEL,
         "The base, in MLX format: a directory or a Hugging Face repository. Default: "
-        f"{MODEL} with its adapters, and those of `adapters add` that fit it."
+        f"{demonstration.MODEL} with its adapters, and those of `adapters add` that fit it.",
     ),
     adapter_path: list[str] | None = option(
         None,

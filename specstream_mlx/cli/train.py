@@ -31,9 +31,9 @@ _IGNORED = {
     **{"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True},
     "trust_remote_code": False,
 }
-"""Settings of mlx_lm.lora that mean nothing here, with the one value that they may have."""
+"""Settings of mlx_lm.lora, each with the one value that it may have here."""
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
-"""Settings of mlx_lm.lora that may have any value, as nothing here depends on them."""
+"""Settings of mlx_lm.lora that may have any value."""
 
 _SELF = "self"
 _HELD_OUT_TEXTS = 6
@@ -146,17 +146,26 @@ def train(
         return
     _iterate(run)
     adapter = run.write_adapter()
-    if valid is not None:
-        _tell_best(run)
-        if not command.no_outcome:
-            _tell_outcome(start, adapter, valid)
+    iterations, accepted = run.progress.best_iteration, run.progress.best_length
+    if accepted is not None:
+        note(
+            f"The adapter is the state after {iterations} iterations, whose accepted length was "
+            f"the longest, {accepted:.2f}"
+        )
+        if accepted < _LEARNED:
+            note(
+                "Its streams have learned next to nothing: more iterations, more data, or a "
+                "smaller --learning-rate may help"
+            )
+    if valid is not None and not command.no_outcome:
+        _tell_outcome(start, adapter, valid)
     print(adapter)
 
 
 def _settings(
     settings: dict[str, Any], answers: dict[str, Any], path: Path | None
 ) -> tuple[TrainSettings, AnswerOptions]:
-    """Merge the flags with the configuration file, which they override, and check the result."""
+    """The flags over the configuration file, checked."""
     from ..train.optimizer import check_optimizer
 
     values = (_read_config(path) if path else {}) | settings | answers
@@ -168,12 +177,12 @@ def _settings(
     check_optimizer(checked)
     answering = AnswerOptions(**asked)
     check_options(answering)
-    for name in ("num_prompts", "prompt_script") if answering.prompts != _SELF else ():
-        if name in asked:
-            raise UserError(f"--{name.replace('_', '-')} was given without --prompts {_SELF}")
-    for name in asked if checked.data is not None else ():
+    for name in asked:
         flag = f"--{name.replace('_', '-')}"
-        raise UserError(f"--data and {flag} were both given, expected at most one")
+        if answering.prompts != _SELF and name in ("num_prompts", "prompt_script"):
+            raise UserError(f"{flag} was given without --prompts {_SELF}")
+        if checked.data is not None:
+            raise UserError(f"--data and {flag} were both given, expected at most one")
     return checked, answering
 
 
@@ -245,9 +254,9 @@ def _prompts(settings: TrainSettings, answers: AnswerOptions) -> list[str] | Non
     if not data.is_dir():
         found = "is a file" if data.exists() else "does not exist"
         raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
-    read_rows(data / "train.jsonl", settings.prompt_template)
-    if (data / "valid.jsonl").exists():
-        read_rows(data / "valid.jsonl", settings.prompt_template)
+    for path in (data / "train.jsonl", data / "valid.jsonl"):
+        if path.name == "train.jsonl" or path.exists():
+            read_rows(path, settings.prompt_template)
     return None
 
 
@@ -269,7 +278,7 @@ def _answers(
     answers: AnswerOptions,
     prompts: list[str] | None,
 ) -> Path:
-    """Let the base, with its LoRA, answer prompts, or draw prompts itself and answer."""
+    """Let the base answer prompts, or draw prompts itself and answer."""
     from ..terminal.progress import progress
     from ..train.distil import Answering, distil, fitting
     from ..train.self_prompts import PromptSettings, draw_prompts
@@ -347,22 +356,6 @@ def _iterate(run: "Run") -> None:
     if not ended:
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt
-
-
-def _tell_best(run: "Run") -> None:
-    """Name the adapter's state, and say whether its streams have learned anything."""
-    iterations, length = run.progress.best_iteration, run.progress.best_length
-    if length is None:
-        return
-    note(
-        f"The adapter is the state after {iterations} iterations, whose accepted length was the "
-        f"longest, {length:.2f}"
-    )
-    if length < _LEARNED:
-        note(
-            "Its streams have learned next to nothing: more iterations, more data, or a smaller "
-            "--learning-rate may help"
-        )
 
 
 def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from ..files import decoded
-from ..options import FILE, FLAG, NAME, most_tokens, option
+from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..terminal.notes import note
-from .options import ModelOptions, base_model, standard_input
+from .options import ModelOptions, standard_input
 
 
 def write(
@@ -24,7 +24,7 @@ def write(
         False, FLAG, "Print one JSON object, with figures, when all is written.", "--json"
     ),
     max_tokens: int = most_tokens(1024, "Tokens at most."),
-    model: str | None = base_model("The adapter's base. Default: smollm2."),
+    model: str | None = option(None, MODEL, "The adapter's base. Default: smollm2."),
 ) -> None:
     """Do one task with a text: read it, and write the result as it comes.
 

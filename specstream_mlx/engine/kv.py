@@ -141,12 +141,6 @@ def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
     ]
 
 
-def window_left_out(model: nn.Module, config: Mapping[str, Any]) -> int | None:
-    """Return the narrowest sliding window that mlx_lm ignores; ``None``: it ignores none."""
-    pairs = zip(layer_windows(config, model), make_prompt_cache(model), strict=True)
-    return min((w for w, own in pairs if w and not hasattr(own, "max_size")), default=None)
-
-
 Fetched = mx.array | tuple[mx.array, mx.array, mx.array]
 """Keys or values as a cache has them: an array, or packed elements, scales and biases."""
 

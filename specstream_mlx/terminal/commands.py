@@ -35,8 +35,7 @@ def run(
     """Run a command with the words of a command line.
 
     A parameter whose default is an ``option`` is that option. One annotated with a dataclass of
-    options gets an instance; with ``Annotated[dict[str, Any], dataclass]``, the options that are
-    set.
+    options gets an instance; with ``Annotated[dict[str, Any], dataclass]``, what is set of them.
     """
     text, headline, examples = inspect.cleandoc(command.__doc__ or "").partition("\nExample")
     parser = _Parser(
@@ -69,7 +68,6 @@ def run(
 
 
 def _check_together(given: Mapping[str, "_Option"]) -> None:
-    """Check that no option was given that excludes another one, or needs one that was not."""
     for option in given.values():
         for other in option.spec.without:
             if other in given:
@@ -108,13 +106,11 @@ class _Option:
 
     @property
     def metavar(self) -> str:
-        """The name of its value."""
         kind = self.spec.kind
         return self.spec.metavar or kind.metavar or "|".join(kind.choices) or "TEXT"
 
     @property
     def flag(self) -> str:
-        """Its first name on the command line."""
         if self.spec.positional:
             return self.metavar
         if self.spec.flags:
@@ -123,7 +119,6 @@ class _Option:
         return f"--{no}{self.name.replace('_', '-')}"
 
     def add(self, parser: Any) -> None:
-        """Add it to a parser or a group of one."""
         spec, kind, default, help = self.spec, self.spec.kind, self.default, self.spec.help
         flags = (self.flag, *spec.flags[1:])
         how: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": self.name}

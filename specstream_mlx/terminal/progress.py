@@ -1,7 +1,4 @@
-"""Progress with a remaining time, of work that takes longer than two seconds: bars on a terminal.
-
-Blocks may be nested; their bars are then shown at once, the outermost first.
-"""
+"""Progress of work that takes longer than two seconds: bars, which blocks may nest."""
 
 import sys
 import time
@@ -20,10 +17,10 @@ Item = TypeVar("Item")
 
 
 class Show(Protocol):
-    """Called with the work done and the work in all; the first call sets the start."""
+    """Shows the work done, of a total if there is one; the first call sets the start."""
 
     def __call__(self, done: float, total: float | None, description: str | None = None) -> None:
-        """Show the work done; without a total the bar only moves."""
+        """Show it."""
 
 
 SECONDS = 2.0

@@ -11,7 +11,6 @@ from itertools import islice
 import pytest
 from command_line import generate, refusal, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from tiny_peft import edit
 
 from specstream_mlx import bundled, demonstration, load, loading, stream_generate
 from specstream_mlx.cli.run import Decoding
@@ -111,16 +110,6 @@ def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
     assert found == {"position": 4, "gap": pytest.approx(gap, rel=1e-3)}
     told = f"no (from token 4 on, where the logits of the two tokens are {found['gap']:.2g} apart)"
     assert f"Identical output: {told}" in generate(base, *flags).stderr
-
-
-def test_comparison_says_where_mlx_lm_has_no_window(tmp_path):
-    """mlx_lm reads a Mistral's whole text, transformers and we the window."""
-    base = tiny_llama_directory(tmp_path / "base")
-    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    edit(base / "config.json", **window, sliding_window=8)
-    assert (
-        "mlx_lm leaves out this model's sliding window of 8" in generate(base, "--compare").stderr
-    )
 
 
 def test_show_drafts_keeps_the_text(tmp_path):

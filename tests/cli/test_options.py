@@ -39,12 +39,6 @@ from specstream_mlx.terminal.commands import reader
         (kinds.POSITIVE, ("1.5", 1.5), "a number above 0", ["0", "-1", "many", "inf", "nan"]),
         (kinds.number(0, 0.5), ("0.5", 0.5), "a number from 0 to 0.5", ["-1", "0.6", "nan"]),
         (
-            kinds.PART_OF_NAME,
-            ("reference-blas", "reference-blas"),
-            "a part of a file's name",
-            ["../../x/y", "/", "x/", "a\0"],
-        ),
-        (
             kinds.PROBABILITY,
             ("0", 0.0),
             "a probability of at least 0 and below 1",

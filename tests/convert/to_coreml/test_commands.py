@@ -130,7 +130,7 @@ def test_a_recording_is_replayed(exported, calls):
     ("command", "flags", "sentence"),
     [
         (generate, ("--adapter-path", "x"), "--coreml and --adapter-path were"),
-        (generate, ("--compare", "--adapter-path", "x"), "the adapter is 'x', expected one of"),
+        (generate, ("--adapter", "x"), "the adapter is 'x', expected one of"),
         (generate, (), "no adapter was named, expected one of several"),
         (generate, ("--adapter", "streams", "-p", "a " * 60), "the package's context holds 64"),
         (run_verify, ("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),

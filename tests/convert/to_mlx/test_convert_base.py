@@ -17,9 +17,8 @@ from specstream_mlx.convert.to_mlx.base import RECIPES, Quantization, convert_ba
 from tiny_models import VOCAB_SIZE, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama
 
-from specstream_mlx.cli.convert import ConvertOptions
+from specstream_mlx.cli import convert as command
 from specstream_mlx.inspection import describe_base
-from specstream_mlx.options import kinds_of
 
 
 def convert(*args):
@@ -187,7 +186,7 @@ def test_group_sizes_and_bits_of_embeddings(base, tmp_path):
 @pytest.mark.parametrize("recipe", ["mixed_2_6", "mixed_4_6"])
 def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
     """The very tensors and bits that ``mlx_lm.convert`` writes."""
-    assert kinds_of(ConvertOptions)["quant_predicate"].choices == RECIPES
+    assert command._RECIPES == RECIPES
     target = converted(base, tmp_path / "ours", "--quant-predicate", recipe)
     theirs = tmp_path / "theirs"
     mlx_lm_convert(str(base), str(theirs), quantize=True, quant_predicate=recipe)
