@@ -18,6 +18,7 @@ METADATA = "specstream"
 """The key of the package's metadata under which ours are, as JSON."""
 
 FORMAT_VERSION = 1
+_FIELDS = ("num_streams", "mode", "stream_head", "prompt_template")
 
 
 @dataclass(frozen=True)
@@ -33,32 +34,20 @@ class ExportedAdapter:
 
 @dataclass(frozen=True)
 class Contents:
-    """A package's own description.
-
-    Attributes:
-        sampling: whether there are ``logits<n>`` and ``draft``.
-        adapters: by name.
-        end_tokens: tokens that end a text.
-        fingerprint: of the base's architecture.
-        tokenizer: the directory next to the package.
-    """
+    """A package's own description."""
 
     path: Path
     sizes: Sizes
-    sampling: bool
+    sampling: bool  # whether there are ``logits<n>`` and ``draft``
     adapters: Mapping[str, ExportedAdapter]
     vocab_size: int
     end_tokens: tuple[int, ...]
-    fingerprint: str
-    tokenizer: Path
+    fingerprint: str  # of the base's architecture
+    tokenizer: Path  # the directory next to the package
 
     @classmethod
     def read(cls, path: str | Path) -> "Contents":
-        """Read the metadata of a package.
-
-        Raises:
-            UserError: there is no package, or it was not written by ``export-coreml``.
-        """
+        """Read the metadata of a package of ``export-coreml``."""
         path = Path(path)
         found = dict(read_spec(path).description.metadata.userDefined)
         if METADATA not in found:
@@ -75,7 +64,10 @@ class Contents:
                 path=path,
                 sizes=Sizes(sizes["context"], nodes, sizes["chunk"], sizes["candidates"]),
                 sampling=facts["sampling"],
-                adapters={name: _adapter(name, of) for name, of in facts["adapters"].items()},
+                adapters={
+                    name: ExportedAdapter(name, **{f: of[f] for f in _FIELDS if f in of})
+                    for name, of in facts["adapters"].items()
+                },
                 vocab_size=base["vocab_size"],
                 end_tokens=tuple(base["end_tokens"]),
                 fingerprint=base["fingerprint"],
@@ -108,11 +100,6 @@ class Contents:
         return read_tokenizer(self.tokenizer, {"eos_token_id": list(self.end_tokens)})
 
 
-def _adapter(name: str, facts: Mapping[str, Any]) -> ExportedAdapter:
-    fields = ("num_streams", "mode", "stream_head", "prompt_template")
-    return ExportedAdapter(name, **{field: facts[field] for field in fields if field in facts})
-
-
 # The file, which coremltools' own reader does not read without writing Manifest.json anew ---------
 
 
@@ -123,11 +110,7 @@ def require_coremltools(command: str) -> None:
 
 
 def model_file(path: Path) -> Path:
-    """The file of a package's model; its weights are in the directory ``weights`` next to it.
-
-    Raises:
-        UserError: there is no package.
-    """
+    """The file of a package's model; its weights are in the directory ``weights`` next to it."""
     file = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
     if not file.is_file():
         found = f"it has no {file.relative_to(path)}" if path.exists() else "it does not exist"

@@ -36,11 +36,7 @@ _GUESSES = ("candidates", "logProbs", "candidateParents")
 
 
 class PackageDecoder:
-    """One adapter of a package, by its name, with its states: a decoder for ``TokenSequence``.
-
-    Raises:
-        UserError: there is no such adapter, or none was named and there are several.
-    """
+    """One adapter of a package, by its name, with its states: a decoder for ``TokenSequence``."""
 
     def __init__(self, contents: Contents, executor: Executor, adapter: str | None = None):
         self.contents, self.adapter = contents, contents.adapter(adapter)
@@ -57,11 +53,7 @@ class PackageDecoder:
     def responses(
         self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
     ) -> Iterator[GenerationResponse]:
-        """Generate text, one response per token, as ``generation.stream_generate`` does.
-
-        Raises:
-            UserError: the package cannot do what is asked.
-        """
+        """Generate text, one response per token, as ``generation.stream_generate`` does."""
         request = self.fitted(request)
         return respond(tokenizer, request, self.decode(request), tuple(stop))
 
@@ -88,11 +80,8 @@ class PackageDecoder:
     def fitted(self, request: Request) -> Request:
         """A request within the package's sizes: its trees, its chunks and its context.
 
-        ``drafting`` may be settings, ``None`` for the package's own, or what plans the steps, whose
-        trees have no more nodes than the package's largest.
-
-        Raises:
-            UserError: the package cannot do what is asked.
+        ``drafting`` may be settings, ``None`` for the package's own, or a planner whose trees have
+        no more nodes than the package's largest.
         """
         contents, sizes, prompt = self.contents, self.contents.sizes, list(request.prompt)
         if not prompt:

@@ -35,11 +35,7 @@ class _Function(NamedTuple):
 
 
 class Package:
-    """A saved package, ready to run; ``functions`` are their names.
-
-    Raises:
-        UserError: it is none, or its file of weights is missing.
-    """
+    """A saved package, ready to run; ``functions`` are their names."""
 
     def __init__(self, path: str | Path, mode: Mode = "exact"):
         path = Path(path)
@@ -99,7 +95,6 @@ class Package:
         return {output: values[output] for output in function.outputs}
 
     def _rounded(self, value: np.ndarray, dtype: str) -> np.ndarray:
-        """A result in the type that this mode gives it."""
         if not dtype.startswith("FLOAT"):
             return value
         value = np.asarray(value, np.float32)
@@ -149,7 +144,6 @@ class Package:
         return value
 
     def _value(self, value: Any) -> Any:
-        """A value that stands in the program, or in the file of weights."""
         (dtype, shape), tensor = _kind(value.type.tensorType), value.immediateValue.tensor
         if dtype == "STRING":
             return tensor.strings.values[0]

@@ -22,11 +22,7 @@ COMPUTE_UNITS = {
 
 
 class Executor(Protocol):
-    """An executor of one package's functions.
-
-    Attributes:
-        title: its name in a few words.
-    """
+    """An executor of one package's functions; its title is a name in a few words."""
 
     title: str
 
@@ -42,11 +38,7 @@ class Executor(Protocol):
 def call(
     executor: Executor, name: str, inputs: Mapping[str, np.ndarray], states: Any = None
 ) -> dict[str, np.ndarray]:
-    """Run a function.
-
-    Raises:
-        UserError: there is no such function, it is damaged, or the inputs do not fit it.
-    """
+    """Run a function; one that is damaged, or inputs that do not fit it, are a ``UserError``."""
     try:
         return executor.call(name, inputs, states)
     except UserError:
@@ -85,7 +77,7 @@ class CoreML:
     def call(
         self, name: str, inputs: Mapping[str, np.ndarray], states: Any = None
     ) -> dict[str, np.ndarray]:
-        """Run a function; see ``evaluate.Package.call``."""
+        """See ``evaluate.Package.call``."""
         return self._function(name).predict(dict(inputs), states)
 
     def _function(self, name: str) -> Any:
@@ -93,8 +85,8 @@ class CoreML:
 
         try:
             if name not in self._functions:
-                found = ct.models.CompiledMLModel(self._compiled, self._units, name)
-                self._functions[name] = found
+                loaded = ct.models.CompiledMLModel(self._compiled, self._units, name)
+                self._functions[name] = loaded
             return self._functions[name]
         except RuntimeError as error:
             raise UserError(f"{self._path}: Core ML cannot load {name}: {reason(error)}") from None

@@ -35,8 +35,7 @@ BASE = "base"
 """The name before the functions of a base without an adapter."""
 
 
-def _silent(done: float, total: float | None, description: str | None = None) -> None:
-    """Show nothing."""
+def _silent(done: float, total: float | None, description: str | None = None) -> None: ...
 
 
 def export(
@@ -49,24 +48,17 @@ def export(
     check: bool = True,
     show: Show = _silent,
 ) -> list[Encoding]:
-    """Write a Core ML package, and its tokenizer next to it.
+    """Write a Core ML package, and its tokenizer next to it; returns how each weight was written.
 
     Args:
         model: directory of the base.
         output: the package, whose name ends in ``.mlpackage``.
-        adapters: directories; functions are called after their names. None: the bare base's, with
-            ``BASE`` for a name.
+        adapters: directories, after which functions are called; without any the base is exported,
+            with ``BASE`` for a name.
         sizes: fixed shapes.
         sampling: with functions for sampling.
         check: see whether the package writes what the model does, in half precision.
         show: called as it goes on.
-
-    Returns:
-        How each weight was written.
-
-    Raises:
-        UserError: something is not supported, does not fit or cannot be read or written, or the
-            package would write something else.
     """
     sources = {function_name(path): path for path in adapters}
     check_names([function_name(path) for path in adapters])
@@ -123,7 +115,7 @@ def export(
             part.rename(place / part.name)
         package.rmdir()
         tokenizer.save_pretrained(tokenizer_place)
-    return builder.report
+    return builder.store.report
 
 
 def function_name(adapter: Path) -> str:
@@ -147,7 +139,7 @@ class PackageBuilder:
 
     def __init__(self, sizes: Sizes, sampling: bool = False, release: bool = False):
         self._sizes, self._sampling = sizes, sampling
-        self._store, self._program = Store(release), Program()
+        self.store, self._program = Store(release), Program()
         self._adapters: dict[str, dict[str, Any]] = {}
 
     def add(
@@ -159,7 +151,7 @@ class PackageBuilder:
         show: Show = _silent,
     ) -> None:
         """Add an adapter's functions; its LoRA is mounted on the model."""
-        functions = Functions(model, streams, name, self._sizes, self._store, shortlists)
+        functions = Functions(model, streams, name, self._sizes, self.store, shortlists)
         makers = functions.makers(self._sampling)
         for number, (function, make) in enumerate(makers.items()):
             show(number, len(makers), f"Writing {function}")
@@ -167,11 +159,6 @@ class PackageBuilder:
         fields = "mode", "num_streams", "num_msa_layers", "stream_head", "prompt_template"
         config = None if streams is None else streams.config
         self._adapters[name] = {f: getattr(config, f) for f in fields} if config else {}
-
-    @property
-    def report(self) -> list[Encoding]:
-        """How each weight was written."""
-        return self._store.report
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write the package; ``facts`` are said in its metadata, too."""

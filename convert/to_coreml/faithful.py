@@ -54,11 +54,7 @@ def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> 
 
 
 def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
-    """Check that a package prefers the tokens that MLX does, in half precision.
-
-    Raises:
-        UserError: it prefers another one, and that is no near-tie.
-    """
+    """Check that a package prefers the tokens that MLX does, in half precision, near-ties apart."""
     executor = Package(contents.path, "fp16")
     for number, (name, (tokens, logits)) in enumerate(expected.items()):
         show(number, len(expected), f"Comparing {name} with MLX")

@@ -75,7 +75,6 @@ class Functions:
         return {f"{self._adapter}_{name}": make for name, make in made.items()}
 
     def prefill(self) -> Function:
-        """``prefill<chunk>``."""
         sizes, network, new = self._sizes, self._network(), []
         count = sizes.chunk
         with self._function({"inputIds": (count,), "length": (1,)}, network) as function:
@@ -143,7 +142,6 @@ class Functions:
         return function
 
     def draft(self) -> Function:
-        """``draft``."""
         streams, network = self._streams, self._network()
         assert streams is not None
         shape = streams.config.num_streams, streams.config.hidden_size
@@ -159,7 +157,6 @@ class Functions:
     # Parts ----------------------------------------------------------------------------------
 
     def _network(self) -> Network:
-        """The model's parts for one more function."""
         return Network(self._model, self._store, self._adapter)
 
     def _function(self, shapes: Mapping[str, tuple[int, ...]], network: Network) -> Function:
@@ -173,7 +170,6 @@ class Functions:
     def _guesses(
         self, network: Network, streams: Streams, hidden: Var, token: Var | None
     ) -> dict[str, Var]:
-        """The guesses of the streams (gamma, h) of one node."""
         guesses = Guessing(network, streams, self._sizes.candidates, self._shortlists)
         return guesses.outputs(hidden, token)
 

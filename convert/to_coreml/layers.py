@@ -71,7 +71,6 @@ class Network:
     # Constants, each of which is one operation of the function -----------------------------------
 
     def constant(self, name: str, value: Value) -> Var:
-        """A constant by name, as the store holds it."""
         if name not in self._constants:
             self._constants[name] = constant(name, value)
         return self._constants[name]
@@ -79,7 +78,6 @@ class Network:
     def array(
         self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
     ) -> Var:
-        """An array as it is."""
         return self.constant(name, self.store.value(name, lambda: array_of(make(), dtype)))
 
     def matrix(self, name: str, module: nn.Module) -> Var:
@@ -89,7 +87,7 @@ class Network:
     def own(
         self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
     ) -> Var:
-        """An array of the adapter."""
+        """An array of the adapter alone."""
         return self.array(f"{self._adapter}.{name}", make, dtype)
 
     def rows(self, name: str, of: str, module: nn.Module, ids: np.ndarray) -> Var:
@@ -134,7 +132,6 @@ class Network:
         return self.product(self.product(x, down), up)
 
     def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
-        """An RMS norm."""
         weight = self.array(f"{name}.weight", lambda: mx.tile(module.weight, 2))
         return rms_norm(x, module.eps, weight)
 
@@ -150,12 +147,8 @@ class Network:
     ) -> tuple[Var, Var, Var]:
         """One decoder layer: (rows, h), and the main rows' keys and values (kv_heads, main, d).
 
-        Args:
-            number: of the layer.
-            x: (rows, h).
-            rows: the new rows.
-            caches: keys and values of all layers, (layers * kv_heads, cache rows, d) each.
-            streams: ``StreamRows`` where there are some.
+        ``caches`` are keys and values of all layers, (layers * kv_heads, cache rows, d) each;
+        ``streams`` are ``StreamRows`` where there are some.
         """
         module, name = self.layers[number], f"model.layers.{number}"
         first, last = number * self.kv_heads, (number + 1) * self.kv_heads

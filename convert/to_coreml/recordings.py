@@ -61,7 +61,6 @@ class Recorder:
     def call(
         self, name: str, inputs: Mapping[str, np.ndarray], states: Any = None
     ) -> dict[str, np.ndarray]:
-        """Run a function."""
         outputs = self._executor.call(name, inputs, states)
         copies = [{n: np.array(v) for n, v in arrays.items()} for arrays in (inputs, outputs)]
         self.calls.append({"function": name, "inputs": copies[0], "outputs": copies[1]})
@@ -153,22 +152,15 @@ def _arrays(lists: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 @dataclass
 class Difference:
-    """What an executor returned for one output of a function, against what was recorded.
-
-    Attributes:
-        largest: the largest difference of floats, as a share of max(1, the largest of the call);
-            ``None`` for integers.
-        integers, equal: number of integers, and of those that are equal.
-        seconds: mean time of a call but the first; ``None`` if there was only one.
-    """
+    """What an executor returned for one output of a function, against what was recorded."""
 
     function: str
     output: str
     calls: int = 0
-    largest: float | None = None
+    largest: float | None = None  # of floats: the largest difference, as a share (see ``EXACT``)
     integers: int = 0
-    equal: int = 0
-    seconds: float | None = None
+    equal: int = 0  # integers
+    seconds: float | None = None  # mean time of a call but the first
 
     def add(self, found: np.ndarray, expected: np.ndarray, alike: np.ndarray | bool) -> None:
         """Compare one call's output; ``alike``: the numbers that stand for the same in both."""
@@ -192,7 +184,6 @@ class Replay:
     differences: list[Difference]
 
     def complaint(self) -> str | None:
-        """Sentence about what is wrong; ``None``: nothing."""
         bound, least = (EXACT, 1.0) if self.exact else (FAR, LEAST_EQUAL)
         worst = max(self.differences, key=lambda difference: difference.largest or 0.0)
         if (worst.largest or 0.0) > bound:
@@ -208,11 +199,7 @@ class Replay:
 
 
 def replay(recorded: Mapping[str, Any], executor: Executor, exact: bool, show: Show) -> Replay:
-    """Give an executor the recorded inputs, call by call, and compare what it returns.
-
-    Raises:
-        UserError: the recording does not fit the package.
-    """
+    """Give an executor the recorded inputs, call by call, and compare what it returns."""
     found: dict[tuple[str, str], Difference] = {}
     seconds: dict[str, list[float]] = {}
     runs = recorded["runs"]

@@ -19,7 +19,7 @@ _EPSILON = 1e-6  # of the conditioned head's norm
 
 
 class StreamRows:
-    """The streams of ``count`` nodes of a tree, as rows that follow the nodes'."""
+    """The streams of ``count`` nodes of a tree, as rows after those of the nodes."""
 
     def __init__(self, network: Network, streams: Streams, count: int):
         self._network, self._streams, self._count = network, streams, count

@@ -15,27 +15,20 @@ _MOST_NODES = 64
 
 @dataclass(frozen=True)
 class Sizes:
-    """The fixed shapes of a package.
+    """The fixed shapes of a package."""
 
-    Args:
-        context: rows that may be committed.
-        nodes: of the trees; one function each.
-        chunk: prompt tokens of a prefill call.
-        candidates: k, guesses of a stream.
-    """
-
-    context: int
-    nodes: tuple[int, ...] = (8, 16)
-    chunk: int = 64
-    candidates: int = 4
+    context: int  # rows that may be committed
+    nodes: tuple[int, ...] = (8, 16)  # of the trees; one function each
+    chunk: int = 64  # prompt tokens of a prefill call
+    candidates: int = 4  # k, guesses of a stream
 
     def __post_init__(self) -> None:
-        if not self.nodes or min(self.nodes) < 1 or max(self.nodes) > _MOST_NODES:
+        nodes, right = set(self.nodes), range(1, _MOST_NODES + 1)
+        if not nodes or not nodes.issubset(right) or len(nodes) < len(self.nodes):
             raise UserError(
-                f"nodes is {shown(list(self.nodes))}, expected numbers from 1 to {_MOST_NODES}"
+                f"nodes is {shown(list(self.nodes))}, expected different numbers from 1 to "
+                f"{_MOST_NODES}"
             )
-        if len(set(self.nodes)) < len(self.nodes):
-            raise UserError(f"nodes is {shown(list(self.nodes))}, expected different numbers")
         for name in ("chunk", "candidates"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, expected at least 1")

@@ -52,21 +52,14 @@ Value = np.ndarray | Groups
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a tensor was written.
-
-    Attributes:
-        form: ``int4``, ``int8``, either with ``float offsets``, or ``fp16``.
-        nbytes: in the file of weights.
-        groups, uneven: number of groups that share a scale, and of those whose offset is no
-            integer of the type; 0 with ``fp16``.
-    """
+    """How a tensor was written."""
 
     name: str
     shape: tuple[int, ...]
-    form: str
-    nbytes: int
-    groups: int = 0
-    uneven: int = 0
+    form: str  # int4, int8, either with float offsets, or fp16
+    nbytes: int  # in the file of weights
+    groups: int = 0  # that share a scale
+    uneven: int = 0  # those of them whose offset is no integer of the type
 
 
 def unpacked(module: nn.Module) -> np.ndarray:
@@ -120,8 +113,7 @@ def encode(module: nn.Module) -> Groups | None:
 class Store:
     """All constants of a program by name; functions that share a name share the weight.
 
-    Args:
-        release: takes the weight out of a layer once it is held here, which spares memory.
+    With ``release`` a layer loses its weight once it is held here, which spares memory.
     """
 
     def __init__(self, release: bool = False) -> None:
@@ -129,7 +121,6 @@ class Store:
         self._held: dict[str, Value] = {}
 
     def value(self, name: str, make: Callable[[], Value]) -> Value:
-        """The constant of this name, made when it is first asked for."""
         if name not in self._held:
             self._held[name] = make()
         return self._held[name]
@@ -149,7 +140,6 @@ class Store:
 
     @property
     def report(self) -> list[Encoding]:
-        """How each weight is written."""
         lines = []
         for name, value in self._held.items():
             if isinstance(value, Groups):

@@ -1,8 +1,7 @@
 """Adapters: from PEFT's and the trainer's directories to those that MLX loads.
 
-PEFT's LoRA is brought into mlx-lm's form by ``peft``; streams and pruner keep their names and
-shapes. An adapter that is in mlx-lm's form already, such as ``mlx_lm.lora`` writes, is checked and
-written as it is.
+Streams and pruner keep their names and shapes. An adapter of mlx-lm's form is checked and written
+as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,20 +40,18 @@ def convert_adapter(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Convert one adapter directory to MLX format.
+    """Convert LoRA in PEFT's or mlx-lm's files, streams, or both, to ``target``.
 
     Args:
-        source: directory with LoRA in PEFT's or mlx-lm's files, with streams in
-            ``speculative_streaming`` files, or with both.
+        source: directory of the adapter.
         base: directory of the base, in Hugging Face's or MLX format.
         target: directory for the result, which appears once it is complete.
-        dtype: dtype of the written tensors, such as ``float16``; ``None`` keeps the source's.
+        dtype: of the written tensors, such as ``float16``; ``None`` keeps the source's.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
     Raises:
         UserError: a file is missing, damaged or does not fit the base, it is a variant that MLX's
-            format cannot hold, or the target exists or cannot be written. The sentence names the
-            file, the tensor, what was found and what was expected.
+            format cannot hold, or the target exists or cannot be written.
     """
     _convert({"": source}, base, target, dtype, overwrite)
 
@@ -67,14 +64,7 @@ def convert_adapters(
     *,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Convert several adapters as ``convert_adapter`` does, all of them or none.
-
-    Returns:
-        The written directories in ``target``, named by ``adapter_name``.
-
-    Raises:
-        UserError: as in ``convert_adapter``, or two sources have the same name.
-    """
+    """Convert several adapters, all or none, to directories of ``target``, which are returned."""
     names = [adapter_name(source) for source in sources]
     for name in names:
         if names.count(name) > 1:
@@ -86,7 +76,6 @@ def convert_adapters(
 def _convert(
     sources: Mapping[str, Path], base: Path, target: Path, dtype: str | None, overwrite: bool
 ) -> None:
-    """Convert adapters to directories of these names within ``target``."""
     read = list(sources.values())
     check_replaceable(target, base, read, overwrite=overwrite)
     config = read_config(base)
@@ -100,10 +89,7 @@ def _convert(
 
 
 def adapter_name(source: Path) -> str:
-    """The name of an adapter: its directory's, or the parent's if that is called ``adapter``.
-
-    A training run writes its adapter to ``<run>/adapter``.
-    """
+    """The directory's name, or its parent's: a training run writes to ``<run>/adapter``."""
     path = source.resolve()
     return path.parent.name if path.name == "adapter" else path.name
 

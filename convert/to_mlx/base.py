@@ -37,11 +37,8 @@ Progress = Callable[[int, int], None]
 class Quantization:
     """The affine quantization of a base's layers; none without bits and recipe.
 
-    Attributes:
-        bits: 4 or 8, of every layer.
-        group_size: weights that share a scale: 32, 64 or 128.
-        recipe: one of ``RECIPES``, instead of ``bits``: mlx-lm's, or ``embeddings_4_8``, which
-            keeps embeddings and head at 8 bits.
+    ``recipe`` is one of ``RECIPES``, instead of ``bits``: mlx-lm's, or ``embeddings_4_8``, which
+    keeps embeddings and head at 8 bits.
     """
 
     bits: int | None = None
@@ -66,8 +63,7 @@ def convert_base(
         source: directory with ``config.json``, safetensors and tokenizer files.
         target: directory for the result.
         quantization: of its layers.
-        dtype: of the weights that are not quantized: ``float16``, ``bfloat16`` or ``float32``;
-            ``None`` keeps the source's.
+        dtype: of the weights that are not quantized; ``None`` keeps the source's.
         progress: called before the first tensor and after each.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
@@ -103,7 +99,7 @@ def convert_base(
 
 
 def counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """A function that adds up bytes and reports the sum to ``progress``."""
+    """A function that adds up bytes for ``progress``."""
     done = 0
 
     def count(size: int) -> None:
@@ -171,7 +167,6 @@ class Deferred:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return prod(self.shape) * self.dtype.size
 
 

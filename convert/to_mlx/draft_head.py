@@ -15,14 +15,7 @@ from .source_tensors import arrays_of_files
 
 
 def convert_head(source: Path, base: Path, target: Path, *, overwrite: bool = False) -> Eagle3:
-    """Convert a draft head, and check that it fits its base.
-
-    Args:
-        source: directory of the head as published: safetensors, or torch's ``.pt`` or ``.bin``
-            files, which are read without running any code in them.
-        base: directory of the base, in Hugging Face's or MLX format.
-        target: directory for the result, which appears once it is complete.
-        overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
+    """Convert a published head, and check that it fits its base.
 
     Raises:
         UserError: a file is missing or damaged, it is no EAGLE-3 head, it does not fit the base, or

@@ -39,9 +39,8 @@ def convert_gguf(
     Args:
         source: a GGUF file that holds a whole model.
         target: directory for the result.
-        dtype: of scales, biases and dense tensors: ``float16``, ``bfloat16`` or ``float32``;
-            ``None`` for the smallest one that holds all of them exactly, where a matrix that is
-            float32 in the file counts as one that is to stay so.
+        dtype: of scales, biases and dense tensors; ``None`` for the smallest one that holds all of
+            them exactly, where a float32 matrix counts as one that is to stay so.
         progress: called before the first tensor and after each.
         overwrite: replace what is at ``target``, if ``check_replaceable`` allows it.
 
@@ -49,9 +48,8 @@ def convert_gguf(
         What became of each type of the file, a sentence each.
 
     Raises:
-        UserError: the file is damaged, not a GGUF, one of several parts, or holds an architecture,
-            a type, a tensor, a setting or a tokenizer that is not known here; or the target cannot
-            be written, exists, or may not be replaced.
+        UserError: the file is damaged or holds what is not known here, or the target cannot be
+            written.
     """
     header = read_header(source)
     check_replaceable(target, source, overwrite=overwrite)
@@ -85,7 +83,7 @@ def convert_gguf(
     for kind in dict.fromkeys(tensor.kind for tensor in tensors.values()):
         names = [name for name, tensor in tensors.items() if tensor.kind == kind]
         packing, change = PACKINGS.get(kind), "exact"
-        if packing and not packing.exact:
+        if packing and packing.parts is None:
             change = "quantized anew"
         elif held != "float32" and any(held not in fitting[name] for name in names):
             change = f"rounded to {held}"

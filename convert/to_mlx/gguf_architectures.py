@@ -43,19 +43,12 @@ _LLAMA3 = {
 
 @dataclass(frozen=True)
 class Target:
-    """Destination of a tensor.
-
-    Attributes:
-        name: in mlx-lm.
-        shape: that it must have.
-        heads: of q and k whose rows are to be put back in order; 0: leave the rows.
-        subtracted: 1 for a norm that is written with the 1 that mlx-lm adds.
-    """
+    """Destination of a tensor: its name in mlx-lm, and the shape that it must have."""
 
     name: str
     shape: tuple[int, ...]
-    heads: int = 0
-    subtracted: int = 0
+    heads: int = 0  # of q and k whose rows are to be put back in order
+    subtracted: int = 0  # the 1 that mlx-lm adds to a norm
 
     @property
     def module(self) -> str:
@@ -70,11 +63,7 @@ class Target:
 
 
 def layout(header: Header, vocabulary: int) -> tuple[dict[str, Any], dict[str, Target]]:
-    """The fields of ``config.json``, and where the tensors go, by GGUF's names.
-
-    Raises:
-        UserError: the architecture is another one, or a setting is missing, unknown or wrong.
-    """
+    """The fields of ``config.json``, and where the tensors go, by GGUF's names."""
     name = header.text("general.architecture")
     if name not in _CLASSES:
         raise header.refuse(

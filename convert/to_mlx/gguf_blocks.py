@@ -25,23 +25,15 @@ Blocks = np.ndarray
 
 @dataclass(frozen=True)
 class Packing:
-    """Form in which a type is held in MLX.
+    """Form in which a type is held in MLX; without parts its weights are quantized anew.
 
-    Attributes:
-        bits: of a code.
-        parts: blocks to (blocks, groups) float32 scales and biases; ``None`` where the weights are
-            quantized anew.
-        codes: blocks to (blocks, weights) uint8 codes.
+    ``parts`` makes of blocks (blocks, groups) float32 scales and biases, ``codes`` (blocks,
+    weights) uint8.
     """
 
     bits: int
     parts: Callable[[Blocks], tuple[np.ndarray, np.ndarray]] | None = None
     codes: Callable[[Blocks], np.ndarray] | None = None
-
-    @property
-    def exact(self) -> bool:
-        """True if the weights keep their values."""
-        return self.parts is not None
 
 
 def _half(blocks: Blocks, place: int) -> np.ndarray:
@@ -107,13 +99,9 @@ DENSE = (_Type.F16, _Type.BF16, _Type.F32)
 
 
 def floats(kind: _Type, data: np.ndarray) -> Iterator[np.ndarray]:
-    """The float32 numbers that MLX holds of a tensor, a chunk of it at a time.
+    """The float32 numbers of a tensor's bytes (rows, bytes of a row), a chunk at a time.
 
     These are a dense tensor's values, or scales and biases of one that is repacked.
-
-    Args:
-        kind: one of ``DENSE`` or ``PACKINGS``.
-        data: the tensor's bytes, (rows, bytes of a row).
     """
     if kind in DENSE:
         for values in _chunks(kind, data):
@@ -124,15 +112,9 @@ def floats(kind: _Type, data: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def repack(kind: _Type, data: np.ndarray, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
-    """A quantized tensor as MLX has it.
+    """A quantized tensor's bytes (rows, bytes of a row) as MLX has them.
 
-    Args:
-        kind: one of ``PACKINGS``.
-        data: the tensor's bytes, (rows, bytes of a row).
-        dtype: of scales and biases.
-
-    Returns:
-        Packed (rows, columns * bits / 32) uint32, and (rows, columns / 32) scales and biases.
+    These are packed (rows, columns * bits / 32) uint32, and (rows, columns / 32) scales and biases.
     """
     packing, rows = PACKINGS[kind], len(data)
     packed, scales, biases = [], [], []

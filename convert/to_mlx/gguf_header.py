@@ -38,33 +38,20 @@ _SCALARS = dict(zip(map(GGUFValueType, range(8)), "BbHhIif?", strict=True)) | {
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as the header describes it.
-
-    Attributes:
-        kind: type of its values.
-        shape: rows first, as in MLX: GGUF writes the innermost dimension first.
-        offset: of its first byte in the file.
-        size: in bytes.
-    """
+    """A tensor as the header describes it."""
 
     kind: GGMLQuantizationType
-    shape: tuple[int, ...]
-    offset: int
-    size: int
+    shape: tuple[int, ...]  # rows first, as in MLX: GGUF writes the innermost dimension first
+    offset: int  # of its first byte in the file
+    size: int  # in bytes
 
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a GGUF file, all places within the file.
-
-    Attributes:
-        path: the file.
-        metadata: numbers, truth values, texts, lists of texts and 1-D arrays by key.
-        tensors: by name.
-    """
+    """Header of a GGUF file, all places within the file."""
 
     path: Path
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # numbers, truth values, texts, lists of texts and 1-D arrays
     tensors: Mapping[str, Tensor]
 
     def refuse(self, problem: str) -> UserError:
@@ -72,34 +59,29 @@ class Header:
         return UserError(f"{short(self.path)}: {problem}")
 
     def integer(self, key: str, default: int | None = None, least: int = 0) -> int:
-        """An integer of the metadata that is not below ``least``."""
         value = self.metadata.get(key, default)
         right = type(value) is int and value >= least
         return self._checked(key, value, right, f"an integer of at least {least}")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number of the metadata above 0, as short as float32 tells it from others."""
+        """A finite number above 0, as short as float32 tells it from others."""
         value = self.metadata.get(key, default)
         right = is_number(value) and 0 < value < 2.0**64
         return float(str(np.float32(self._checked(key, value, right, "a number above 0"))))
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """A text of the metadata, or ``default`` where it is missing."""
         value = self.metadata.get(key, default)
         return self._checked(key, value, value is None or isinstance(value, str), "a text")
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value of the metadata."""
         value = self.metadata.get(key, default)
         return self._checked(key, value, isinstance(value, bool), "true or false")
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts of the metadata."""
         value = self.metadata.get(key)
         return self._checked(key, value, isinstance(value, list), "a list of texts")
 
     def array(self, key: str, length: int) -> np.ndarray:
-        """An array of numbers of the metadata, of a length that must be."""
         value = self.metadata.get(key)
         right = isinstance(value, np.ndarray) and len(value) == length
         return self._checked(key, value, right, f"{length} numbers")

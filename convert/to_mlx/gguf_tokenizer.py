@@ -38,21 +38,13 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 @dataclass(frozen=True)
 class _Split:
-    """Rule by which text is cut into words before merges.
+    """Rule by which text is cut into words before merges."""
 
-    Attributes:
-        pattern: of a word; ``None``: GPT-2's.
-        single_digits: whether digits stand alone, before anything else is cut.
-        whole_words: whether a word that is a token is taken without merging.
-        begins: whether a text begins with the token for it where the file does not say.
-        composed: whether the text is brought to Unicode's form NFC.
-    """
-
-    pattern: str | None = None
-    single_digits: bool = False
-    whole_words: bool = False
-    begins: bool = False
-    composed: bool = False
+    pattern: str | None = None  # of a word; None: GPT-2's
+    single_digits: bool = False  # digits stand alone, before anything else is cut
+    whole_words: bool = False  # a word that is a token is taken without merging
+    begins: bool = False  # a text begins with the token for it where the file does not say
+    composed: bool = False  # the text is brought to Unicode's form NFC
 
 
 _LLAMA3 = _Split(rf"{_WORDS}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}", whole_words=True, begins=True)
@@ -128,7 +120,6 @@ def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[i
 
 
 def _special(header: Header, name: str, tokens: list[str]) -> int | None:
-    """The number of a special token; ``None`` where the file names none."""
     key = f"{_KEY}.{name}_token_id"
     if key not in header.metadata:
         return None
@@ -141,14 +132,11 @@ def _special(header: Header, name: str, tokens: list[str]) -> int | None:
 def _surrounded(
     tokens: list[str], begin: int | None, end: int | None
 ) -> processors.TemplateProcessing:
-    """Post-processor that puts tokens before and behind a text."""
-    first = [] if begin is None else [("begin", begin, tokens[begin])]
-    last = [] if end is None else [("end", end, tokens[end])]
-    pieces = [*(name for name, *_ in first), "$A", *(name for name, *_ in last)]
-    special = [
-        {"id": name, "ids": [number], "tokens": [token]} for name, number, token in first + last
-    ]
+    """Post-processor that puts tokens before and after a text."""
+    around = {name: n for name, n in (("begin", begin), ("end", end)) if n is not None}
+    pieces = [name for name in ("begin", "$A", "end") if name in around or name == "$A"]
     second = [name.replace("$A", "$B") + ":1" for name in pieces]
+    special = [{"id": name, "ids": [n], "tokens": [tokens[n]]} for name, n in around.items()]
     return processors.TemplateProcessing(
         single=pieces, pair=pieces + second, special_tokens=special
     )

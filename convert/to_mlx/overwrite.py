@@ -11,11 +11,7 @@ from specstream_mlx.files import MODEL_FILES, other_file
 
 
 def check_new(target: Path) -> None:
-    """Check that there is nothing at ``target``.
-
-    Raises:
-        UserError: there is.
-    """
+    """Check that there is nothing at ``target``."""
     if target.exists():
         raise UserError(f"--mlx-path {target} exists already, expected a new path or --overwrite")
 
@@ -28,12 +24,12 @@ def check_replaceable(
     With ``overwrite`` that is an empty directory, a model, an adapter, or a directory of adapters,
     with the files that conversions write and no others.
     """
-    place = _resolved(target)
+    place = Path(os.path.realpath(target))
     if not overwrite:
         check_new(target)
-    kept = [("the model", model), *(("the adapter", adapter) for adapter in adapters)]
-    for what, path in (*kept, ("the current directory", Path.cwd())):
-        found = _resolved(path)
+    sources = [("the model", model), *(("the adapter", adapter) for adapter in adapters)]
+    for what, path in (*sources, ("the current directory", Path.cwd())):
+        found = Path(os.path.realpath(path))
         if place == found or place in found.parents:
             verb = "is" if place == found else "holds"
             raise UserError(f"{target} {verb} {what} {path}, expected another --mlx-path")
@@ -47,10 +43,6 @@ def check_replaceable(
             f"{target} holds other files than a converted model's or adapter's, such as {other}, "
             "expected another --mlx-path, since --overwrite would remove them"
         )
-
-
-def _resolved(path: Path) -> Path:
-    return Path(os.path.realpath(path))
 
 
 def _other_file(directory: Path) -> Path | None:

@@ -11,14 +11,9 @@ from specstream_mlx.files import read_arrays as read_safetensors
 
 
 def read_arrays(path: Path) -> dict[str, mx.array]:
-    """Read the tensors of a safetensors file, or of the ``.bin`` or ``.pt`` file in its place.
+    """Read a safetensors file, or the ``.bin`` or ``.pt`` file in its place.
 
-    Returns:
-        Arrays by name, in the dtypes of the file.
-
-    Raises:
-        UserError: the file is missing, damaged, or holds anything but finite floating-point
-            tensors and a draft vocabulary; or it needs torch, which is not installed.
+    It must hold finite floating-point tensors, and may hold a draft vocabulary.
     """
     path = tensor_file(path)
     arrays = read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path)

@@ -136,7 +136,7 @@ def lora_on(name):
         (adapter({"fine_tune_type": "dora"}), "a: fine_tune_type is 'dora', expected 'lora'"),
         (adapter(lora_on("model.embed_tokens")), "a: LoRA is on embed_tokens"),
         (adapter(lora_on("lm_head"), draft_vocabulary=30), "a: LoRA is on lm_head .* draft_voc"),
-        (sizes(nodes=(8, 65)), "expected numbers from 1 to 64"),
+        (sizes(nodes=(8, 65)), "expected different numbers from 1 to 64"),
         (sizes(context=40), "context is 40, expected at least 64, the most rows of a call"),
         (lambda: check_names(["my-sql"]), "the adapter's name is 'my-sql', expected letters"),
         (lambda: check_names(["sql", "sql"]), "two adapters are called sql, expected different"),
