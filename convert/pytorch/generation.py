@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, GenerationConfig
+from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from specstream_mlx.files import read_json
 from specstream_mlx.loading import read_tokenizer
@@ -37,38 +35,6 @@ _ROOM = 256
 _TOP_P = 0.95
 _MOST_TOKENS = 2048
 """Of a conversation with its answer."""
-
-_GROUPED = "specstream_grouped"
-
-
-def grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention, for one new row (B, Hq, 1, d) without a copy of keys for each head.
-
-    ``sdpa`` repeats keys and values (B, Hkv, T, d) of grouped heads under a mask: most of what many
-    texts at once read.
-    """
-    heads, length, size = query.shape[1:]
-    if length > 1 or softcap is not None:
-        others |= {"scaling": scaling, "softcap": softcap}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-    scores = query.reshape(len(query), key.shape[1], -1, size) @ key.transpose(2, 3)
-    scores = scores.float() * (scaling or size**-0.5)
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask[:, :, 0, None], -torch.inf)
-    return (scores.softmax(-1).to(value.dtype) @ value).reshape(len(query), 1, heads, size), None
-
-
-AttentionInterface.register(_GROUPED, grouped_attention)
-AttentionMaskInterface.register(_GROUPED, sdpa_mask)
 
 
 class RoomyLayer(DynamicLayer):
@@ -114,7 +80,6 @@ class Writer:
         if lora is not None:
             model = mount_lora(model, lora)
         self._model = model.to(self._device, dtype).eval()
-        self._model.set_attn_implementation(_GROUPED)
         self.tokenizer = read_tokenizer(model_dir, read_json(model_dir / "config.json"))
         self._tokens_at_once, self._rows_at_once = self._room()
 
