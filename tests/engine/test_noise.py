@@ -16,20 +16,9 @@ def test_a_seed_means_the_same_in_every_version():
     assert found == [0xB8B4C2977EABCE45, 0x591A5CA9608CC826, 0xA65305FD338EC8FE]
     expected = [1.9693776, 1.307017, -0.16295965]
     assert np.array(Noise(7).gumbel(0, 1, 3))[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_every_seed_position_and_use_has_its_own_key():
-    seeds = (0, 1, 2, 2**32, 2**64 - 1)
-    numbers = {
-        Noise(seed).number(position, use)
-        for seed in seeds
-        for position in range(200)
-        for use in ("token", "coin", "draft", "test")
-    }
-    assert len(numbers) == len(seeds) * 200 * 4
-    assert all(0 <= number < 2**64 for number in numbers)
-    bits = np.array([[number >> bit & 1 for bit in range(64)] for number in numbers])
-    assert abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(len(bits))
+    for seed in (-1, 2**64, 1.5, None):
+        with pytest.raises(UserError, match="expected an integer of at least 0 and below"):
+            Noise(seed)
 
 
 def test_noise_is_that_of_its_position_however_it_is_asked_for():
@@ -58,12 +47,6 @@ def test_noise_without_a_number_is_none(monkeypatch):
     """MLX's own is -inf where its uniform number is 0, and then a lone candidate would lose."""
     monkeypatch.setattr(mx.random, "gumbel", lambda shape, **_: mx.full(shape, -mx.inf))
     assert np.isfinite(np.array(Noise(0).gumbel(0, 1, 3))).all()
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1", None])
-def test_seeds_out_of_range(seed):
-    with pytest.raises(UserError, match=r"expected an integer of at least 0 and below 2\*\*64"):
-        Noise(seed)
 
 
 # Drafts under the noise --------------------------------------------------------------------------
@@ -98,15 +81,6 @@ def test_a_text_shows_how_much_the_noise_says():
     alone, noise = losses(False, (0.0,)), losses(False, (1.0,))
     assert noise.mean() > alone.mean() + 0.5
     assert losses(False)[50:] == pytest.approx(alone[50:], abs=1e-5)
-
-
-def test_at_first_the_noise_is_not_believed():
-    logits, noise = mx.array([[0.0, 1.0, 2.0]]), mx.array([[3.0, 0.0, 0.0]])
-    assert Coupling().scores(logits, noise).tolist() == logits.tolist()
-    coupling = Coupling((0.5,))
-    for _ in range(3):
-        assert coupling.scores(logits, noise).tolist() == [[1.5, 1.0, 2.0]]
-        coupling.learn([2])
 
 
 def test_guesses_are_judged_by_the_next_steps_first_token():

@@ -93,20 +93,21 @@ def test_three_tokens_of_rejection_are_distributed_as_plain_samples(draws=250):
     assert p_value(Counter(texts), even) < CERTAIN, "a difference is seen"
 
 
-@pytest.mark.parametrize("verify", ["keyed", "rejection", "typical"])
-@pytest.mark.parametrize("given", ["a seed", "mlx's random state"])
-def test_a_seed_repeats_a_run(verify, given):
+@pytest.mark.parametrize(
+    ("verify", "keyed"), [("keyed", True), ("rejection", False), ("typical", True)]
+)
+def test_a_seed_repeats_a_run(verify, keyed):
     model, prompt = speculative_model(), random_prompt(5)
     texts = []
     for seed in (1, 1, 2):
         mx.random.seed(seed)
-        sampler = keyed_sampler(seed, 1.5) if given == "a seed" else Sampling(temp=1.5)
+        sampler = keyed_sampler(seed, 1.5) if keyed else Sampling(temp=1.5)
         options = {"sampler": sampler, "verify": verify}
         texts.append(sampled(model, prompt, 20, BINARY, **options)[0])
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("token", [VOCAB_SIZE, 5000, -1])
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
 def test_a_token_that_xtc_spares_must_be_one_of_the_models(token):
     """A tokenizer's end token may be beyond the vocabulary."""
     spared = {"xtc_threshold": 0.1, "xtc_special_tokens": (3, token)}

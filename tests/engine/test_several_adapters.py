@@ -1,7 +1,5 @@
 """Several adapters in one pass: each sequence's logits and guesses are those of its own adapter."""
 
-from copy import copy
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -97,7 +95,7 @@ CONDITIONED = [name for name in STREAMS if "conditioned" in name]
                 [None, *STREAMS],
                 ["shared", "lossless"],
                 [{}, {"stream_nodes": 2}, {"max_nodes": 4, "prune_threshold": 1e-3}],
-                count=20,
+                count=11,
             )
         ),
         *((name, "shared", {}, True) for name in CONDITIONED),
@@ -123,9 +121,7 @@ def test_a_step_with_other_adapters_is_that_of_the_adapter_alone(streams, mode, 
     assert not np.allclose(cases.expected[0].logits[0], cases.expected[1].logits[0], atol=0.1)
 
 
-@pytest.mark.parametrize(
-    "order", [[0, 1, 2, 3, 4, 5], [2, 0, 3], [3, 4, 1], [5, 2], [4, 3], [5, 3]]
-)
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [3, 4, 1], [5, 2]])
 @pytest.mark.parametrize("streams", ["adapter", "conditioned head, draft vocabulary", "few keys"])
 def test_with_shared_adapters_the_base_is_as_alone(streams, order):
     """Two shared ones, the bare base, lossless streams of other ranks, LoRA, and both of these."""
@@ -181,9 +177,7 @@ def test_layouts():
         assert own.fits(bare) and bare.fits(own)
     strange = speculative_model(mode="shared", num_streams=2, **STREAMS["adapter"]).streams
     assert not own.fits(layout_of(shared_copy(base.model), strange))
-    other = copy(base)
-    other.model = speculative_model(seed=2).model
-    assert not own.fits(layout_of(*adapter(other, 1)))
+    assert not own.fits(layout_of(speculative_model(seed=2).model, base.streams))
     embedding = [adapter(base, 2, keys=["model.embed_tokens"]) for _ in range(2)]
     first, second = (layout_of(*one) for one in embedding)
     assert first.fits(first) and not first.fits(second)

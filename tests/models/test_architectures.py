@@ -30,7 +30,6 @@ NO_PERIOD = ["sliding_attention", "full_attention", "full_attention"] * 2
 UPPER = {"use_sliding_window": True, "max_window_layers": 2}
 REFUSALS = [
     ("nonsense", {}, "model_type is 'nonsense', expected one that mlx-lm"),
-    ([], {}, r"model_type is \[\], expected one"),
     ("base", {}, "model_type is 'base', expected one that mlx-lm has a model for"),
     ("gemma3", PICTURES, "'gemma3', which is refused: its checkpoints .* 'gemma3_text', are"),
     ("mistral3", PICTURES, "text_config is given, which is refused: its checkpoints hold the text"),
@@ -47,17 +46,13 @@ REFUSALS = [
         "partial_rotary_factor is 0.25, expected at most 1 and an even number of the 100",
     ),
     ("llama", rope(1e4, **YARN, mscale="x", attention_factor=1.0), "rope's mscale is 'x', expecte"),
-    ("llama", {"head_dim": "x", **rope(1e4, "proportional")}, "head_dim is 'x', expected an integ"),
     ("llama", {"rope_scaling": "linear"}, "rope_scaling"),
     ("gemma3_text", {"rope_parameters": BROKEN}, "full_attention of rope_parameters is 'x', expec"),
     ("gemma3_text", {"sliding_window_pattern": "x"}, "sliding_window_pattern is 'x', expected an"),
     ("qwen2", UPPER | {"max_window_layers": "x"}, "max_window_layers is 'x', expected an integer"),
     ("gemma2", {"attn_logit_softcapping": None}, "is None, expected a number above 0: mlx-lm's"),
-    ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping is None, expected a"),
-    ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0, expected a number abo"),
     ("qwen2", UPPER | {"sliding_window": 0}, "sliding_window is 0, expected an integer of at leas"),
     ("gemma3_text", {"sliding_window_pattern": 2, "sliding_window": 0}, "sliding_window is 0, exp"),
-    ("mistral", {"sliding_window": "no"}, "sliding_window is 'no'"),
     ("gemma2", {"layer_types": ["full_attention"]}, "expected a list of num_hidden_layers = 4"),
     (
         "gemma3_text",
@@ -118,35 +113,12 @@ def test_the_fingerprint_is_that_of_the_explicit_fields():
             assert fingerprint({**config, **explicit_fields(config)}) == fingerprint(config), extra
 
 
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "phi"])
-def test_both_forms_of_rope_settings_say_the_same(model_type):
-    common = {"model_type": model_type, "max_position_embeddings": 512, "hidden_size": 64}
-    kind = "default" if model_type == "phi" else "linear"
-    settings = {} if model_type == "phi" else {"factor": 4}
-    new = {**common, **rope(5e5, kind, partial_rotary_factor=0.5, **settings)}
-    old = {**common, "rope_theta": 5e5, "partial_rotary_factor": 0.5}
-    if settings:
-        old["rope_scaling"] = {"type": kind, **settings}
-    found = explicit_fields(new)
-    assert found["rope_theta"] == 5e5
-    assert found["partial_rotary_factor"] == 0.5
-    if settings:
-        assert found["rope_scaling"]["factor"] == 4.0
-        assert found["rope_scaling"]["type"] == kind
-    for name in ("rope_theta", "partial_rotary_factor"):
-        assert explicit_fields(old)[name] == found[name]
-    assert explicit_fields(old).get("rope_scaling", {}).items() >= settings.items()
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         {"model_type": "qwen2", "use_sliding_window": False},
-        {"model_type": "qwen3", "use_sliding_window": False, "max_window_layers": 0},
         {"model_type": "qwen2"},
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 4},
-        {"model_type": "qwen3", "layer_types": ["full_attention"] * 4},
-        {"model_type": "llama"},
         {"model_type": "olmo2", "use_sliding_window": False, "intermediate_size": 64}
         | {"rms_norm_eps": 1e-6},
     ],

@@ -1,7 +1,5 @@
 """At a temperature the first four tokens are distributed as plain decoding's.
 
-ARCHITECTURE.md, "What always holds".
-
 Of the rule ``rejection``, whose draws and trees are the project's own; only the model is a table.
 The text of ``keyed`` is plain decoding's own, see test_keyed.
 """
@@ -27,7 +25,6 @@ DRAWS = 40_000
 
 SAMPLINGS = {
     "temperature": (Sampling(temp=0.8), {}),
-    "top-k": (Sampling(temp=1.3, top_k=3), {}),
     "top-p": (Sampling(temp=1.0, top_p=0.9), {}),
     "min-p": (Sampling(temp=1.5, min_p=0.2), {}),
     "penalty, bias": (
