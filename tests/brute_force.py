@@ -13,15 +13,8 @@ from mlx.utils import tree_flatten
 def forward(model, config, tokens, streams=None, stream_from=0):
     """All logits of a sequence with streams beside its tokens from ``stream_from`` on.
 
-    Args:
-        model: an mlx-lm Llama, LoRA layers included.
-        config: its ``config.json``; default RoPE.
-        tokens: the sequence.
-        streams: a ``Streams``, or ``None`` for the plain model.
-        stream_from: the first position with streams.
-
-    Returns:
-        main (n, vocab), streams {position: (gamma, vocab)}, early exit (n, vocab) or ``None``.
+    ``model`` is an mlx-lm Llama, LoRA layers included, with default RoPE. Returns main (n, vocab),
+    streams {position: (gamma, vocab)}, early exit (n, vocab) or ``None``.
     """
     parameters = tree_flatten(streams.parameters()) if streams else []
     tensors = {name: _array(value) for name, value in parameters}

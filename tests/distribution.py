@@ -19,14 +19,7 @@ CERTAIN = 1e-8
 
 
 class Table:
-    """A target, its streams and its early exit, all functions of the text.
-
-    Args:
-        vocab_size: tokens.
-        num_streams: gamma.
-        spread: standard deviation of the logits.
-        seed: of all logits.
-    """
+    """A target, its streams and its early exit, all functions of the text."""
 
     def __init__(self, vocab_size=4, num_streams=2, spread=1.2, seed=0):
         self.vocab_size, self.num_streams = vocab_size, num_streams
@@ -52,13 +45,7 @@ class Table:
 
 
 def joint(log_probs_after, vocab_size, length=LENGTH):
-    """The exact joint distribution: text -> probability.
-
-    Args:
-        log_probs_after: text -> (vocab,) log-probabilities of its next token.
-        vocab_size: tokens.
-        length: of the texts.
-    """
+    """The exact joint distribution; ``log_probs_after`` a text are (vocab,) of its next token."""
     probabilities = {}
     for text in itertools.product(range(vocab_size), repeat=length):
         values = [log_probs_after(text[:index])[token] for index, token in enumerate(text)]
@@ -69,10 +56,8 @@ def joint(log_probs_after, vocab_size, length=LENGTH):
 def simulate(step, draws):
     """Counts of the first ``LENGTH`` tokens of many texts.
 
-    Args:
-        step: (text, number of texts that are there) -> the tokens that they go on with: (number, m)
-            int, padded with -1.
-        draws: texts.
+    ``step``: (text, number of texts that are there) -> the tokens that they go on with: (number, m)
+    int, padded with -1.
     """
     waiting, done = {(): draws}, Counter()
     while waiting:

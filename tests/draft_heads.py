@@ -147,7 +147,7 @@ def layer_tensors(rng, name, *, width=HIDDEN, kv_heads=2, inner=48):
 # Hydra: z = R u + r + silu(L u + l) of u = [H; E(x); E(c_1); ..], further layers, head -----------
 
 
-def hydra(rng, model, *, heads=3, layers=2, own=True):
+def hydra(rng, model, *, heads=3, layers=2):
     """Hydra's heads."""
     tensors = {}
 
@@ -163,8 +163,7 @@ def hydra(rng, model, *, heads=3, layers=2, own=True):
             linear(f"hydra_mlp.{i}.0.{part}", HIDDEN, (i + 2) * HIDDEN)
         for j in range(1, layers):
             linear(f"hydra_mlp.{i}.{j}.linear", HIDDEN, HIDDEN)
-        if own:
-            linear(f"hydra_lm_head.{i}", VOCAB_SIZE, HIDDEN, 0.4, 0.5)
+        linear(f"hydra_lm_head.{i}", VOCAB_SIZE, HIDDEN, 0.4, 0.5)
 
     def logits_of(text, path):
         i, embedding = len(path), np.array(model.model.model.embed_tokens.weight)
@@ -174,7 +173,7 @@ def hydra(rng, model, *, heads=3, layers=2, own=True):
         z = through(f"hydra_mlp.{i}.0.res_connection", u) + mapped
         for j in range(1, layers):
             z = z + silu(through(f"hydra_mlp.{i}.{j}.linear", z))
-        return through(f"hydra_lm_head.{i}", z) if own else lm_head(model) @ z, ALL
+        return through(f"hydra_lm_head.{i}", z), ALL
 
     return tensors, logits_of, {"config": {"hydra_num_layers": layers, "grounded_heads": True}}
 
@@ -191,12 +190,9 @@ def boundary(model, text, number):
 
 
 def recurrence(layer, features, text, path):
-    """The output of the last row behind a text and drafts, by a layer over whole sequences.
+    """The output of the last row after a text and drafts, by a layer over whole sequences.
 
-    Args:
-        layer: function of the rows' tokens and features (rows, h); returns their outputs.
-        features: (rows, h) of all tokens of the text but the last one.
-        text, path: token ids.
+    ``layer`` maps the rows' tokens and features (rows, h), those of all tokens but the last one.
     """
     output = layer(text[1:], features)
     for number in range(len(path)):
@@ -241,16 +237,9 @@ def layer_config():
 def eagle3(
     rng, model, *, name="midlayer", ids=None, drafted=None, own_embedding=False, config=None
 ):
-    """EAGLE-3's layer.
+    """EAGLE-3's layer, of the boundaries ``ids`` (by default the authors' three).
 
-    Args:
-        rng: numpy generator.
-        model: the target.
-        name: of the layer.
-        ids: the boundaries; ``None``: the authors' three.
-        drafted: number of tokens that are drafted; ``None``: all.
-        own_embedding: whether it has one.
-        config: function that makes its ``config.json`` of the layer's.
+    ``drafted`` is the number of tokens that are drafted, ``config`` makes its ``config.json``.
     """
     ids = ids or [2, len(model.layers) // 2, len(model.layers) - 3]
     config = config(layer_config()) if config else layer_config()
@@ -369,13 +358,7 @@ HEADS = {
     "ppd": ("one kv head, untied", prompt_tokens),
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),
-    "medusa, the base's tied head": ("sliding windows", partial(medusa, own=False, heads=2)),
     "medusa of a whole model": ("llama3 rope", partial(medusa, prefix="medusa_head.")),
     "medusa, some tokens": ("full heads, biases", partial(medusa, layers=2, tokens=60)),
-    "medusa, some tokens, the base's head": (
-        "one kv head, untied",
-        partial(medusa, own=False, tokens=60),
-    ),
     "hydra": ("one kv head, untied", hydra),
-    "hydra, the base's head": ("sliding windows", partial(hydra, own=False, layers=1)),
 }

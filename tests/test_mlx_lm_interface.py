@@ -274,18 +274,6 @@ def test_a_list_of_caches_is_a_conversation(adapter, directory):
             np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_bundled_adapters_by_name(toy):
-    model, tokenizer = load(toy / "base", adapter_path="sql")
-    text = "table t(name, city): for t with city Paris, what are the name sorted by name?"
-    expected = generate(model, tokenizer, chat_prompt(tokenizer, text, model.prompt_template))
-    assert generate(model, tokenizer, text) == expected
-    assert expected.startswith("SELECT")
-    assert batch_generate(model, tokenizer, [text]).texts == [expected]
-    model.swap_adapter(None)
-    model.swap_adapter("sql")
-    assert model.adapter is not None
-
-
 # Prompts ----------------------------------------------------------------------------------------
 
 

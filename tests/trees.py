@@ -32,9 +32,7 @@ def assert_well_formed(tree):
         assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
     edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     assert len(set(edges)) == len(edges)
-    assert {array.dtype for array in (tree.tokens, tree.parents, tree.depths)} == {
-        np.dtype("int32")
-    }
+    assert {array.dtype for array in arrays(tree)} == {np.dtype("int32")}
 
 
 def arrays(tree):

@@ -159,9 +159,7 @@ class BorrowedModel:
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        """Run one layer; where streams select keys, ``cache.ask`` is called with its queries
-        first.
-        """
+        """Run one layer; where streams select keys, its queries go to ``cache.ask`` first."""
         if number in self._asking:
             self._asking[number].ask = getattr(cache, "ask", None)
         if number in self._stream_mlps:
@@ -263,9 +261,7 @@ class BorrowedModel:
         return rows_of(self._stream_head, places)
 
     def early_exit(self, hidden: mx.array) -> mx.array:
-        """Compute the early-exit pruner's logits (sequences, rows, vocab) of main rows, section
-        3.3.
-        """
+        """Compute the early-exit pruner's logits (sequences, rows, vocab), section 3.3."""
         return self.head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
@@ -277,7 +273,6 @@ _NO_NORM = nn.Identity()
 
 
 def model_type_of(model: nn.Module) -> str | None:
-    """Return ``model_type`` of an mlx-lm model."""
     return getattr(model, "model_type", None)
 
 
@@ -368,9 +363,7 @@ def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
 
 
 class StreamMLP:
-    """An MSA layer's MLP; the rows after ``main_rows`` pass through the streams' adapter instead,
-    or through both.
-    """
+    """An MSA layer's MLP; rows after ``main_rows`` pass through the streams' adapter, or both."""
 
     def __init__(self, mlp: nn.Module, streams: Streams, number: int):
         self._mlp, self._adapter = mlp, streams.streams["adapters"][number]

@@ -55,11 +55,9 @@ class HeadConfig:
 class AcceptedRows:
     """The rows of one sequence that a step of the target accepts, on the device.
 
-    Attributes:
-        features: (places, h) of each boundary that the head reads.
-        tokens: (places,) int32 the rows' own tokens.
-        following: (places,) int32 the token after each row; after the last one, the target's own.
-        count: () int32, the number of accepted rows, at least 1; later places mean nothing.
+    ``features`` are (places, h) of each boundary that the head reads, ``tokens`` and ``following``
+    (places,) int32 the rows' own tokens and those after them, the last one being the target's.
+    Places after the first ``count`` mean nothing.
     """
 
     features: tuple[mx.array, ...]
@@ -80,9 +78,7 @@ def accepted_rows(
     last: mx.array,
     tree: DraftTree,
 ) -> AcceptedRows:
-    """Gather the accepted path of a tree, from ``features`` (n, h) and ``predictions`` (n,) at its
-    nodes.
-    """
+    """Gather the accepted path of a tree from what there is at its nodes."""
     depth, tokens = int(tree.depths[-1]), nodes.tokens
     if not depth:
         return AcceptedRows(features, tokens[:1], predictions[:1], mx.array(1))
@@ -153,7 +149,6 @@ class OwnRows:
         return self._cache.offset
 
     def path(self) -> UncommittedRows:
-        """Make the stand-in for the KV cache in a pass over the places of an accepted path."""
         return UncommittedRows(self._cache, Rows(self.count))
 
     def drafts(self, positions: mx.array, sees: mx.array) -> UncommittedRows:

@@ -63,7 +63,6 @@ class StreamGuesses:
 
     @cached_property
     def _lists(self) -> list[list[Guesses]]:
-        """Lists of guesses by depth and path; plain streams have one list a depth."""
         shape = self.depth, -1 if self.depth else 1, self.tokens.shape[-1]
         tokens, scores = (a.reshape(shape).tolist() for a in (self.tokens, self.log_probs))
         return [
@@ -101,7 +100,6 @@ _SHORT = 1024
 
 
 def normalized(logits: mx.array) -> mx.array:
-    """Turn logits into log-probabilities."""
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
@@ -238,7 +236,6 @@ class Scorer:
         return logits, places if self._vocabulary is None else self._vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:
-        """Return the logits (sequences, gamma, n) after first paths; ``None`` if ``short``."""
         return None if self._short else mx.stack([one[:, 0] for one in self._whole], axis=1)
 
 

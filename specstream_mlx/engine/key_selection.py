@@ -33,8 +33,7 @@ class KeySelection:
 class AskingRope:
     """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
 
-    Layers rotate their queries first, then their keys. ``ask`` is a function of the queries of the
-    next call and the layer's softcap; or ``None``.
+    Layers rotate queries first, then keys. ``ask`` takes the next call's queries and the softcap.
     """
 
     def __init__(self, attention: nn.Module):

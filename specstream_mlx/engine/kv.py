@@ -73,22 +73,18 @@ class SideBySideKVCache:
         return max(self.lengths) + rows
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Commit more rows, one count per sequence."""
         self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
 
     def trim(self, count: int) -> None:
-        """Take back the last ``count`` rows of each sequence."""
         self.advance([-count] * len(self.lengths))
 
     def keep(self, sequences: Sequence[int]) -> None:
-        """Keep these sequences, by number, and drop all others."""
         if self.keys is not None and self.values is not None:
             kept = mx.array(list(sequences))
             self.keys, self.values = self.keys[kept], self.values[kept]
         self._set_lengths([self.lengths[number] for number in sequences])
 
     def of(self, number: int) -> KVCache:
-        """Copy the rows of one sequence to a cache of its own."""
         cache, rows = KVCache(), self.lengths[number]
         if rows and self.keys is not None and self.values is not None:
             part = slice(number, number + 1), slice(None), slice(rows)
@@ -121,7 +117,6 @@ class SideBySideKVCache:
 
 
 def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) -> mx.array:
-    """Return ``held`` with at least ``columns`` columns, the new ones 0."""
     new = columns - (0 if held is None else held.shape[2])
     if held is not None and new <= 0:
         return held
@@ -260,7 +255,6 @@ class KVQuantization:
         )
 
     def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
-        """Check that a model's KV cache can be quantized."""
         if self.bits is None:
             return
         model_type = config["model_type"]

@@ -57,7 +57,6 @@ class Noise:
         return mx.array([[self.number(position, "coin") / MOST_SEEDS] for position in positions])
 
     def forget(self, position: int) -> None:
-        """Drop the noise of the positions before this one."""
         for passed in [known for known in self._gumbel if known < position]:
             del self._gumbel[passed]
 

@@ -41,7 +41,6 @@ class DraftTree:
         return mask
 
     def path(self, node: int) -> list[int]:
-        """List the indices from the root to ``node``."""
         path = [node]
         while path[-1]:
             path.append(int(self.parents[path[-1]]))
@@ -70,7 +69,6 @@ class DraftTree:
 
 
 def root_only(root: int) -> DraftTree:
-    """Make the tree without drafts."""
     token, parent, depth = (np.array([value], np.int32) for value in (root, -1, 0))
     return DraftTree(token, parent, depth, np.zeros(1))
 
@@ -134,7 +132,6 @@ class Plan:
 
     @property
     def runs_streams(self) -> bool:
-        """Whether any streams run."""
         return self.place == "beside"
 
     @property
@@ -148,8 +145,7 @@ class Plan:
 def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
     """Return the plan that a pass of several sequences follows, trees apart: the one for most.
 
-    No text depends on where lossless streams run, on what they guess or on what pruning drops.
-    Where some sequences' streams are ``shared``, all streams run beside all nodes.
+    No text depends on it, but where some streams are ``shared``: then all run beside all nodes.
     """
     plan = max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
     own = next((own for own, is_shared in zip(plans, shared, strict=True) if is_shared), plan)

@@ -58,8 +58,8 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
 def rows_of_all(rows: mx.array, kept: mx.array | None, count: int) -> mx.array:
     """Spread the kept nodes' rows (m, vocab) to rows (count, vocab) of all nodes.
 
-    Only the device knows which nodes were kept, so work per node on the host is done for all; nodes
-    that were not kept get a row of another node, and their results are dropped.
+    Only the device knows which nodes were kept; the others get any row, and their results are
+    dropped.
     """
     if kept is None:
         return rows

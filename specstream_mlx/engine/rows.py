@@ -23,6 +23,9 @@ _MOST_CACHED = 64  # nodes whose tables, which grow with their square, are cache
 Parents = tuple[tuple[int, ...], ...]
 """For each tree the index of each node's parent, -1 for the root."""
 
+Beside = Sequence[Sequence[int]] | None
+"""The nodes of each tree that have streams, as many in all trees; ``None``: all nodes."""
+
 
 class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
@@ -142,27 +145,26 @@ class TreeShapes:
             place[number, parents >= 0] = places[1:]
         return mx.array(np.array(inner, np.int32)), mx.array(place)
 
-    def visibility(
-        self,
-        num_streams: int,
-        main_sees_streams: Sequence[bool],
-        beside: Sequence[Sequence[int]] | None = None,
-    ) -> mx.array:
-        """``stream_visibility`` of these nodes, on the device; the arguments by sequence."""
-        chosen = None if beside is None else tuple(map(tuple, beside))
-        key = num_streams, tuple(main_sees_streams), chosen
+    def visibility(self, gamma: int, main_sees_streams: Sequence[bool], beside: Beside) -> mx.array:
+        """(sequences, rows, rows) bool, which rows see which, main rows before streams."""
+        key = gamma, tuple(main_sees_streams), beside and tuple(map(tuple, beside))
         if key not in self._visibility:
-            tables = [
-                stream_visibility(
-                    ancestors,
-                    num_streams,
-                    main_sees_streams[number],
-                    None if beside is None else np.array(beside[number]),
-                )
-                for number, ancestors in enumerate(self._ancestors)
-            ]
-            self._visibility[key] = mx.array(np.stack(tables))
+            streams = [range(len(self))] * len(self._ancestors) if beside is None else beside
+            tables = zip(self._ancestors, streams, main_sees_streams, strict=True)
+            self._visibility[key] = mx.array(np.stack([_visibility(*t, gamma) for t in tables]))
         return self._visibility[key]
+
+
+def _visibility(
+    ancestors: np.ndarray, beside: Sequence[int], main_sees_streams: bool, gamma: int
+) -> np.ndarray:
+    """The table of one sequence, of the streams at the nodes ``beside``."""
+    nodes = np.array(beside)
+    own = np.arange(len(ancestors))[:, None] == nodes
+    main_to_streams = np.repeat(own & main_sees_streams, gamma, axis=1)
+    streams_to_main = np.repeat(ancestors[nodes], gamma, axis=0)
+    streams_to_streams = np.kron(np.eye(len(nodes), dtype=bool), np.tri(gamma, dtype=bool))
+    return np.block([[ancestors, main_to_streams], [streams_to_main, streams_to_streams]])
 
 
 def shapes_of(trees: Sequence[DraftTree]) -> TreeShapes:
@@ -212,7 +214,6 @@ class TreeNodes:
         )
 
     def of(self, number: int, count: int) -> "TreeNodes":
-        """Return the first ``count`` nodes of one tree."""
         whole = count == len(self)
         nodes = number if whole else (number, slice(count))
         return TreeNodes(
@@ -242,41 +243,18 @@ def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
 # Rows with streams ----------------------------------------------------------------------------
 
 
-def stream_visibility(
-    ancestors: np.ndarray,
-    num_streams: int,
-    main_sees_streams: bool,
-    beside: np.ndarray | None = None,
-) -> np.ndarray:
-    """Make the table of which rows see which, main rows first: (m + s * gamma) squared, bool.
-
-    ``ancestors`` (m, m) are ancestors-or-self of the main rows, ``beside`` (s,) those that have
-    streams, ``None``: all.
-    """
-    m, gamma = len(ancestors), num_streams
-    beside = np.arange(m) if beside is None else beside
-    own = np.arange(m)[:, None] == beside
-    main_to_streams = np.repeat(own & main_sees_streams, gamma, axis=1)
-    streams_to_main = np.repeat(ancestors[beside], gamma, axis=0)
-    earlier = np.tri(gamma, dtype=bool)
-    streams_to_streams = np.kron(np.eye(len(beside), dtype=bool), earlier)
-    return np.block([[ancestors, main_to_streams], [streams_to_main, streams_to_streams]])
-
-
 def rows_with_streams(
     nodes: TreeNodes,
     shapes: TreeShapes,
-    num_streams: int,
+    gamma: int,
     main_sees_streams: Sequence[bool],
-    beside: Sequence[Sequence[int]] | None = None,
+    beside: Beside,
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
-    ``shapes`` are of the whole trees. ``main_sees_streams`` says by sequence whether main rows see
-    their streams (Eq. 3, shared mode). ``beside`` are the nodes of each tree that have streams, as
-    many in all trees, where nothing was pruned; ``None``: all kept nodes.
+    ``shapes`` are of the whole trees, ``beside`` is ``None`` where any was pruned.
+    ``main_sees_streams`` says by sequence whether main rows see theirs (Eq. 3, shared mode).
     """
-    gamma = num_streams
     sees = shapes.visibility(gamma, main_sees_streams, beside)
     if nodes.kept is not None:
         streams = len(shapes) + nodes.kept[..., None] * gamma + mx.arange(gamma)

@@ -41,7 +41,6 @@ class Sampling(SamplerOptions):
         check_arguments(**vars(self))
 
     def check(self, vocab_size: int) -> None:
-        """Check that these settings fit a vocabulary."""
         for name in ("top_k", "min_tokens_to_keep"):
             if getattr(self, name) >= vocab_size:
                 raise UserError(
@@ -130,16 +129,16 @@ def keyed_sampler(
     ``make_sampler`` draws from and g the Gumbel noise of (seed, p). So a text depends on prompt,
     model and seed, and not on drafts, trees, caches, batches or the program that decodes it.
 
-    ``stream_generate`` of this package tells the sampler its positions, so it may be used again.
-    ``mlx_lm.stream_generate`` only calls it, and it counts the calls: make a fresh one for each
-    generation. Give each text of a batch, and each turn of a conversation, another seed.
+    ``stream_generate`` of this package may use it again; ``mlx_lm.stream_generate`` only calls it,
+    and it counts the calls: make a fresh one for each generation. Give each text of a batch, and
+    each turn of a conversation, another seed.
 
     Args:
         seed: an integer of at least 0 and below 2**64.
         temp: temperature; 0 takes the arg-max.
         sampler: a function to use instead of ``temp`` and filters, such as
-            ``make_sampler(temp=0.8)``. It is called with one row at a time, mlx's random state
-            being seeded for the position.
+            ``make_sampler(temp=0.8)``, called with one row at a time, mlx's random state being
+            seeded for the position.
         **filters: further fields of ``Sampling``, such as ``top_p``.
 
     Raises:
@@ -241,11 +240,9 @@ class NodeProcessors:
         self._committed = mx.concatenate([self._committed, new])
 
     def root(self, logits: mx.array) -> mx.array:
-        """Process the logits (1, vocab) after the committed tokens."""
         return self._applied(self._committed, logits)
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """Process the logits of the kept nodes."""
         logits = rows_of_all(logits, kept, len(tree))
         processed = []
         for node in range(len(tree)):

@@ -62,7 +62,6 @@ class Layout:
 
 
 def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
-    """Read the layout of a model's adapter."""
     fields = {} if streams is None else asdict(streams.config)
     fields = {name: value for name, value in fields.items() if name not in _OWN}
     modules, parameters = _lora_modules(model), _parameters(model)
@@ -116,10 +115,7 @@ class Gathered:
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
 
     def takes(self, adapters: Sequence[Mounted]) -> bool:
-        """Whether adapters fit those that it was made for, and have, in all, the same tensors.
-
-        Those that fit each other need not: the ones with LoRA or streams may have left since.
-        """
+        """Whether adapters fit all that it was made for, and have the same tensors in all."""
         pairs = product((one.layout for one in adapters), self._layouts)
         return _names_of(adapters) == self._names and all(one.fits(own) for one, own in pairs)
 

@@ -238,7 +238,6 @@ class Decoder:
         return [StepResult(mx.array(0), shared, own) for shared, (_, own) in results]
 
     def uncommit(self, count: int) -> None:
-        """Take the last ``count`` rows back."""
         for rows in (*self.caches, *self._heads):
             rows.trim(count)
 
@@ -315,9 +314,7 @@ class Decoder:
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        """Make stand-ins for all layers' caches in a pass over ``rows``; ``commit`` commits
-        them.
-        """
+        """Make stand-ins for all layers' caches in a pass over ``rows``."""
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)
 
@@ -329,7 +326,6 @@ class Decoder:
         plan: Plan,
         sizes: Sequence[int],
     ) -> tuple[TreeNodes, mx.array]:
-        """Return the nodes that stay, and their main stream (sequences, m, h)."""
         inner, place = shapes.inner
         logits = self.model.early_exit(at(main, inner))
         drafted = None
@@ -349,7 +345,6 @@ class Decoder:
         main_rows: int,
         beside: list[list[int]] | None,
     ) -> mx.array:
-        """Run all MSA layers over main rows and, after them, stream rows."""
         first, stream_rows = self._first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
         selection, keys = None, self._streams.config.stream_keys
@@ -419,7 +414,6 @@ class Decoder:
         def candidates(
             logits: mx.array, ids: mx.array | None, stream: int | None
         ) -> list[tuple[mx.array, mx.array]]:
-            """Rank each sequence's logits (sequences, rows, n)."""
             return [
                 rank(logits[number], ids if ids is None or ids.ndim == 1 else ids[number], stream)
                 for number, rank in enumerate(ranks)
@@ -427,10 +421,8 @@ class Decoder:
 
         if streams.head is None:
             logits = without_barred(model.stream_head(hidden), streams.barred)
-            return [
-                StreamResult(*pair, logits=logits[number], present=own[number])
-                for number, pair in enumerate(candidates(logits, ids, None))
-            ]
+            pairs = candidates(logits, ids, None)
+            return [StreamResult(*pairs[n], None, logits[n], own[n]) for n in numbers]
         # In shared mode more streams may run than a tree has depths; those guess nothing.
         hidden = hidden[:, : len(plan.expand) + 1]
         token = mx.stack([one.predictions[one.last] for one in results])
@@ -448,15 +440,10 @@ class Decoder:
 
         tokens, log_probs, parents = guess(of_stream, token, plan.expand, width)
         whole = scorer.of_first_paths()
+        after_first = [None if whole is None else whole[n] for n in numbers]
         return [
-            StreamResult(
-                tokens[number],
-                log_probs[number],
-                parents[number],
-                None if whole is None else whole[number],
-                own[number],
-            )
-            for number in numbers
+            StreamResult(tokens[n], log_probs[n], parents[n], after_first[n], own[n])
+            for n in numbers
         ]
 
     # Draft heads --------------------------------------------------------------------------------
@@ -500,7 +487,6 @@ def _ranking(
 
 
 def _padded(tokens: Sequence[np.ndarray], count: int) -> mx.array:
-    """Return the trees' tokens (sequences, count) int32, those of smaller trees padded with 0."""
     padded = np.zeros((len(tokens), count), np.int32)
     for row, own in zip(padded, tokens, strict=True):
         row[: len(own)] = own

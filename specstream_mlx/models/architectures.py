@@ -272,7 +272,6 @@ REFUSED: dict[str, str] = {
 
 
 def architecture_of(model_type: str | None) -> Architecture:
-    """Return the entry for a ``model_type``; ``UNTESTED`` if the table has none."""
     return ARCHITECTURES.get(model_type, UNTESTED) if isinstance(model_type, str) else UNTESTED
 
 
@@ -282,7 +281,6 @@ def completed(config: Config) -> dict[str, Any]:
 
 
 def head_size(config: Config) -> int:
-    """Return the size of an attention head."""
     sizes = completed(config)
     heads = sizes.get("num_attention_heads")
     if not heads:

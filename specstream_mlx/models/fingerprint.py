@@ -15,9 +15,7 @@ _FIELDS = (
 
 
 def fingerprint(base_config: Mapping[str, Any]) -> str:
-    """Digest the architecture fields of a base's ``config.json``, spelled out or left to
-    defaults.
-    """
+    """Digest the architecture fields of a base's ``config.json``, given or left to defaults."""
     config = completed(base_config)
     facts = {name: config.get(name) for name in _FIELDS}
     heads = facts["num_attention_heads"]

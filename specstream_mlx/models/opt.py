@@ -86,8 +86,6 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One block; its norms come before or after attention and MLP."""
-
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.norm_before = args.do_layer_norm_before
@@ -105,8 +103,6 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embeddings, blocks and the final norm."""
-
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
@@ -126,8 +122,6 @@ class Decoder(nn.Module):
 
 
 class OPTModel(nn.Module):
-    """The level ``model`` in Hugging Face's tensor names."""
-
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.decoder = Decoder(args)

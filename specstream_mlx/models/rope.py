@@ -94,7 +94,6 @@ def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) ->
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-    """Check that all places of a field that have a value have the same."""
     given = [(place, value) for place, value in values.items() if value is not None]
     for place, value in given[1:]:
         if value != given[0][1]:

@@ -50,9 +50,7 @@ class ConditionedHead(nn.Module):
         self.biases = mx.zeros((count, rank))
 
     def __call__(self, features: mx.array, before: mx.array) -> mx.array:
-        """Compute the features (.., count, h) of streams, each after a token of which the embedding
-        is given.
-        """
+        """Compute streams' features (.., count, h), each after a token, embedded in ``before``."""
         features = self.normalized(features)
         return self.after(features, self.of_streams(features), before)
 
@@ -138,7 +136,6 @@ class Streams(nn.Module):
 
     @property
     def vocabulary(self) -> mx.array | None:
-        """(n,) int32 tokens that streams may draft; ``None``: all."""
         return self.streams.get("vocabulary")
 
     @property
@@ -189,7 +186,6 @@ class Streams(nn.Module):
         return rotate
 
     def adapter_of(self, layer: int) -> LowRank | None:
-        """Return the streams' adapter of a layer, if it has one."""
         if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
             return None
         return self.streams["adapters"][layer]

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from architecture_models import CASES, VOCAB_SIZE, WINDOW, mlx_lm_caches, pair, with_streams
-from kv_cases import CASES as KV_CASES
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -165,9 +164,6 @@ def table_rows():
 def test_the_table_lists_what_is_tested():
     rows = dict(table_rows())
     assert set(rows) == set(ARCHITECTURES)
-    for model_type, (_, _, *cells, kv_cache) in rows.items():
-        assert cells == ["yes"] * 5
-        cases = {pair(case).model.config["model_type"] for case in KV_CASES}
-        assert (kv_cache == "yes") == (model_type in cases), model_type
+    assert all(cells[2:-1] == ["yes"] * 5 for cells in rows.values())
     for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE.read_text()):
         assert f"def {name}(" in (Path(__file__).parents[1] / file).read_text()

@@ -1,4 +1,4 @@
-"""Keyed sampling with the whole runtime: text is plain decoding's own, and the target's."""
+"""Decoding at a temperature with the whole runtime: text is plain decoding's or the target's."""
 
 from collections import Counter
 from functools import cache
@@ -6,12 +6,14 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
+import random_models
 from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
     BASES,
     STREAMS,
     TREES,
+    VOCAB_SIZE,
     paired,
     plain_tokens,
     random_prompt,
@@ -198,3 +200,48 @@ def test_noise_of_another_depth_is_noticed():
     assert p_value(Counter(texts), target()) < CERTAIN
     plain = [drawn_text(seed, WrongDepth, tree_of=None) for seed in range(100)]
     assert texts[:100] != plain == [drawn_text(seed, tree_of=None) for seed in range(100)]
+
+
+# Other rules with the whole runtime -------------------------------------------------------------
+
+BINARY = TREES["binary"]
+
+
+def test_three_tokens_of_rejection_are_distributed_as_plain_samples(monkeypatch, draws=250):
+    """With the whole runtime; the large tests, with planted wrong rules: test_distribution."""
+    monkeypatch.setattr(random_models, "VOCAB_SIZE", 3)  # even random streams are often right
+    model, prompt, sampler = speculative_model(), random_prompt(5, vocab_size=3), Sampling(temp=3.0)
+    options = {"sampler": sampler, "verify": "rejection"}
+    mx.random.seed(0)
+    texts = [tuple(tokens_of(model, prompt, 3, BINARY, **options)[0]) for _ in range(draws)]
+
+    def log_probs_after(text):
+        logits = model.model(mx.array([[*prompt, *text]]))[:, -1]
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    assert p_value(Counter(texts), joint(log_probs_after, 3, length=3)) > ALPHA
+    even = joint(lambda text: np.log(np.full(3, 1 / 3)), 3, length=3)
+    assert p_value(Counter(texts), even) < CERTAIN, "a difference is seen"
+
+
+@pytest.mark.parametrize(
+    ("verify", "keyed"), [("keyed", True), ("rejection", False), ("typical", True)]
+)
+def test_a_seed_repeats_a_run(verify, keyed):
+    model, prompt = speculative_model(), random_prompt(5)
+    texts = []
+    for seed in (1, 1, 2):
+        mx.random.seed(seed)
+        sampler = keyed_sampler(seed, 1.5) if keyed else Sampling(temp=1.5)
+        options = {"sampler": sampler, "verify": verify}
+        texts.append(tokens_of(model, prompt, 20, BINARY, **options)[0])
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
+def test_a_token_that_xtc_spares_must_be_one_of_the_models(token):
+    """A tokenizer's end token may be beyond the vocabulary."""
+    spared = {"xtc_threshold": 0.1, "xtc_special_tokens": (3, token)}
+    Sampling(temp=1.0, **spared).check(VOCAB_SIZE)  # without a probability nothing is spared
+    with pytest.raises(UserError, match=f"hold token {token}, the model's are 0 to 96"):
+        Sampling(temp=1.0, xtc_probability=0.5, **spared).check(VOCAB_SIZE)

@@ -1,17 +1,17 @@
 """A step: a tree's logits are those of its paths alone, and streams' those of the row list."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from brute_force import forward
-from plain_rules import reference_scores
 from random_models import (
     PLAIN_HEADS,
     PROMPT,
     assert_close,
     decoder_after,
     paired,
-    random_prompt,
     random_tree,
     relative_error,
     speculative_model,
@@ -19,13 +19,24 @@ from random_models import (
     take,
     true_tree,
 )
-from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.plan import DraftTree
+from specstream_mlx.engine.prune import keep_best, path_scores
 from specstream_mlx.engine.rows import TreeShapes
+
+
+def reference_scores(logits, tree, threshold=None):
+    scores = [0.0]
+    for node in range(1, len(tree)):
+        row = logits[tree.parents[node]]
+        edge = row[tree.tokens[node]] - np.logaddexp.reduce(row)
+        if threshold and edge < math.log(threshold):
+            edge = -math.inf
+        scores.append(scores[tree.parents[node]] + edge)
+    return np.array(scores)
 
 
 def some_tree(seed=0, depth=3):
@@ -35,19 +46,13 @@ def some_tree(seed=0, depth=3):
     return tree
 
 
-def path_logits(model, tree, node, prompt=PROMPT):
-    """mlx_lm's (vocab,) logits after the path to ``node``."""
-    tokens = [*prompt[:-1], *tree.tokens[tree.path(node)].tolist()]
-    return model.model(mx.array([tokens]))[0, -1]
+def path_to(tree, node):
+    return [*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()]
 
 
-def row_list(model, tree, node, prompt=PROMPT, stream_from=None):
-    """The reference's main, stream and early-exit logits at the end of the path to ``node``.
-
-    Streams run beside the tree's nodes; ``stream_from`` -1: beside the last one of the path alone.
-    """
-    tokens = [*prompt[:-1], *tree.tokens[tree.path(node)].tolist()]
-    start = len(prompt) - 1 if stream_from is None else len(tokens) + stream_from
+def row_list(model, tree, node):
+    """The reference's main, stream and early-exit logits at the end of the path to ``node``."""
+    tokens, start = path_to(tree, node), len(PROMPT) - 1
     main, streams, early = forward(model.model, model.config, tokens, model.streams, start)
     return main[-1], streams[len(tokens) - 1], early[-1]
 
@@ -59,23 +64,9 @@ def kept_nodes(tree, result):
 def tree_error(model, tree):
     """The largest relative difference between a tree's logits and those of its paths."""
     result = take(decoder_after(model, PROMPT), tree, "none")
-    expected = mx.stack([path_logits(model, tree, node) for node in range(len(tree))])
+    paths = [mx.array([path_to(tree, node)]) for node in range(len(tree))]
+    expected = mx.stack([model.model(path)[0, -1] for path in paths])
     return relative_error(result.logits, expected)
-
-
-@pytest.mark.parametrize("committed", [0, 1, 250, 255])
-def test_tree_across_the_growth_of_the_cache(committed):
-    """The buffers grow by 256 rows: by the nodes, or by the streams beside them."""
-    model = speculative_model(seed=2)
-    prompt = random_prompt(committed + 1, seed=3)
-    tree = full_tree(prompt[-1], np.array([[5, 6], [7, 8]]), 2)
-    paths = mx.stack([path_logits(model, tree, node, prompt) for node in (0, 2, 6)])
-    decoder = decoder_after(model, prompt)
-    result = take(decoder, tree, "beside")
-    assert_close(result.logits[mx.array([0, 2, 6])], paths)
-    assert [cache.offset for cache in decoder.caches] == [committed] * 4
-    _, expected, _ = row_list(model, tree, result.last.item(), prompt, stream_from=-1)
-    assert_close(result.streams.logits, expected)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
@@ -209,3 +200,79 @@ def test_only_the_streams_asked_for_are_computed(stream_nodes, monkeypatch):
         assert max(rows) == seeded * (count or model.streams.config.num_streams)
     for count in (1, 2):
         assert_close(found[count], found[None][:count])
+
+
+# The nodes of a tree: which are accepted last, and which are pruned ---------------------------
+
+FEW = 6
+
+
+def test_the_ranking_equals_an_enumeration_of_all_outcomes():
+    """Walk every accepted path; a walk stays at a node with what its children leave over."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        tree = random_tree(rng, 7, depth=4, width=3)
+        last = np.zeros(len(tree))
+
+        def walk(node, probability, tree=tree, last=last):
+            children = [n for n in range(1, len(tree)) if tree.parents[n] == node]
+            edges = [math.exp(tree.log_probs[n] - tree.log_probs[node]) for n in children]
+            last[node] = probability * (1 - sum(edges))
+            for child, edge in zip(children, edges, strict=True):
+                walk(child, probability * edge)
+
+        walk(0, 1.0)
+        assert last.sum() == pytest.approx(1)
+        for count in range(1, len(tree) + 1):
+            expected = sorted(np.argsort(-last)[:count].tolist())
+            assert tree.likeliest_last(count).tolist() == expected
+
+
+def device_arrays(tree):
+    return [mx.array(array)[None] for array in (tree.tokens, tree.parents, tree.ancestors)]
+
+
+def random_case(seed, spread=2.0):
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 1, depth=4, width=3, vocab_size=FEW, truth=[2, 3])
+    return tree, rng.normal(0, spread, (len(tree), FEW))
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.05, 0.999])
+def test_path_scores(threshold):
+    cut = 0
+    for seed in range(20):
+        tree, logits = random_case(seed)
+        expected = reference_scores(logits, tree, threshold)
+        [found] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree), threshold))
+        assert found.dtype == np.float32
+        assert found[0] == 0
+        finite = np.isfinite(expected)
+        assert (np.isfinite(found) == finite).all()
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
+        inner = np.isin(np.arange(len(tree)), tree.parents) & ~finite
+        cut += inner.sum()
+        assert all(not finite[n] for n in range(1, len(tree)) if not finite[tree.parents[n]])
+    assert (cut > 0) == (threshold is not None and threshold > 0), "an inner edge was cut"
+
+
+def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        size = int(rng.integers(1, 12))
+        scores = -rng.integers(0, 4, size).astype(np.float32)
+        scores[rng.random(size) < 0.3] = -np.inf
+        scores[0] = 0
+        for kept_nodes in range(1, size + 1):
+            best = sorted(range(size), key=lambda node: (-scores[node], node))[:kept_nodes]
+            kept, in_play = keep_best(mx.array(scores)[None], kept_nodes)
+            assert kept.tolist() == [sorted(best)]
+            assert in_play.tolist() == [[scores[n] > -np.inf for n in sorted(best)]]
+
+
+def test_a_normaliser_that_rounds_down_does_not_lift_a_child_above_its_parent(monkeypatch):
+    exact = mx.logsumexp
+    monkeypatch.setattr(mx, "logsumexp", lambda *args, **kwargs: exact(*args, **kwargs) - 1e-3)
+    tree, logits = random_case(0, spread=60.0)
+    [scores] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree)))
+    assert (scores[1:] <= scores[tree.parents[1:]]).all()

@@ -16,8 +16,8 @@ from .rule import VerifyRule
 class KeyedRule(VerifyRule):
     """``keyed``: the token after a node is drawn with the noise of its position in the text.
 
-    The streams' guesses take the same noise into account, which changes no text, see ``Coupling``.
-    A ``sampler`` other than a ``keyed_sampler`` draws under a seed from mlx's random state.
+    Guesses take the noise into account, too. A ``sampler`` other than a ``keyed_sampler`` draws
+    under a seed from mlx's random state.
     """
 
     name = "keyed"

@@ -80,7 +80,7 @@ def recursive_rejection(
     Chen et al. 2023 (arXiv:2302.01318), Eq. 9, for one draft; for several, drawn without
     replacement, after each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is
     renormalized (Jeon et al. 2024, arXiv:2402.14160). A draft that q cannot have drawn is passed
-    over, which happens where more are asked for than q has tokens.
+    over.
     """
     count = drafts.shape[1] + 1
     keys = [None] * count if key is None else list(mx.random.split(key, count))

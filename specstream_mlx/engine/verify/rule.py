@@ -60,7 +60,6 @@ class VerifyRule:
         return self._last(tree, nodes, logits, predictions), predictions, logits
 
     def processed(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """Apply the logits processors to the kept nodes' logits (m, vocab)."""
         return logits if self._processors is None else self._processors(tree, kept, logits)
 
     def next_token(self, logits: mx.array) -> tuple[mx.array, mx.array]:
@@ -117,7 +116,6 @@ class VerifyRule:
 
 
 def check_drawn(tokens: Sequence[int]) -> None:
-    """Check tokens that a step committed."""
     if min(tokens) < 0:
         raise UserError(
             "the sampler drew a token outside the vocabulary, expected one of its columns"

@@ -147,19 +147,6 @@ def test_a_wrong_rejection_is_noticed(wrong, width):
     assert p_value(counts, target("temperature")) < CERTAIN
 
 
-def test_rejection_accepts_more_than_sampling_the_same_drafts():
-    """It accepts a single draft with probability sum(min(p, q)), the most there can be."""
-    rng = np.random.default_rng(0)
-    p, q = (np.exp(x) / np.exp(x).sum() for x in rng.normal(0, 1.5, (2, 6)))
-    mx.random.seed(4)
-    drafts, _ = drawn_candidates(rows(np.log(q)[None], DRAWS), 1)
-    found = recursive_rejection(rows(p[None], DRAWS), rows(q[None], DRAWS), drafts)
-    accepted = (found == drafts[:, 0]).sum().item() / DRAWS
-    best = np.minimum(p, q).sum()
-    assert abs(accepted - best) < 5 * math.sqrt(best * (1 - best) / DRAWS)
-    assert best > (p * q).sum() + 0.05, "two independent draws meet less often"
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_sampling_is_mlx_lms_sampler(sampling):
     """The same draws from the same random state, and the probabilities of these draws."""
@@ -176,19 +163,6 @@ def test_sampling_is_mlx_lms_sampler(sampling):
     assert (seen[expected == 0] == 0).all()
     seen, expected = seen[expected > 0], expected[expected > 0]
     assert tail(((seen - expected) ** 2 / expected).sum(), len(seen) - 1) > ALPHA
-
-
-def test_drafts_are_drawn_without_replacement():
-    """The first by q, the second by q without the first."""
-    q = np.array([0.5, 0.3, 0.15, 0.05])
-    mx.random.seed(7)
-    drawn = np.array(drawn_candidates(rows(np.log(q)[None].astype(np.float32), DRAWS), 2)[0])
-    seen, expected = np.zeros((4, 4)), q[:, None] * q[None] / (1 - q[:, None])
-    np.add.at(seen, tuple(drawn.T), 1)
-    assert (np.diag(seen) == 0).all()
-    off = ~np.eye(4, dtype=bool)
-    statistic = ((seen[off] - DRAWS * expected[off]) ** 2 / (DRAWS * expected[off])).sum()
-    assert tail(statistic, 11) > ALPHA
 
 
 def test_the_tail_of_chi_square():

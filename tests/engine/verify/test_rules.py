@@ -4,7 +4,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_sampler
-from plain_rules import walk
 from random_models import random_tree, request, speculative_model
 
 from specstream_mlx import Sampling, UserError, keyed_sampler
@@ -67,6 +66,22 @@ def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
 )
 def test_the_rule_follows_from_its_name_and_the_sampler(verify, sampler, expected):
     assert find_rule(verify, sampler) is expected
+
+
+def walk(tree, predictions, in_play):
+    """The last node that the target's own choices reach."""
+    node = 0
+    while True:
+        children = [
+            child
+            for child in range(1, len(tree))
+            if tree.parents[child] == node
+            and tree.tokens[child] == predictions[node]
+            and in_play[child]
+        ]
+        if not children:
+            return node
+        node = children[0]
 
 
 @pytest.mark.parametrize("playing", [None, 0.7, 0.0])
