@@ -131,9 +131,7 @@ def test_texts_side_by_side_are_on_one_stream(name, monkeypatch):
     check_streams(noted)
 
 
-@pytest.mark.parametrize(
-    "head", ["eagle", "eagle3, some tokens", "ppd", "medusa, own heads", "hydra"]
-)
+@pytest.mark.parametrize("head", ["eagle3, some tokens", "medusa, own heads"])
 def test_with_a_draft_head_too(head, tmp_path):
     model, _ = model_with_head(head, tmp_path / "head")
     check_step(model, request(random_prompt(9), DraftSettings(tree_size=9), sampler=Sampling(0.8)))

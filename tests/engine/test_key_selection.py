@@ -70,22 +70,6 @@ def test_streams_beside_some_nodes_select_by_their_own_rows(base, kind, monkeypa
         assert_close(result.streams.logits, expected_at(model, tree, result))
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_few_keys_change_the_streams_and_enough_keys_nothing(mode):
-    """Exactly nothing, and the main stream is the base's in lossless mode whatever they see."""
-    found, tree = {}, None
-    for keys in (0, 3, 500):
-        model = few_keys(keys=keys, mode=mode)
-        tree = tree or true_tree(model)
-        result = take(decoder_after(model, PROMPT), tree, "beside")
-        found[keys] = result.logits, result.streams.logits
-    for enough, every in zip(found[500], found[0], strict=True):
-        assert (enough == every).all()
-    main, streams = (relative_error(*pair) for pair in zip(found[3], found[0], strict=True))
-    assert streams > 1e-2
-    assert main > 1e-2 if mode == "shared" else main <= 1e-4
-
-
 def the_least(rows, *args):
     weights = WEIGHTS(rows, *args)
     return mx.where(weights < 0, weights, 1e3 - weights)
