@@ -20,28 +20,22 @@ CHAT = {
 TURN = "<|user|>check the numbers<|end|><|assistant|>"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return TokenizerWrapper(tiny_tokenizer())
-
-
-def with_template(template):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template
-    return TokenizerWrapper(tokenizer)
-
-
 @pytest.fixture
 def read(tmp_path):
     """What is read of these rows."""
     path = tmp_path / "train.jsonl"
 
-    def read(rows, tokenizer, longest=100, template=None):
-        lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-        path.write_text("".join(lines))
-        return read_split(path, tokenizer, longest, VOCAB_SIZE, template)
+    def read(rows, chat=CHAT_TEMPLATE, longest=100, template=None):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return read_split(path, tokenizer_of(chat), longest, VOCAB_SIZE, template)
 
     return read
+
+
+def tokenizer_of(chat=CHAT_TEMPLATE):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = chat
+    return TokenizerWrapper(tokenizer)
 
 
 FORGETS = (  # what was thought before noon
@@ -67,45 +61,38 @@ THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": 
 )
 def test_prompt_and_completion_are_as_they_are_decoded(row, chat, template, prompt, answer, read):
     """An answer that was cut has no end, and one of the base's own is as it was written."""
-    tokenizer = with_template(chat)
-    (item,) = read([row | {"source": "news"}], tokenizer, template=template).items
+    tokenizer = tokenizer_of()
+    (item,) = read([row | {"source": "news"}], chat, template=template).items
     assert tokenizer.decode(item.tokens) == prompt + answer
     start = item.stream_from
     assert tokenizer.decode(item.tokens[:start]) == prompt if prompt else start == 1
     assert item.source == "news"
 
 
-def test_own_answers_keep_their_tokens(read, tokenizer):
+def test_own_answers_keep_their_tokens(read):
     """Encoded again, a text may have others."""
+    tokenizer = tokenizer_of()
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "team"]
     row = {"prompt": "check", "completion": "team", "finish_reason": "stop", "tokens": letters}
-    (item,) = read([row], tokenizer).items
+    (item,) = read([row]).items
     assert list(item.tokens[item.stream_from :]) == [*letters, tokenizer.eos_token_id]
-
-
-def test_long_sequences_are_left_out(read, tokenizer):
-    found = read([PAIR, {**PAIR, "completion": "noon " * 40}], tokenizer, 30)
+    found = read([row, {**row, "tokens": letters * 9}], longest=30)
     assert (len(found.items), found.too_long) == (1, 1)
-    assert tokenizer.decode(found.items[0].tokens).endswith("the report<|end|>")
+    assert found.items[0] == item
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
+    ("rows", "fields", "sentence"),
     [
-        ([PAIR, {"text": "x"}], "line 2 is {'text': 'x'}, expected as in the first line"),
-        ([{**ANSWER, "tokens": ["x"]}], "line 1 is "),
-        ([{**TALK, "earlier": ["when"]}], "line 1 is "),
-        ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], f"line 2 holds token {VOCAB_SIZE}, the model"),
-        ([{**PAIR, "completion": "noon " * 90}], "has no sequence of at most 50 tokens with"),
+        ([PAIR, {"text": "x"}], {}, "line 2 is {'text': 'x'}, expected as in the first line"),
+        ([{**ANSWER, "tokens": ["x"]}], {}, "line 1 is "),
+        ([{**TALK, "earlier": ["when"]}], {}, "line 1 is "),
+        ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], {}, f"line 2 holds token {VOCAB_SIZE}, "),
+        ([PAIR], {"longest": 3}, "has no sequence of at most 3 tokens with"),
+        ([CHAT], {"chat": None}, "has messages, and the tokenizer no chat template"),
+        ([CHAT], {"template": "please {text}"}, "messages and no prompts, expected no --prompt-t"),
     ],
 )
-def test_bad_lines(rows, sentence, read, tokenizer):
-    with pytest.raises(UserError, match=rf"train\.jsonl.*{sentence}"):
-        read(rows, tokenizer, 50)
-
-
-def test_what_does_not_go_together(read, tokenizer):
-    with pytest.raises(UserError, match="has messages, and the tokenizer no chat template"):
-        read([CHAT], with_template(None))
-    with pytest.raises(UserError, match="has messages and no prompts, expected no --prompt-templ"):
-        read([CHAT], tokenizer, template="please {text}")
+def test_bad_lines(rows, fields, sentence, read):
+    with pytest.raises(UserError, match=sentence):
+        read(rows, **fields)
