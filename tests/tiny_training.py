@@ -48,21 +48,12 @@ def make_run(base: Path, target: Path, **changes) -> Run:
     """A run on ``data_directory`` beside its target, ready to iterate."""
     data = data_directory(target.parent / "data")
     fields = {"num_msa_layers": 2, "iters": 16, "batch_size": 8, "learning_rate": 2e-2}
-    fields |= {"steps_per_report": 4, "steps_per_eval": 8, "stream_head_rank": 4}
-    settings = TrainSettings(
-        model=str(base), data=str(data), adapter_path=target, **{**fields, **changes}
-    )
+    fields |= {"steps_per_report": 4, "steps_per_eval": 8, "stream_head_rank": 4, **changes}
+    settings = TrainSettings(model=str(base), data=str(data), adapter_path=target, **fields)
     settings.check()
     start = start_of(settings, *load(base))
-    splits = [
-        read_split(
-            data / f"{name}.jsonl",
-            start.tokenizer,
-            settings.max_seq_length,
-            start.base.config["vocab_size"],
-        )
-        for name in ("train", "valid")
-    ]
-    run = Run(settings, start, *splits)
+    limits = settings.max_seq_length, start.base.config["vocab_size"]
+    files = data / "train.jsonl", data / "valid.jsonl"
+    run = Run(settings, start, *(read_split(file, start.tokenizer, *limits) for file in files))
     run.directory.mkdir(exist_ok=True)
     return run

@@ -55,33 +55,30 @@ def test_draws_begin_and_end_as_the_template_says(chat, template, opening, end):
     assert wrapper.eos_token_ids == {tokenizer.eos_token_id}
 
 
-def test_models_without_a_users_turn_are_refused(loaded, tmp_path):
-    model, _ = loaded
-    for chat, said in (
+@pytest.mark.parametrize(
+    ("chat", "sentence"),
+    [
         (None, "the tokenizer has no chat template, which says where a user's turn begins"),
         ("{{ messages[0]['content'] | upper }}", "chat template leaves out what the user says"),
-    ):
-        tokenizer = tiny_tokenizer()
-        tokenizer.chat_template = chat
-        with pytest.raises(UserError, match=said):
-            draw_prompts(model, TokenizerWrapper(tokenizer), tmp_path / "run", PromptSettings())
-    assert not (tmp_path / "run").exists()
+    ],
+)
+def test_models_without_a_users_turn_are_refused(chat, sentence):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = chat
+    with pytest.raises(UserError, match=sentence):
+        turn_of(TokenizerWrapper(tokenizer), None)
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("How do I bake bread?", None),
+def test_what_is_left_out():
+    for text, fault in (
         ("What is 12 + 30, naïve or not?", None),
         ("Photosynthesis, please?", "were too short"),
         ("The the THE team THE the is", "repeated themselves"),
         ("What does мир mean?", "had letters of another script"),
         ("Say it <|user|> again, please", "held control tokens or broken characters"),
-    ],
-)
-def test_what_is_left_out(text, fault):
-    assert fault_of(text, True, SPECIAL_TOKENS, "latin") == fault
-    assert fault_of(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
+    ):
+        assert fault_of(text, True, SPECIAL_TOKENS, "latin") == fault
+        assert fault_of(text, False, SPECIAL_TOKENS, "latin") == "had no end within 90 tokens"
 
 
 def test_prompts_that_begin_alike_are_kept_once_and_too_few_end_it(loaded, tmp_path, monkeypatch):
@@ -141,19 +138,16 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     assert "The base answers 6 prompts\n" in result.stderr
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_prompts_are_as_long_as_the_context_is_with_its_scaling(scaled):
+def test_prompts_are_as_long_as_the_context_is_with_its_scaling():
     """YaRN reaches beyond ``max_position_embeddings`` where that is the original length."""
-    config = tiny_llama_config(max_position_embeddings=32)
-    if scaled:
-        config["rope_scaling"] = {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
-        }  # fmt: skip
-    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    config, tokenizer = (
+        tiny_llama_config(max_position_embeddings=32),
+        TokenizerWrapper(tiny_tokenizer()),
+    )
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     prompts = ["a", "b c d " * 8, "e f g " * 99]
-    lengths = [len(chat_prompt(tokenizer, prompt)) for prompt in prompts]
-    assert lengths[0] < 32 < lengths[1] < 128 < lengths[2]
-    found = fitting(SimpleNamespace(config=config), tokenizer, prompts, Answering(), 512)
-    assert found == prompts[: 1 + scaled]
-    for prompt in found:  # what generation reads
-        check_prompt(chat_prompt(tokenizer, prompt), config)
+    for scaling, count in ({}, 1), ({"rope_scaling": yarn}, 2):
+        base = SimpleNamespace(config=config | scaling)
+        found = fitting(base, tokenizer, prompts, Answering(), 512)
+        assert found == prompts[:count]
+        check_prompt(chat_prompt(tokenizer, found[-1]), base.config)  # what generation reads
