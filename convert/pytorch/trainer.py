@@ -22,7 +22,9 @@ try:
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'")
+    message = f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'"
+    print(message, file=sys.stderr)
+    sys.exit(2)
 from torch import Tensor
 
 from specstream_mlx.adapters.description import describe
