@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 
 import mlx.core as mx
@@ -11,23 +10,18 @@ import numpy as np
 import tiny_models
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.utils import dequantize_model
-from random_models import random_tree
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.export import PackageBuilder
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.weights import operation_name
-from trees import Planned
 
 from specstream_mlx.adapters.lora import put_on
-from specstream_mlx.drafting import Planner, best_first
 from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.plan import DraftTree, Plan
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.stream_config import StreamConfig
 
@@ -223,75 +217,14 @@ class Pair:
         return PackageDecoder(self.contents, executor or self.package, adapter)
 
 
-class MixedTrees:
-    """Drafts what the streams guess, and in between some of the true continuation."""
-
-    def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
-        self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size
-
-    def accept(self, tokens):
-        self._left = self._left[len(tokens) :]
-
-    def finish(self):
-        pass
-
-    def grow(self, root, guesses, tested):
-        true = tuple(self._left[: self._rng.integers(0, 5)])
-
-        def children(path):
-            found = guesses.after(path)[: SIZES.candidates]
-            if path != true[: len(path)] or len(path) == len(true):
-                return found
-            token = true[len(path)]
-            return [(token, -0.5), *((other, score) for other, score in found if other != token)]
-
-        return best_first.tree_of(root, best_first.best_nodes(children, self._size))
-
-
-class WithoutNoise(KeyedRule):
-    """``keyed`` with the guesses of a package, which knows nothing of the noise."""
-
-    strengths = (0.0,)
-
-
-def by_engine(decoder, request, drafter=None):
-    """The engine's steps; without a drafter, one token each."""
-    plan_of = partial(Plan, place="none")
-    if decoder.streams is not None:
-        plan_of = SETTINGS.plans(decoder.streams.config)
-    planner = drafter if isinstance(drafter, Planner) else Planned(drafter, plan_of)
-    if drafter is None:
-        planner = FixedPlanner(DraftSettings(speculation=False), plan_of, streams=False)
+def by_engine(decoder, request, planner):
+    """The engine's steps."""
     request = replace(request, drafting=planner, prefill_step_size=SIZES.chunk)
     return list(steps_of(TokenSequence(None, request, decoder)))
 
 
-def by_package(decoder, request, drafter):
-    """The steps of a ``PackageDecoder``."""
-    streams = decoder.adapter.num_streams
-    place = "beside" if streams else "none"
-    plan_of = partial(Plan, place=place, streams=streams, width=SETTINGS.tree_width)
-    drafting = Planned(drafter, plan_of)
-    request = decoder.fitted(replace(request, drafting=drafting))
-    return list(decoder.decode(request))
-
-
 def plain_text(decoder, request):
     """The tokens that a request ends up with, one a step."""
-    return [token for step in by_engine(decoder, request) for token in step.tokens]
-
-
-def assert_same_steps(found, expected):
-    """Same tokens, and the same trees in every call."""
-    assert [step.tokens for step in found] == [step.tokens for step in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        for name in ("tokens", "parents", "depths"):
-            assert getattr(ours.tree, name).tolist() == getattr(theirs.tree, name).tolist()
-
-
-def tree_of(rng, root, truth, count):
-    """A random tree of at most ``count`` nodes with a path of the true tokens, cut at random."""
-    truth = truth[: rng.integers(0, 4)]
-    tree = random_tree(rng, root, depth=3, width=2, vocab_size=VOCAB_SIZE, truth=truth)
-    parts = tree.tokens, tree.parents, tree.depths, tree.log_probs
-    return DraftTree(*(part[:count] for part in parts))
+    plan_of = SETTINGS.plans(decoder.streams and decoder.streams.config)
+    planner = FixedPlanner(DraftSettings(speculation=False), plan_of, streams=False)
+    return [token for step in by_engine(decoder, request, planner) for token in step.tokens]

@@ -18,16 +18,16 @@ import pytest
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 from coreml_packages import PAIRS, SIZES, VOCAB_SIZE, Pair
-from coreml_recordings import recorded
 from random_models import random_prompt
 from specstream_mlx.convert.to_coreml.contents import METADATA
-from specstream_mlx.convert.to_coreml.recordings import FORMAT, write
+from specstream_mlx.convert.to_coreml.recordings import FORMAT, Recorder, recorded_run, write
 from trees import fixed_trees
 
-from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx import DraftSettings, keyed_sampler
 from specstream_mlx.engine.guess import StreamGuesses, normalized
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens
+from specstream_mlx.request import Request
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,76 @@ KIT = Path(__file__).parents[2] / "apps" / "ios" / "SpecStreamKit"
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 TURN = random_prompt(11, seed=5, vocab_size=VOCAB_SIZE)
 KEYED = {"temperature": 1.0, "seed": 2**63 + 5}
+
+
+class SomeRight:
+    """A package some of whose guesses are made right by the text that is coming."""
+
+    def __init__(self, package, text, seed=0):
+        self.title, self.states = "numpy, foretelling", package.states
+        self._package, self._text = package, text
+        self._rng = np.random.default_rng(seed)
+        self._step, self._hidden = None, None  # of the call of ``logits`` before ``draft``
+
+    def call(self, name, inputs, states=None):
+        found = self._package.call(name, inputs, states)
+        found = {key: np.array(value) for key, value in found.items()}
+        if "streamHidden" in found:
+            self._step, self._hidden = inputs, found["streamHidden"]
+        if "candidates" in found:
+            self._foretell(inputs, found)
+        return found
+
+    def _foretell(self, inputs, found):
+        if "streamHidden" in inputs:
+            same = (self._hidden == inputs["streamHidden"]).all((1, 2))
+            (last,), inputs = np.flatnonzero(same)[:1], self._step
+        else:
+            last = found["last"].item()
+        next_one = inputs["length"].item() + int(inputs["ancestors"][last].sum()) + 1
+        coming = self._text[next_one:][: len(found["candidates"])]
+        rank = int(self._rng.integers(0, 2))
+        for depth, token in enumerate(coming[: self._rng.integers(0, 4)]):
+            guesses = found["candidates"][depth]
+            if "candidateParents" in found:
+                guesses = guesses[0]
+                if depth:
+                    found["candidateParents"][depth, 0] = rank
+            rank = rank if depth == 0 else 0
+            guesses[guesses == token] = guesses[rank]  # no token comes twice
+            guesses[rank] = token
+
+
+def recorded(
+    pair, adapter, turns, *, temperature=0.0, seed=None, max_tokens=24, stop_tokens=(), tree_size
+):
+    """Runs of one decoder, some of whose drafts are right: a text after each turn, on the rows of
+    those before.
+    """
+
+    def runs_by(executor):
+        recorder, text, runs = Recorder(executor), [], []
+        decoder = pair.package_decoder(adapter, recorder)
+        for turn in turns:
+            request = Request(
+                [*text, *turn],
+                DraftSettings(tree_size=tree_size),
+                max_tokens=max_tokens,
+                end_tokens=stop_tokens,
+                sampler=keyed_sampler(seed, temperature) if temperature else None,
+            )
+            run = recorded_run(decoder, recorder, request)
+            text = [*run["prompt"], *run["tokens"]]
+            run["settings"]["max_tokens"] = max_tokens  # the host sees where the context ends
+            runs.append(run | {"continues": bool(runs)})
+        return runs
+
+    plain = runs_by(pair.package)
+    text = [*plain[-1]["prompt"], *plain[-1]["tokens"]]
+    runs = runs_by(SomeRight(pair.package, text))
+    for key in ("prompt", "tokens"):
+        assert [run[key] for run in runs] == [run[key] for run in plain]
+    return runs
 
 
 def inside_a_path(runs):

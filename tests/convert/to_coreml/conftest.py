@@ -44,36 +44,32 @@ bare = pair_fixture("bare")
 
 
 @pytest.fixture(scope="session")
-def base(common):
-    """A tiny Llama of 4 bits with its tokenizer."""
+def files(common):
+    """A directory of ``base``, a tiny Llama of 4 bits; ``key-points``, a shared adapter with LoRA;
+    ``streams``, lossless ones; and ``x.mlpackage``, which ``export-coreml`` writes of them.
+    """
     with common("to_coreml") as directory:
-        base = directory / "base"
-        return base if base.exists() else tiny_llama_directory(base, bits=4, num_hidden_layers=2)
-
-
-@pytest.fixture(scope="session")
-def adapters(common, base):
-    """A shared adapter with LoRA, and lossless streams."""
-    shared, streams = base.parent / "key-points", base.parent / "streams"
-    with common("adapters"):
-        if not streams.exists():
+        if not directory.exists():
+            base = tiny_llama_directory(directory / "base", bits=4, num_hidden_layers=2)
             sizes, template = {"num_streams": 2, "num_msa_layers": 1}, "Points of: {text}"
-            fields = {"lora_rank": 4, "prompt_template": template}
-            stream_adapter_directory(shared, base, mode="shared", **sizes, **fields)
+            fields = {"lora_rank": 4, "prompt_template": template, **sizes}
+            shared, streams = directory / "key-points", directory / "streams"
+            stream_adapter_directory(shared, base, mode="shared", **fields)
             stream_adapter_directory(streams, base, mode="lossless", **sizes)
-    return shared, streams
-
-
-@pytest.fixture(scope="session")
-def exported(common, base, adapters):
-    """The package of both adapters that ``export-coreml`` writes, with functions for sampling."""
-    with common("exported") as directory:
-        package = directory / "x.mlpackage"
-        if not package.exists():
-            sizes = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
-            flags = ("--adapter", adapters[0], "--streams", adapters[1], "--sampling", "--report")
-            result = run("export-coreml", "--model", base, "--output", package, *sizes, *flags)
+            flags = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
+            flags += ("--adapter", shared, "--streams", streams, "--sampling", "--report")
+            package = directory / "x.mlpackage"
+            result = run("export-coreml", "--model", base, "--output", package, *flags)
             assert result.exit_code == 0, result.output
             (directory / "stdout").write_text(result.stdout)
-            (directory / "stderr").write_text(result.stderr)
-    return package
+    return directory
+
+
+@pytest.fixture(scope="session")
+def base(files):
+    return files / "base"
+
+
+@pytest.fixture(scope="session")
+def exported(files):
+    return files / "x.mlpackage"

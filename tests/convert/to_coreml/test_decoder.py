@@ -2,29 +2,30 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from coreml_packages import (
-    SIZES,
-    VOCAB_SIZE,
-    MixedTrees,
-    WithoutNoise,
-    assert_same_steps,
-    by_engine,
-    by_package,
-    plain_text,
-)
+from coreml_packages import SETTINGS, SIZES, VOCAB_SIZE, by_engine, plain_text
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import random_prompt
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.recordings import Recorder
-from trees import fixed_trees
+from trees import Planned, fixed_trees
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
+from specstream_mlx.drafting import best_first
 from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.request import Request
+
+
+class WithoutNoise(KeyedRule):
+    """``keyed`` with the guesses of a package, which knows nothing of the noise."""
+
+    strengths = (0.0,)
+
 
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
@@ -36,12 +37,48 @@ def prompt_of(length, seed=0):
     return random_prompt(length, seed=seed, vocab_size=VOCAB_SIZE)
 
 
-def both(pair, request, *, seed=0, adapter="one", ours=None, truth=None):
+class MixedTrees:
+    """Drafts what the streams guess, and in between some of the true continuation."""
+
+    def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
+        self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size
+
+    def accept(self, tokens):
+        self._left = self._left[len(tokens) :]
+
+    def finish(self):
+        pass
+
+    def grow(self, root, guesses, tested):
+        true = tuple(self._left[: self._rng.integers(0, 5)])
+
+        def children(path):
+            found = guesses.after(path)[: SIZES.candidates]
+            if path != true[: len(path)] or len(path) == len(true):
+                return found
+            token = true[len(path)]
+            return [(token, -0.5), *((other, score) for other, score in found if other != token)]
+
+        return best_first.tree_of(root, best_first.best_nodes(children, self._size))
+
+
+def both(pair, request, *, seed=0, adapter="one", ours=None):
     """The steps of package and engine with drafts that are right as often as not."""
-    truth = truth or plain_text(pair.decoder(adapter), request)
-    expected = by_engine(pair.decoder(adapter), request, MixedTrees(truth, seed))
-    found = by_package(ours or pair.package_decoder(adapter), request, MixedTrees(truth, seed))
+    theirs, ours = pair.decoder(adapter), ours or pair.package_decoder(adapter)
+    plan_of = SETTINGS.plans(theirs.streams and theirs.streams.config)
+    truth = plain_text(pair.decoder(adapter), request)
+    planners = [Planned(MixedTrees(truth, seed), plan_of) for _ in range(2)]
+    expected = by_engine(theirs, request, planners[0])
+    found = list(ours.decode(ours.fitted(replace(request, drafting=planners[1]))))
     return found, expected
+
+
+def assert_same_steps(found, expected):
+    """Same tokens, and the same trees in every call."""
+    assert [step.tokens for step in found] == [step.tokens for step in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("tokens", "parents", "depths"):
+            assert getattr(ours.tree, name).tolist() == getattr(theirs.tree, name).tolist()
 
 
 @pytest.mark.parametrize(

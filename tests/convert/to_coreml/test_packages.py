@@ -7,27 +7,31 @@ import pytest
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
 from coreml_packages import (
-    ADAPTER,
     CASES,
     SETTINGS,
     SIZES,
     VOCAB_SIZE,
-    Case,
     Pair,
     plain_text,
     random_model,
-    tree_of,
 )
-from coremltools.converters.mil.mil import Builder as mb
-from random_models import random_prompt, relative_error
+from random_models import random_prompt, random_tree, relative_error
 from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.streams import StreamRows
 from specstream_mlx.convert.to_coreml.weights import encode
 
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.request import Request
 
 BOUND = 1e-4
+
+
+def tree_of(rng, root, truth, count):
+    """A random tree of at most ``count`` nodes with a path of the true tokens, cut at random."""
+    truth = truth[: rng.integers(0, 4)]
+    tree = random_tree(rng, root, depth=3, width=2, vocab_size=VOCAB_SIZE, truth=truth)
+    parts = tree.tokens, tree.parents, tree.depths, tree.log_probs
+    return DraftTree(*(part[:count] for part in parts))
 
 
 class WithLogits(VerifyRule):
@@ -109,22 +113,6 @@ def test_what_is_wrong_shows(shared):
     assert logits > 100 * BOUND
     logits, guesses, _ = differences(shared, ours=shared.package_decoder("other"))
     assert min(logits, guesses) > 100 * BOUND
-
-
-@pytest.mark.slow
-def test_shifted_streams_show(tmp_path, monkeypatch):
-    """Streams that stand one position too far."""
-    own = StreamRows.positions
-
-    def shifted(self, main):
-        positions = own(self, main)
-        further = np.repeat([0, 1], [main.shape[0], positions.shape[0] - main.shape[0]])
-        return mb.add(x=positions, y=further.astype(np.int32))
-
-    monkeypatch.setattr(StreamRows, "positions", shifted)
-    logits, guesses, _ = differences(Pair(tmp_path / "x.mlpackage", Case(streams=ADAPTER)))
-    assert logits <= BOUND  # lossless
-    assert guesses > 100 * BOUND
 
 
 def test_half_precision_stays_near(shared):
