@@ -9,7 +9,7 @@ import pytest
 from demonstration_weights import needs_weights
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_plain
-from specstream_mlx.convert.demo_model import bundle, tasks
+from specstream_mlx.convert.demo_model import tasks, train_adapters
 
 from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.adapters.description import describe
@@ -21,9 +21,10 @@ DIRECTORIES = [bundled.streams_path(), *map(bundled.adapter_path, ADAPTERS)]
 
 
 def test_the_bundle_is_small():
-    assert bundle.size_of(bundled.streams_path()) <= bundle.MOST_STREAM_BYTES
+    size_of = train_adapters.size_of
+    assert size_of(bundled.streams_path()) <= train_adapters.MOST_STREAM_BYTES
     for name in ADAPTERS:
-        assert bundle.size_of(bundled.adapter_path(name)) <= bundle.MOST_ADAPTER_BYTES
+        assert size_of(bundled.adapter_path(name)) <= train_adapters.MOST_ADAPTER_BYTES
 
 
 @pytest.mark.parametrize("path", DIRECTORIES, ids=lambda path: path.name)

@@ -1,16 +1,18 @@
-"""Train the demonstration model's streams and adapters.
+"""Train the demonstration model's streams and adapters, and put them into the package.
 
     python -m specstream_mlx.convert.demo_model.train_adapters --work runs/adapters \\
-        streams proofread sql summarize describe
+        streams proofread sql summarize describe bundle
 
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``answers`` lets the base ask itself and answer, which ``streams`` trains the
 lossless streams on, or else on the answers of the source. A task's name trains that task's LoRA
-on the mixture, lets the tuned base answer, and trains lossless streams on that.
+on the mixture, lets the tuned base answer, and trains lossless streams on that. ``bundle`` writes
+``bundled/streams`` and ``bundled/adapters/<task>``, as far as they are finished.
 """
 
 import json
 import random
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +20,24 @@ from typing import Any
 
 from rich.console import Console
 
-from specstream_mlx import demonstration
+from specstream_mlx import bundled, demonstration
+from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_KEY
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import read_json_lines, staged_file
+from specstream_mlx.files import read_json, read_json_lines, staged_directory, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 
 from ..pytorch.generation import Writer
 from ..pytorch.trainer import train
 from ..pytorch.training_settings import TrainSettings
+from ..to_mlx.adapter import convert_adapter
 from . import mixture, tasks
 from .own_answers import TRAIN, VALID, write_answers, write_base_answers
 
-STREAMS, OWN_ANSWERS = "streams", "answers"
-PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS
+STREAMS, OWN_ANSWERS, BUNDLE = "streams", "answers", "bundle"
+PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS, BUNDLE
+MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 3 << 20
+"""Of the bundled lossless streams, and of one adapter."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 _STREAMS = {
     "num_streams": 4,
@@ -42,7 +48,6 @@ _STREAMS = {
 }
 _SHAPE = "num_msa_layers", "stream_init_rank", "stream_head_rank", "stream_adapter_rank"
 _OF_BASE, _OF_TASK = (12, 128, 224, 10), (4, 64, 64, 8)
-"""Of the base's streams, which may take 1.5 MB, and of a task's adapter, which may take 3 MiB."""
 _LONGER = 0.5
 """Share of the texts that a tuned base answers which are letters, lists and the like."""
 _LORA_RANK = 4
@@ -167,12 +172,38 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     return lora
 
 
+def size_of(directory: Path) -> int:
+    """The bytes of all files below ``directory``."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def bundle(work: Path, output: Path) -> None:
+    """Write the finished parts in the form in which they are shipped: MLX format, in float16."""
+    parts = {STREAMS: work / STREAMS} | {f"adapters/{n}": work / n for n in tasks.TASKS}
+    finished = {part: s / "adapter" for part, s in parts.items() if (s / "adapter").exists()}
+    if not finished:
+        raise UserError(f"{work} has no <part>/adapter, expected at least one finished part")
+    converted = work / "bundled"
+    for part, source in finished.items():
+        made = converted / part
+        convert_adapter(source, demonstration.base_path(), made, dtype="float16", overwrite=True)
+        config = read_json(made / ADAPTER_CONFIG)
+        config[STREAM_KEY]["base_model"] = demonstration.REPOSITORY  # no directory of this machine
+        (made / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        size, most = size_of(made), MOST_STREAM_BYTES if part == STREAMS else MOST_ADAPTER_BYTES
+        if size > most:
+            raise UserError(f"{part} has {size:,} bytes, expected at most {most:,}")
+    for part in finished:
+        with staged_directory(output / part) as staged:
+            shutil.copytree(converted / part, staged, dirs_exist_ok=True)
+
+
 def main(
     *,
     parts: list[str] = option(
         ...,
         TEXTS,
-        "Parts to make: answers, streams, names of tasks.",
+        "Parts to make: answers, streams, names of tasks, bundle.",
         metavar="PART",
         positional=True,
     ),
@@ -183,7 +214,9 @@ def main(
     for part in parts:
         if part not in PARTS:
             raise UserError(f"unknown part {part!r}, expected {', '.join(PARTS)}")
-        if part == OWN_ANSWERS:
+        if part == BUNDLE:
+            bundle(options.work, bundled.ROOT)
+        elif part == OWN_ANSWERS:
             if not (options.work / part).exists():
                 more = options.own_prompts, options.seed, options.prompts
                 write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)

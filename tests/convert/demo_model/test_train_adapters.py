@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from specstream_mlx.convert.demo_model import bundle, mixture, tasks, train_adapters
+from specstream_mlx.convert.demo_model import mixture, tasks, train_adapters
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.train.data import read_rows
@@ -68,7 +68,7 @@ def test_streams_learn_what_the_base_answered(making):
 
 
 def test_finished_parts_are_bundled_unless_one_is_too_large(tmp_path, monkeypatch):
-    bytes_of, out = {"streams": 1000, "sql": 1000}, tmp_path / "out"
+    bytes_of, work, out = {"streams": 1000, "sql": 1000}, tmp_path / "work", tmp_path / "out"
 
     def converted(source, base, target, **_):
         target.mkdir(parents=True, exist_ok=True)
@@ -76,15 +76,17 @@ def test_finished_parts_are_bundled_unless_one_is_too_large(tmp_path, monkeypatc
         (target / "adapter_config.json").write_text(json.dumps(config))
         (target / "weights").write_bytes(bytes(bytes_of[source.parent.name]))
 
-    monkeypatch.setattr(bundle, "convert_adapter", converted)
-    monkeypatch.setattr(bundle.demonstration, "base_path", lambda: None)
+    monkeypatch.setattr(train_adapters, "convert_adapter", converted)
+    monkeypatch.setattr(train_adapters.demonstration, "base_path", lambda: None)
+    monkeypatch.setattr(train_adapters.bundled, "ROOT", out)
     for part in bytes_of:
-        (tmp_path / "work" / part / "adapter").mkdir(parents=True)
-    assert bundle.bundle(tmp_path / "work", out).keys() == {"streams", "adapters/sql"}
+        (work / part / "adapter").mkdir(parents=True)
+    train_adapters.main(parts=["bundle"], options=train_adapters.MakingOptions(work))
     assert (out / "streams" / "weights").stat().st_size == 1000
     config = json.loads((out / "adapters/sql" / "adapter_config.json").read_text())
-    assert config["speculative_streaming"]["base_model"] == bundle.demonstration.REPOSITORY
+    repository = train_adapters.demonstration.REPOSITORY
+    assert config["speculative_streaming"]["base_model"] == repository
     bytes_of["streams"] = 2_000_000
     with pytest.raises(UserError, match="streams has 2,"):
-        bundle.bundle(tmp_path / "work", tmp_path / "other")
+        train_adapters.bundle(work, tmp_path / "other")
     assert not (tmp_path / "other").exists()
