@@ -280,34 +280,29 @@ def _answers(
 ) -> Path:
     """Let the base answer prompts, or draw prompts itself and answer."""
     from ..terminal.progress import progress
-    from ..train.distil import Answering, distil, fitting
-    from ..train.self_prompts import PromptSettings, draw_prompts
+    from ..train.distil import distil, fitting
+    from ..train.self_prompts import draw_prompts
 
     base, tokenizer, template = start.base, start.tokenizer, start.prompt_template
     data = directory / "data"
+    common: Any = {"seed": settings.seed, "template": template, "lora": start.frozen_lora}
     try:
         if prompts is None:
-            drawing = PromptSettings(
-                answers.num_prompts,
-                settings.seed,
-                template,
-                answers.prompt_script,
-                start.frozen_lora,
-            )
             note(f"The base draws {answers.num_prompts} prompts")
             with progress("The base draws prompts") as show:
-                drawn = draw_prompts(base, tokenizer, directory, drawing, show)
+                drawn = draw_prompts(
+                    base,
+                    tokenizer,
+                    directory,
+                    answers.num_prompts,
+                    script=answers.prompt_script,
+                    show=show,
+                    **common,
+                )
             if drawn.drawn:
                 note(drawn.sentence())
             prompts = drawn.prompts
-        answering = Answering(
-            answers.max_tokens,
-            answers.temp,
-            seed=settings.seed,
-            template=template,
-            lora=start.frozen_lora,
-        )
-        fit = fitting(base, tokenizer, prompts, answering, settings.max_seq_length)
+        fit = fitting(base, tokenizer, prompts, template, settings.max_seq_length)
         if len(fit) < len(prompts):
             note(
                 f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
@@ -315,7 +310,8 @@ def _answers(
             )
         note(f"The base answers {len(fit)} prompts")
         with progress("The base answers prompts") as show:
-            distil(base, tokenizer, fit, data, answering, show)
+            common |= {"max_tokens": answers.max_tokens, "temp": answers.temp}
+            distil(base, tokenizer, fit, data, show=show, **common)
     except KeyboardInterrupt:
         note("Stopped; the same command goes on with what is there")
         raise

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,6 @@ Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
 
 _LEAST_AT_ONCE, _STEPS = 4, 16
 """Few prompts are answered in smaller groups, so that an interruption loses few answers."""
-
-
-@dataclass(frozen=True)
-class Answering:
-    """Settings of the answers that the base writes."""
-
-    max_tokens: int = 256
-    temp: float = 0.0
-    batch_size: int = 32  # most prompts at once, after which their answers are written
-    seed: int = 0
-    template: str | None = None
-    lora: str | None = None  # digest of the LoRA that it answers with
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -74,12 +61,12 @@ def fitting(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     prompts: Sequence[str],
-    answering: Answering,
+    template: str | None,
     most_tokens: int,
 ) -> list[str]:
     """Select the prompts that leave room for an answer in so many tokens and the context."""
     most = min(most_tokens, context_length(model.config) or most_tokens)
-    return [p for p in prompts if len(chat_prompt(tokenizer, p, answering.template)) < most]
+    return [p for p in prompts if len(chat_prompt(tokenizer, p, template)) < most]
 
 
 def distil(
@@ -87,21 +74,27 @@ def distil(
     tokenizer: TokenizerWrapper,
     prompts: Sequence[str],
     directory: Path,
-    answering: Answering,
+    *,
+    max_tokens: int = 256,
+    temp: float = 0.0,
+    batch_size: int = 32,
+    seed: int = 0,
+    template: str | None = None,
+    lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base answer prompts, see ``keep_answers``."""
+    """Let the base, with LoRA of such a digest, answer prompts, see ``keep_answers``."""
 
     def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
         chosen, samplers = [wanted[place] for place in places], None
-        if answering.temp:  # what is drawn follows from a prompt's place
-            samplers = [keyed_sampler(answering.seed + place, answering.temp) for place in places]
+        if temp:  # what is drawn follows from a prompt's place
+            samplers = [keyed_sampler(seed + place, temp) for place in places]
         response = batch_generate(
             model,
             tokenizer,
-            [chat_prompt(tokenizer, prompt, answering.template) for prompt in chosen],
-            max_tokens=answering.max_tokens,
-            completion_batch_size=answering.batch_size,
+            [chat_prompt(tokenizer, prompt, template) for prompt in chosen],
+            max_tokens=max_tokens,
+            completion_batch_size=batch_size,
             samplers=samplers,
             speculation=False,
             return_token_ids=True,
@@ -111,8 +104,10 @@ def distil(
         lines = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
 
-    at_once = min(answering.batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
-    keep_answers(prompts, directory, asdict(answering), answer, at_once, show)
+    at_once = min(batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
+    settings = {"max_tokens": max_tokens, "temp": temp, "batch_size": batch_size, "seed": seed}
+    settings |= {"template": template, "lora": lora}
+    keep_answers(prompts, directory, settings, answer, at_once, show)
 
 
 def keep_answers(

@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -39,17 +39,6 @@ _WORD = re.compile(f"[{_IDEOGRAMS}]|[^\\s{_IDEOGRAMS}]+")
 Script = Literal["latin", "any"]
 
 
-@dataclass(frozen=True)
-class PromptSettings:
-    """Settings of the prompts that a model draws; letters of another ``script`` are a fault."""
-
-    count: int = 400
-    seed: int = 0
-    template: str | None = None
-    script: Script = "latin"
-    lora: str | None = None  # digest of the LoRA that it draws with
-
-
 @dataclass
 class DrawnPrompts:
     """The prompts that were drawn, in order, and of this call the draws and the faults of some."""
@@ -69,15 +58,21 @@ def draw_prompts(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     directory: Path,
-    settings: PromptSettings,
+    count: int,
+    *,
+    seed: int = 0,
+    template: str | None = None,
+    script: Script = "latin",
+    lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> DrawnPrompts:
-    """Let the base draw prompts, to ``prompts.jsonl`` in a directory."""
-    opening, turn_tokenizer = turn_of(tokenizer, settings.template)
+    """Let the base, with LoRA of such a digest, draw prompts, to ``prompts.jsonl``."""
+    opening, turn_tokenizer = turn_of(tokenizer, template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
-    claim(path.with_suffix(".json"), {k: v for k, v in asdict(settings).items() if k != "count"})
+    settings = {"seed": seed, "template": template, "script": script, "lora": lora}
+    claim(path.with_suffix(".json"), settings)
     fit = _earlier(path)
     alike = {beginning(prompt) for prompt in fit.values()}
     cache = make_prompt_cache(model.model)  # of what is before every draw
@@ -86,16 +81,14 @@ def draw_prompts(
         mx.eval([layer.state for layer in cache])
     place, result = max(fit, default=-1) + 1, DrawnPrompts()
     recent: deque[str | None] = deque(maxlen=_RECENT)
-    show(len(fit), settings.count)
-    while len(fit) < settings.count:
-        places = range(place, place + min(_AT_ONCE, 2 * (settings.count - len(fit))))
+    show(len(fit), count)
+    while len(fit) < count:
+        places = range(place, place + min(_AT_ONCE, 2 * (count - len(fit))))
         place, lines = places.stop, []
-        for number, text, ended in _draws(
-            model, turn_tokenizer, cache, opening[-1:], settings.seed, places
-        ):
-            if len(fit) == settings.count:
+        for number, text, ended in _draws(model, turn_tokenizer, cache, opening[-1:], seed, places):
+            if len(fit) == count:
                 break
-            fault = fault_of(text, ended, controls, settings.script)
+            fault = fault_of(text, ended, controls, script)
             if fault is None and beginning(text) in alike:
                 fault = "began as an earlier one"
             result.drawn += 1
@@ -108,15 +101,15 @@ def draw_prompts(
             else:
                 result.left_out[fault] += 1
         append(path, "".join(lines))
-        show(len(fit), settings.count)
+        show(len(fit), count)
         if len(recent) == _RECENT and recent.count(None) < _LEAST_KEPT:
-            (fault, count), *_ = Counter(filter(None, recent)).most_common()
+            ((fault, times),) = Counter(filter(None, recent)).most_common(1)
             raise UserError(
                 f"of the last {_RECENT} prompts that the base drew {recent.count(None)} can be "
-                f"kept, expected at least {_LEAST_KEPT} ({count} {fault}); there are {len(fit)} "
+                f"kept, expected at least {_LEAST_KEPT} ({times} {fault}); there are {len(fit)} "
                 f"in {path}"
             )
-    result.prompts = list(fit.values())[: settings.count]
+    result.prompts = list(fit.values())[:count]
     return result
 
 

@@ -10,7 +10,7 @@ from tiny_training import data_directory
 from specstream_mlx import load
 from specstream_mlx.cli import train
 from specstream_mlx.train import distil
-from specstream_mlx.train.distil import SHIPPED, Answering, read_prompts
+from specstream_mlx.train.distil import SHIPPED, read_prompts
 
 SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-eval", 3)
 
@@ -114,14 +114,14 @@ def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):
 
 
 def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
-    answering = Answering(max_tokens=8, temp=1.0, batch_size=5)
+    answering = {"max_tokens": 8, "temp": 1.0, "batch_size": 5}
     model, tokenizer = load(base)
     texts = read_prompts(prompts)
-    distil.distil(model, tokenizer, texts, tmp_path / "a", answering)
+    distil.distil(model, tokenizer, texts, tmp_path / "a", **answering)
     whole = (tmp_path / "a" / "train.jsonl").read_text().splitlines()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.jsonl").write_text("\n".join(whole[:7]) + "\n")
-    distil.distil(model, tokenizer, texts, tmp_path / "b", answering)
+    distil.distil(model, tokenizer, texts, tmp_path / "b", **answering)
     assert (tmp_path / "b" / "train.jsonl").read_text().splitlines() == whole
 
 

@@ -12,8 +12,8 @@ from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_config, t
 from specstream_mlx import UserError, load
 from specstream_mlx.prompts import chat_prompt, check_prompt
 from specstream_mlx.train import self_prompts
-from specstream_mlx.train.distil import Answering, fitting, read_prompts
-from specstream_mlx.train.self_prompts import PromptSettings, draw_prompts, fault_of, turn_of
+from specstream_mlx.train.distil import fitting, read_prompts
+from specstream_mlx.train.self_prompts import draw_prompts, fault_of, turn_of
 
 
 @pytest.fixture(scope="module")
@@ -90,29 +90,29 @@ def test_prompts_that_begin_alike_are_kept_once_and_too_few_end_it(loaded, tmp_p
         return [(place, texts[place % len(texts)], True) for place in places]
 
     monkeypatch.setattr(self_prompts, "_draws", draws)
-    drawn = draw_prompts(*loaded, tmp_path, PromptSettings(3))
+    drawn = draw_prompts(*loaded, tmp_path, 3)
     assert drawn.prompts == [texts[0], *texts[2:4]]
     assert drawn.sentence() == "The base drew 4 prompts and 3 are kept; 1 began as an earlier one"
     with pytest.raises(UserError, match="base drew 0 can be kept, expected at least 15") as error:
-        draw_prompts(*loaded, tmp_path, PromptSettings(40))
+        draw_prompts(*loaded, tmp_path, 40)
     assert f"there are 3 in {tmp_path / 'prompts.jsonl'}" in str(error.value)
 
 
 def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, monkeypatch):
-    drawn = draw_prompts(*loaded, tmp_path / "a", PromptSettings(12))
+    drawn = draw_prompts(*loaded, tmp_path / "a", 12)
     whole = lines(tmp_path / "a")
     assert [json.loads(line)["prompt"] for line in whole] == drawn.prompts
     assert drawn.drawn - drawn.left_out.total() == len(set(drawn.prompts)) == 12
     assert set(" ".join(drawn.prompts).split()) <= set(WORDS)
-    draw_prompts(*loaded, tmp_path / "b", PromptSettings(5))
+    draw_prompts(*loaded, tmp_path / "b", 5)
     path = tmp_path / "b" / "prompts.jsonl"
     assert lines(tmp_path / "b") == whole[:5]
     path.write_text(path.read_text() + whole[5][:9])  # as a process that was killed left it
     monkeypatch.setattr(self_prompts, "_AT_ONCE", 3)
-    assert draw_prompts(*loaded, tmp_path / "b", PromptSettings(12)).prompts == drawn.prompts
+    assert draw_prompts(*loaded, tmp_path / "b", 12).prompts == drawn.prompts
     assert lines(tmp_path / "b") == whole
     monkeypatch.setattr(self_prompts, "batch_generate", None)  # nothing is drawn again
-    assert draw_prompts(*loaded, tmp_path / "b", PromptSettings(7)).prompts == drawn.prompts[:7]
+    assert draw_prompts(*loaded, tmp_path / "b", 7).prompts == drawn.prompts[:7]
 
 
 def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
@@ -148,6 +148,6 @@ def test_prompts_are_as_long_as_the_context_is_with_its_scaling():
     prompts = ["a", "b c d " * 8, "e f g " * 99]
     for scaling, count in ({}, 1), ({"rope_scaling": yarn}, 2):
         base = SimpleNamespace(config=config | scaling)
-        found = fitting(base, tokenizer, prompts, Answering(), 512)
+        found = fitting(base, tokenizer, prompts, None, 512)
         assert found == prompts[:count]
         check_prompt(chat_prompt(tokenizer, found[-1]), base.config)  # what generation reads
