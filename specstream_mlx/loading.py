@@ -19,7 +19,7 @@ from .adapters.user_adapters import user_adapters
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_files, read_head
-from .engine.draft_head import HeadConfig, MountedHead
+from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, naming, shown
@@ -78,6 +78,7 @@ class SpeculativeModel:
     held: HeldWeights | None = None
     ranks: Ranks | None = None
     head: MountedHead | None = None
+    head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
     _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
@@ -191,7 +192,7 @@ class SpeculativeModel:
         It is the directory of a published EAGLE-3 head for this base, or a head of one's own.
         """
         if head is None:
-            self.head = None
+            self.head = self.head_watch = None
             return
         if self.ranks is not None:
             raise UserError(
@@ -199,9 +200,11 @@ class SpeculativeModel:
             )
         if self.streams is not None:
             raise UserError("a draft head was given and streams are mounted, expected one of them")
+        where = ""
         if isinstance(head, str | Path):
-            head = read_head(Path(head), self.model, self.config)
+            where, head = f" {head}", read_head(Path(head), self.model, self.config)
         self.head = head
+        self.head_watch = HeadWatch(f"{head.config.kind} head{where}")
 
 
 def _check_divided(directory: Path, ranks: Ranks) -> None:

@@ -14,7 +14,7 @@ from .drafting.cost import BatchCosts
 from .drafting.fixed import fixed_planner
 from .drafting.rule import rule_planner
 from .drafting.settings import USUAL, DraftSettings
-from .engine.guess import normalized
+from .engine.guess import NO_GUESSES, normalized
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.step import Decoder, StepResult
@@ -117,6 +117,7 @@ class TokenSequence:
         self.ended, self.count = False, 0
         self._planner: Planner | None = None
         self._broadcast: Broadcast | None = None
+        self._guesses = NO_GUESSES
 
     # The prompt ---------------------------------------------------------------------------------
 
@@ -198,6 +199,9 @@ class TokenSequence:
         if self.ended:
             return
         guesses = step.result.guesses()
+        if self.model is not None and self.model.head_watch is not None:
+            self.model.head_watch.judge(self._guesses, step.tokens)
+            self._guesses = guesses
         verified = Verified(step.tree, step.result.predictions_of(step.tree))
         plan = self._planned(lambda planner: planner.plan(self.root, guesses, verified))
         if self.decoder.caches:

@@ -16,8 +16,9 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from ..errors import Mode
+from ..terminal.notes import note
 from .borrowed_model import BorrowedModel
-from .guess import Candidates
+from .guess import Candidates, StreamGuesses
 from .kv import UncommittedRows
 from .plan import DraftTree
 from .rows import Rows, TreeNodes
@@ -171,3 +172,28 @@ class OwnRows:
     def trim(self, count: int) -> None:
         """Take back the last ``count`` rows; there may be fewer, where a prompt was not read."""
         self._cache.offset -= min(count, self._cache.offset)
+
+
+STEPS, LEAST = 64, 4
+"""A head that fits its target has ``LEAST`` of its first ``STEPS`` best guesses right."""
+
+
+class HeadWatch:
+    """Counts how often a head's best guess is right at first, since a wrong head harms no text."""
+
+    def __init__(self, name: str):
+        self._name, self._left, self._right = name, STEPS, 0
+
+    def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
+        """Take in a head's guesses, and the tokens after them; notes once if too few are right."""
+        guessed = guesses.after(()) if self._left and tokens else []
+        if not guessed:
+            return
+        best, _ = max(guessed, key=lambda each: each[1])
+        self._right += best == tokens[0]
+        self._left -= 1
+        if not self._left and self._right < LEAST:
+            note(
+                f"The {self._name} foresaw {self._right or 'none'} of {STEPS} tokens: unless this "
+                "text is one that nobody could foresee, it was trained for another model"
+            )

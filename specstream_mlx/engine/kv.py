@@ -50,7 +50,8 @@ class SideBySideKVCache:
 
     step = KVCache.step
 
-    def __init__(self, caches: Sequence[KVCache]):
+    def __init__(self, caches: Sequence[KVCache], capacity: int | None = None):
+        self._capacity = capacity
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._set_lengths([cache.offset for cache in caches])
@@ -70,7 +71,12 @@ class SideBySideKVCache:
 
     def columns(self, rows: int) -> int:
         """Return the number of columns that ``write`` returns if it writes ``rows`` rows."""
-        return max(self.lengths) + rows
+        columns = max(self.lengths) + rows
+        if self._capacity is None:
+            return columns
+        if columns > self._capacity:
+            raise UserError(f"the KV cache has room for {self._capacity} rows, expected {columns}")
+        return self._capacity
 
     def advance(self, counts: Sequence[int]) -> None:
         self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
@@ -110,7 +116,7 @@ class SideBySideKVCache:
         self, sequences: int, keys: mx.array, values: mx.array, columns: int
     ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
-        count = -(-columns // self.step) * self.step
+        count = self._capacity or -(-columns // self.step) * self.step
         self.keys = _grown(self.keys, sequences, keys, count)
         self.values = _grown(self.values, sequences, values, count)
         return self.keys, self.values

@@ -11,6 +11,7 @@ from random_models import (
     PROMPT,
     VOCAB_SIZE,
     plain_tokens,
+    request,
     speculative_model,
     tokens_of,
 )
@@ -18,6 +19,9 @@ from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError, load
 from specstream_mlx.drafting.eagle3 import read_head
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.engine.draft_head import STEPS
+from specstream_mlx.scheduler import decode
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,25 @@ def test_files_that_would_run_something_are_refused(base, published, tmp_path):
     arguments = "convert", "--model", base, "--draft-head", source, "--mlx-path", tmp_path / "mlx"
     assert "of which nothing was run" in refusal(run(*arguments))
     assert not (tmp_path / "mlx").exists()
+
+
+def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
+    """The head always guesses one token that the text does not have."""
+    model = speculative_model(seed=1)
+    model.streams = None
+    text = plain_tokens(model.model, PROMPT, 3 * STEPS)
+    [wrong, *_] = set(range(VOCAB_SIZE)) - set(text)
+    tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=1)
+    tensors |= {"d2t": np.array([wrong]), "t2d": np.arange(VOCAB_SIZE) == wrong}
+    model.mount_head(write(tmp_path / "head", tensors, further["config"]))
+    settings = DraftSettings(tree_width=1, tree_size=1)
+    for length in (STEPS // 2, 2 * STEPS):
+        assert not capsys.readouterr().err
+        list(decode(model, request(PROMPT, settings, max_tokens=length)))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    name = f"eagle3 head {tmp_path / 'head'}"
+    assert said[0].startswith(f"The {name} foresaw none of 64 tokens: unless")
 
 
 def replaced(name, spoil):
