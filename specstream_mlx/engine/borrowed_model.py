@@ -36,18 +36,12 @@ class BorrowedModel:
     """A model that can be run in stages: embedding, layers i to j, head, early exit.
 
     Hidden states are (sequences, rows, h) throughout. ``caches`` are, by layer, KV caches or their
-    stand-ins in a pass, ``UncommittedRows``, which also make the masks. ``observe`` is called with
-    number, input and output of every layer.
+    stand-ins in a pass, ``UncommittedRows``, which also make the masks. A model of another
+    structure raises ``UserError``.
 
-    Args:
-        model: an mlx-lm model (LoRA and quantized layers included).
-        streams: streams of the mounted adapter, or ``None``.
-        traced: whether passes are compiled or differentiated; then none keeps tables for the
-            next, nor is any of it computed before it is complete.
-        boundaries: hidden states to keep for a draft head, see ``take_features``.
-
-    Raises:
-        UserError: the model's structure is not one that can be run in stages.
+    ``traced`` passes are compiled or differentiated: none keeps tables for the next, nor is any of
+    it computed before it is complete. ``boundaries`` are hidden states to keep for a draft head,
+    see ``take_features``. ``observe`` is called with number, input and output of every layer.
     """
 
     def __init__(

@@ -5,12 +5,13 @@ before, and guess one depth after the other, each after the likeliest paths of t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
-from ..models.streams import ConditionedHead, rows_of
+from ..models.streams import Streams, rows_of
 from .borrowed_model import BorrowedModel
 
 SHORTLIST = 64
@@ -34,6 +35,7 @@ among the paths of the stream before of the one that each path goes on from; ret
 (sequences, paths, k) and their log-probabilities. One text may do without the first axis."""
 
 
+@dataclass(frozen=True, eq=False)
 class StreamGuesses:
     """The guesses of one step, on the host.
 
@@ -46,10 +48,9 @@ class StreamGuesses:
             entries that fill up a row. ``None``: plain streams.
     """
 
-    def __init__(
-        self, tokens: np.ndarray, log_probs: np.ndarray, parents: np.ndarray | None = None
-    ):
-        self.tokens, self.log_probs, self.parents = tokens, log_probs, parents
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    parents: np.ndarray | None = None
 
     @property
     def depth(self) -> int:
@@ -179,22 +180,16 @@ class Scorer:
     score all without a token before, and then the likeliest of these after each path.
 
     ``hidden`` (sequences, count, h) are the streams after the last layer, ``token`` (sequences,)
-    the target's own, ``vocabulary`` (n,) the tokens that may be drafted, ``barred`` see
-    ``Streams``.
+    the target's own.
     """
 
     def __init__(
-        self,
-        model: BorrowedModel,
-        head: ConditionedHead,
-        hidden: mx.array,
-        token: mx.array,
-        vocabulary: mx.array | None,
-        barred: mx.array | None,
-        short: bool,
+        self, model: BorrowedModel, streams: Streams, hidden: mx.array, token: mx.array, short: bool
     ):
+        head = streams.head
+        assert head is not None
         self._model, self._head, self._short = model, head, short
-        self._vocabulary, self._barred = vocabulary, barred
+        self._vocabulary, self._barred = streams.vocabulary, streams.barred
         normalized, count = head.normalized(hidden), hidden.shape[1]
         read = mx.split(head.of_streams(normalized), count, axis=1)
         self._of_streams = list(zip(mx.split(normalized, count, axis=1), read, strict=True))
@@ -202,7 +197,7 @@ class Scorer:
         if short:
             first = self._features(0, token[:, None])
             features = mx.concatenate([first, normalized[:, 1:]], axis=1)
-            logits = without_barred(model.stream_head(features), barred)
+            logits = without_barred(model.stream_head(features), self._barred)
             self._whole.append(logits[:, :1])
             length = min(SHORTLIST, logits.shape[-1])
             places = _largest(logits.flatten(0, -2), length).reshape(*logits.shape[:-1], length)

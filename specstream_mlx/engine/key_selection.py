@@ -5,29 +5,14 @@ queries are known, so a pass in which streams select keys gives every layer a ma
 narrows it in place once the layer's keys are there.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
-from .rows import Rows, at
-
-
-@dataclass(frozen=True, eq=False)
-class KeySelection:
-    """The main rows that the streams of a pass select keys among.
-
-    ``count`` keys of the ``main`` rows are selected for each of ``num_streams`` streams; ``beside``
-    are the main rows that have streams, by sequence; ``None``: all.
-    """
-
-    count: int
-    num_streams: int
-    main: int
-    beside: Sequence[Sequence[int]] | None = None
+from .rows import Beside, Rows, at
 
 
 class AskingRope:
@@ -51,25 +36,31 @@ class AskingRope:
 
 
 class SelectingRows(UncommittedRows):
-    """The new rows of a layer in which streams select keys: main rows before streams."""
+    """The new rows of a layer in which streams select keys: ``main`` rows before streams.
+
+    Each of ``num_streams`` streams at a node of ``beside`` attends to ``count`` main rows.
+    """
 
     def __init__(
         self,
         cache: CommittedRows,
         rows: Rows,
         map_values: Callable[[mx.array], mx.array] | None,
-        selection: KeySelection,
+        count: int,
+        num_streams: int,
+        main: int,
+        beside: Beside,
     ):
         super().__init__(cache, rows, map_values)
-        self._selection = selection
+        self._count, self._num_streams, self._first, self._beside = count, num_streams, main, beside
         if isinstance(cache, SideBySideKVCache):
             assert rows.sees is not None  # as wherever there are streams
             most = cache.columns(rows.sees.shape[-1])
-            self._main: mx.array | int = (cache.offset + selection.main)[:, None, None, None]
+            self._main: mx.array | int = (cache.offset + main)[:, None, None, None]
         else:
-            self._main = main = cache.offset + selection.main
-            most = min(main, getattr(cache, "window", main))
-        self._selects = selection.count < most  # else streams see what their main rows see
+            self._main = committed = cache.offset + main
+            most = min(committed, getattr(cache, "window", committed))
+        self._selects = count < most  # else streams see what their main rows see
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
         """Keep the layer's queries; called before ``update_and_fetch``."""
@@ -92,17 +83,17 @@ class SelectingRows(UncommittedRows):
         return all_keys, all_values
 
     def _narrow(self, keys: Fetched) -> None:
-        selection, mask, first = self._selection, self._mask, self._selection.main
+        mask, first, gamma = self._mask, self._first, self._num_streams
         is_main = mx.arange(mask.shape[-1]) < self._main
-        seen = mask[..., first :: selection.num_streams, :] & is_main
+        seen = mask[..., first::gamma, :] & is_main
         queries = self._queries[:, :, :first]
-        if selection.beside is not None:
-            nodes = mx.array([list(nodes) for nodes in selection.beside])
+        if self._beside is not None:
+            nodes = mx.array([list(nodes) for nodes in self._beside])
             queries = at(queries.swapaxes(1, 2), nodes).swapaxes(1, 2)
         weights = self._weights(queries, keys, seen).reshape(seen.shape)
-        least = mx.topk(weights, min(selection.count, weights.shape[-1])).min(-1, keepdims=True)
+        least = mx.topk(weights, min(self._count, weights.shape[-1])).min(-1, keepdims=True)
         stays = (weights >= least) | ~is_main
-        mask[..., first:, :] &= mx.repeat(stays, selection.num_streams, axis=-2)
+        mask[..., first:, :] &= mx.repeat(stays, gamma, axis=-2)
 
     def _weights(self, queries: mx.array, keys: Fetched, seen: mx.array) -> mx.array:
         sequences, heads, rows, size = queries.shape

@@ -65,10 +65,6 @@ class SideBySideKVCache:
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
                 keys[rows], values[rows] = cache.keys_and_values()
 
-    @property
-    def offset(self) -> mx.array:
-        return self._offset
-
     def columns(self, rows: int) -> int:
         """Return the number of columns that ``write`` returns if it writes ``rows`` rows."""
         columns = max(self.lengths) + rows
@@ -102,7 +98,7 @@ class SideBySideKVCache:
         rows = keys.shape[2]
         columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
-        places = (self._offset[:, None] + mx.arange(rows))[:, None, :, None]
+        places = (self.offset[:, None] + mx.arange(rows))[:, None, :, None]
         self.keys, self.values = (
             mx.put_along_axis(old, mx.broadcast_to(places, new.shape), new, axis=2)
             for old, new in zip(held, (keys, values), strict=True)
@@ -110,7 +106,7 @@ class SideBySideKVCache:
         return self.keys[..., :columns, :], self.values[..., :columns, :]
 
     def _set_lengths(self, lengths: list[int]) -> None:
-        self.lengths, self._offset = lengths, mx.array(lengths, mx.int32)
+        self.lengths, self.offset = lengths, mx.array(lengths, mx.int32)
 
     def _reserve(
         self, sequences: int, keys: mx.array, values: mx.array, columns: int
@@ -153,12 +149,9 @@ class UncommittedRows:
     stays where it is, so the next pass overwrites whatever was not committed. An mlx-lm model
     takes ``offset`` as the rows' positions and ``make_mask`` for its mask.
 
-    Args:
-        cache: the committed rows.
-        rows: positions and visibility of the new rows.
-        map_values: applied to the new values (sequences, kv_heads, rows, head_dim).
-        skip: rows after the committed ones that earlier passes of this step wrote and that stay
-            visible as ``rows.sees`` says; of a single sequence.
+    ``map_values`` is applied to the new values (sequences, kv_heads, rows, head_dim). ``skip`` rows
+    after the committed ones, of a single sequence, are of earlier passes of this step and stay
+    visible as ``rows.sees`` says.
     """
 
     def __init__(
@@ -170,12 +163,9 @@ class UncommittedRows:
     ):
         self._cache, self._rows, self._map_values, self._skip = cache, rows, map_values, skip
         self._new: tuple[mx.array, mx.array] | None = None
+        self.offset = rows.offset
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
             self.bits, self.group_size = cache.bits, cache.group_size
-
-    @property
-    def offset(self) -> mx.array | int:
-        return self._rows.offset
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None

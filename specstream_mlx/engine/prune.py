@@ -18,13 +18,9 @@ def path_scores(
 ) -> mx.array:
     """Sum ``log softmax(logits of parent)[child]`` over each path: (sequences, n) float32.
 
-    Args:
-        logits: (sequences, rows, vocab) early-exit logits, of all nodes or of those with children.
-        tokens, ancestors: (sequences, n), and (sequences, n, n) bool, ancestors-or-self.
-        parents: (sequences, n) the parents' rows of ``logits``; the root's entry is not used.
-        threshold: a probability; an edge below it puts its whole subtree at -inf.
-        drafted: (sequences, n) bool, False for padding, which is put at -inf; ``None``: there is
-            none.
+    ``logits`` (sequences, rows, vocab) are the early exit's at all nodes or those with children,
+    ``parents`` (sequences, n) the parents' rows of it. An edge of a probability below ``threshold``
+    puts its whole subtree at -inf, as is padding, where ``drafted`` (sequences, n) is false.
     """
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)

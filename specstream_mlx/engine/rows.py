@@ -31,14 +31,12 @@ class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
 
     All new rows see the committed rows of the KV cache (with a sliding window, as far as it reaches
-    back). After these come the rows of earlier passes of the step, if any, then the new ones.
+    back). After these come rows of earlier passes of the step, if any, then the new ones.
 
-    Args:
-        positions: (sequences, rows) int32; or, of one sequence, the first of consecutive positions.
-        sees: (sequences, rows, after) bool, the rows after the committed ones that each new row
-            attends to; ``None``, of one sequence: those up to itself (a chain).
-        anchors: (sequences, after) int32 positions that windows count from, for a stream its main
-            row's; ``None``: ``positions``.
+    ``positions`` are (sequences, rows) int32, or of one sequence the first of consecutive ones;
+    ``sees`` (sequences, rows, after) bool are the rows after the committed ones that each new row
+    attends to, ``None``: those up to itself (a chain); ``anchors`` (sequences, after) int32 are the
+    positions that windows count from, for a stream its main row's; ``None``: ``positions``.
     """
 
     def __init__(
@@ -116,16 +114,12 @@ class TreeShapes:
                     self._ancestors[number, node] |= self._ancestors[number, parent]
         self._parents = np.array(padded, np.int32)
         self.parents, self.depths = mx.array(self._parents), mx.array(depths)
+        self.ancestors = mx.array(self._ancestors)  # or self
         self.chains = bool((depths == np.arange(nodes)).all())
         self._visibility: dict[tuple, mx.array] = {}
 
     def __len__(self) -> int:
         return self._nodes
-
-    @cached_property
-    def ancestors(self) -> mx.array:
-        """(sequences, n, n) bool, ancestors-or-self."""
-        return mx.array(self._ancestors)
 
     @cached_property
     def inner(self) -> tuple[mx.array, mx.array]:

@@ -210,11 +210,10 @@ def random_seed() -> int:
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
     """Check if a sampler takes the arg-max, as far as is known; ``None`` is mlx_lm's default."""
-    if isinstance(sampler, KeyedSampler):
-        return takes_arg_max(sampler.sampler)
-    if isinstance(sampler, Sampling):
-        return sampler.temp == 0
-    return sampler is None or sampler is greedy_sampler
+    inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
+    if isinstance(inner, Sampling):
+        return inner.temp == 0
+    return inner is None or inner is greedy_sampler
 
 
 def sampling_of(sampler: Sampler | None) -> Sampling | None:

@@ -80,9 +80,6 @@ class Mounted:
     streams: Streams | None
     borrowed: BorrowedModel
 
-    def is_same(self, other: "Mounted") -> bool:
-        return self.model is other.model and self.streams is other.streams
-
     @property
     def is_shared(self) -> bool:
         return self.streams is not None and self.streams.config.mode == "shared"

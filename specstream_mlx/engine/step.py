@@ -22,7 +22,7 @@ from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
 from .draft_head import AcceptedRows, DraftHead, MountedHead, Rank, accepted_rows
 from .guess import NO_GUESSES, WHOLE_HEAD, Scorer, StreamGuesses, guess, without_barred
-from .key_selection import KeySelection, SelectingRows
+from .key_selection import SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
@@ -112,18 +112,12 @@ class StepResult:
 class Decoder:
     """One model, its streams and its KV caches: the state of the sequences being decoded.
 
-    Args:
-        model: an mlx-lm model (LoRA and quantized layers included); it is never changed.
-        streams: the streams of the mounted adapter, or ``None``.
-        caches: KV caches of the first sequence, one per layer, from ``kv.make_caches``. Between
-            two steps quantized ones may replace them in the decoder's own list, ``caches``.
-        shortlists: whether conditioned streams score shortlists alone; ``None``: where more tokens
-            than ``WHOLE_HEAD`` may be drafted.
-        share: function that returns rank 0's array on all ranks; ``None``: there is one process.
-        head: a draft head, which guesses where there are no streams.
-
-    Raises:
-        UserError: the model cannot be run in stages, or a cache is of another kind.
+    ``caches`` are of the first sequence, one per layer, from ``kv.make_caches``; between two steps
+    quantized ones may replace them in the decoder's own list. Conditioned streams score
+    ``shortlists`` alone, by default where more tokens than ``WHOLE_HEAD`` may be drafted. ``share``
+    returns rank 0's array on all ranks; ``None``: there is one process. ``head`` guesses where
+    there are no streams. A model that cannot be run in stages, or a cache of another kind, raises
+    ``UserError``.
     """
 
     def __init__(
@@ -169,7 +163,8 @@ class Decoder:
         adapters = [self._adapters[number] for number in staying]
         for other in joining:
             own = other._adapters[0]
-            adapters.append(next((one for one in adapters if one.is_same(own)), own))
+            same = (a for a in adapters if a.model is own.model and a.streams is own.streams)
+            adapters.append(next(same, own))
         self._heads = [self._heads[number] for number in staying if self._heads]
         self._heads += [head for other in joining for head in other._heads]
         self._mount(adapters)
@@ -347,17 +342,15 @@ class Decoder:
     ) -> mx.array:
         first, stream_rows = self._first_msa_layer, hidden.shape[1] - main_rows
         rotate = self._streams.value_rotation(main_rows, stream_rows, count)
-        selection, keys = None, self._streams.config.stream_keys
-        if keys:
-            selection = KeySelection(keys, count, main_rows, beside)
+        keys = self._streams.config.stream_keys
         for number in range(first, len(self.caches)):
-            if selection is None:
-                new = UncommittedRows(self.caches[number], rows, rotate)
-            else:
-                new = SelectingRows(self.caches[number], rows, rotate, selection)
-            self._uncommitted[number] = new
-        hidden = self.model.layers(hidden, self._uncommitted, first, main_rows=main_rows)
-        return hidden
+            common = self.caches[number], rows, rotate
+            self._uncommitted[number] = (
+                SelectingRows(*common, keys, count, main_rows, beside)
+                if keys
+                else UncommittedRows(*common)
+            )
+        return self.model.layers(hidden, self._uncommitted, first, main_rows=main_rows)
 
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
         """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h)."""
@@ -431,7 +424,7 @@ class Decoder:
             whole_logits = results[0].logits
             assert whole_logits is not None
             short = (whole_logits.shape[-1] if ids is None else ids.size) > WHOLE_HEAD
-        scorer = Scorer(model, streams.head, hidden, token, ids, streams.barred, short)
+        scorer = Scorer(model, streams, hidden, token, short)
 
         def of_stream(stream: int, before: mx.array, _: mx.array) -> tuple[mx.array, mx.array]:
             pairs = candidates(*scorer.logits(stream, before), stream)

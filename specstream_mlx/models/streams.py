@@ -90,7 +90,7 @@ class Streams(nn.Module):
 
     def __init__(self, config: StreamConfig):
         super().__init__()
-        self._config = config
+        self.config = config
         self._rows: tuple[ref[nn.Module], list[mx.array]] | None = None  # and what they are of
         self.streams: dict[str, Any] = {}
         if config.stream_init != "value_rotation":
@@ -109,10 +109,6 @@ class Streams(nn.Module):
             self.streams["vocabulary"] = mx.arange(config.draft_vocabulary, dtype=mx.int32)
         if config.pruner_rank:
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
-
-    @property
-    def config(self) -> StreamConfig:
-        return self._config
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
         """Make the first ``count`` streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h).
@@ -171,8 +167,8 @@ class Streams(nn.Module):
         Pairs (i, i + d/2) of stream j's values turn by ``epsilon * j``; main rows, which come
         first, stay. ``None`` for the other kinds and where there are no streams.
         """
-        epsilon = self._config.value_rotation_epsilon
-        if self._config.stream_init != "value_rotation" or not stream_rows:
+        epsilon = self.config.value_rotation_epsilon
+        if self.config.stream_init != "value_rotation" or not stream_rows:
             return None
 
         def rotate(values: mx.array) -> mx.array:
@@ -186,7 +182,7 @@ class Streams(nn.Module):
         return rotate
 
     def adapter_of(self, layer: int) -> LowRank | None:
-        if not self._config.stream_adapter_rank or layer < self._config.first_msa_layer:
+        if not self.config.stream_adapter_rank or layer < self.config.first_msa_layer:
             return None
         return self.streams["adapters"][layer]
 

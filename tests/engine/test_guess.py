@@ -20,7 +20,7 @@ def test_the_best_tokens_are_those_of_a_full_sort(vocab):
     logits = rng.normal(0, 3, (3, vocab)).astype(np.float32)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
-    for width in (1, 2, 5):
+    for width in (1, 5, 64):
         tokens, log_probs = best_tokens(mx.array(logits), width)
         expected = np.argsort(-logits, axis=1)[:, :width]
         assert np.array_equal(np.array(tokens), expected)

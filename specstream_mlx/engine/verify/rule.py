@@ -92,12 +92,9 @@ class VerifyRule:
     ) -> Candidates:
         """Choose ``width`` candidates from logits (rows, n) of the last accepted node's streams.
 
-        Args:
-            logits, width: see above.
-            tree: the tree that was verified.
-            depth: () int32, depth of its last accepted node.
-            ids: (n,) the tokens of the logits' columns; ``None``: the whole vocabulary.
-            stream: number of the stream of all rows, from 0 on; ``None``: row i is of stream i.
+        That node of ``tree`` has the ``depth`` () int32. ``ids`` (n,) are the tokens of the
+        columns, ``None``: the whole vocabulary; ``stream`` is the number of the stream of all rows,
+        from 0 on, ``None``: row i is of stream i.
         """
         return best_tokens(logits, width, ids)
 
