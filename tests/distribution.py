@@ -30,7 +30,6 @@ class Table:
         return rng.normal(0, self.spread, shape).astype(np.float32)
 
     def logits(self, text):
-        """(vocab,) after a text, a tuple of tokens."""
         return self._normal(0, text, self.vocab_size)
 
     def stream_logits(self, text):

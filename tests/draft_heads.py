@@ -54,7 +54,6 @@ def last_hidden(model, text):
 
 
 def lm_head(model):
-    """The target's LM head (vocab, h)."""
     inner = model.model
     weight = inner.lm_head if "lm_head" in inner else inner.model.embed_tokens
     return np.array(weight.weight)
@@ -127,7 +126,6 @@ def mlp(x, tensors, name):
 
 
 def layer_tensors(rng, name, *, width=HIDDEN, kv_heads=2, inner=48):
-    """The weights of a layer's attention, of heads of 8, and of its MLP."""
     shapes = {
         "self_attn.q_proj": (HIDDEN, width),
         "self_attn.k_proj": (8 * kv_heads, width),
@@ -148,7 +146,6 @@ def layer_tensors(rng, name, *, width=HIDDEN, kv_heads=2, inner=48):
 
 
 def hydra(rng, model, *, heads=3, layers=2):
-    """Hydra's heads."""
     tensors = {}
 
     def linear(name, rows, width, scale=None, bias=0.3):
@@ -202,7 +199,6 @@ def recurrence(layer, features, text, path):
 
 
 def eagle(rng, model, *, bias=True, theta=None, wrapped=False):
-    """EAGLE's layer, of two KV heads."""
     tensors = layer_tensors(rng, "layers.0.")
     norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
     tensors["layers.0.post_attention_layernorm.weight"] = norm
@@ -295,7 +291,6 @@ def eagle3(
 
 
 def speculators(**options):
-    """A configuration in the format of ``speculators``."""
     return lambda layer: {
         "speculators_model_type": "eagle3",
         "transformer_layer_config": layer,
@@ -313,7 +308,6 @@ def nested(layer):
 
 
 def prompt_tokens(rng, model, *, count=3):
-    """PPD's."""
     embeddings = normal(rng, count, HIDDEN, scale=1.0)
 
     def logits_of(text, path):

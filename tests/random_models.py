@@ -145,20 +145,17 @@ def request(
 
 
 def take(decoder, tree, placement, **settings):
-    """One step of a decoder over ``tree``, with the streams at a place."""
     streams = {"num_streams": 0} if placement == "none" else {}
     return step_by(decoder, tree, DraftSettings(**{"tree_width": 1, **streams, **settings}))
 
 
 def step_by(decoder, tree, settings, rule=None):
-    """One step of a decoder over ``tree`` as ``settings`` have it."""
     plan_of = settings.plans(decoder.streams and decoder.streams.config)
     [result] = decoder.step([plan_of(tree)], [rule or VerifyRule()])
     return result
 
 
 def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):
-    """At least ``count`` tokens of this project's decoding."""
     tokens = []
     settings = DraftSettings(**settings)
     for step in decode(model, request(prompt, settings, prefill_step_size, **(kv_cache or {}))):
@@ -187,7 +184,6 @@ def assert_same_tokens(found, expected, logits_after):
 
 
 def assert_lossless(model, prompt, found, expected):
-    """``assert_same_tokens`` against the plain model."""
     assert_same_tokens(
         found, expected, lambda index: model(mx.array([[*prompt, *expected[:index]]]))[0, -1]
     )
@@ -317,7 +313,6 @@ class Oracle:
 
 
 def assert_same_rows(caches, expected):
-    """The caches hold the expected caches' committed rows, and no more."""
     assert [cache.offset for cache in caches] == [cache.offset for cache in expected]
     for found, own in zip(caches, expected, strict=True):
         for one, other in ((found.keys, own.keys), (found.values, own.values)):
@@ -325,7 +320,6 @@ def assert_same_rows(caches, expected):
 
 
 def plain_caches(model, tokens):
-    """KV caches after a plain forward over ``tokens``."""
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([tokens]), cache=caches))
     return caches
@@ -374,7 +368,6 @@ def decoder_after(model, prompt, **options):
 
 
 def true_tree(model, seed=0, right=2):
-    """A tree with the model's own next tokens on a path."""
     truth = []
     for _ in range(right):
         truth.append(mx.argmax(model.model(mx.array([[*PROMPT, *truth]]))[0, -1]).item())

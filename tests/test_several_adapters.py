@@ -35,7 +35,6 @@ def pair(folder):
 
 @pytest.fixture(scope="module")
 def texts(folder):
-    """What each adapter writes where it is loaded alone."""
     found = {}
     for name in (None, *NAMES):
         model, tokenizer = load(folder / "base", adapter_path=name and folder / name)

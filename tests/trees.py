@@ -45,8 +45,6 @@ def fixed_trees(settings, proposers=(), streams=True):
 
 
 class Planned(Planner):
-    """Plans the trees that something else grows."""
-
     def __init__(self, grower, plan_of):
         self._grower, self._plan_of = grower, plan_of
 
@@ -67,6 +65,5 @@ def grow(settings, root, candidates, log_probs, text=()):
 
 
 def full_tree(root, candidates, width):
-    """The full tree of (gamma, k) candidates."""
     guesses = StreamGuesses(candidates, np.zeros(candidates.shape))
     return tree_of(root, list(all_nodes(lambda path: guesses.after(path)[:width])))

@@ -18,8 +18,6 @@ READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __r
 
 
 class Waits:
-    """The number of waits so far."""
-
     def __init__(self) -> None:
         self.count, self._known = 0, dict[int, mx.array]()
 
@@ -29,8 +27,6 @@ class Waits:
         self._known |= {id(array): array for array in arrays if isinstance(array, mx.array)}
 
     def watched(self, read: Any) -> Any:
-        """Make a method that reads an array count."""
-
         def call(*args: Any, **kwargs: Any) -> Any:
             if args and isinstance(args[0], mx.array) and id(args[0]) not in self._known:
                 self.know(args[:1])
@@ -41,7 +37,6 @@ class Waits:
 
 @contextmanager
 def counted_waits() -> Iterator[Waits]:
-    """Count the waits of the block."""
     waits, evaluate = Waits(), mx.eval
 
     def watched_eval(*arrays: Any) -> None:

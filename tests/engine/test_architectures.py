@@ -113,7 +113,6 @@ def test_learned_positions_end_the_text():
 
 
 def assert_trees_write(model, expected, max_nodes, monkeypatch):
-    """Trees with right paths write the expected tokens, pruned or not."""
     oracle = Oracle(expected, vocab_size=VOCAB_SIZE).install(monkeypatch)
     assert tokens_of(model, PROMPT, 20, max_nodes=max_nodes)[:20] == expected[:20]
     assert oracle.longest >= 2
@@ -155,7 +154,6 @@ def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
 
 
 def table_rows():
-    """``model_type`` and cells of the table."""
     for line in TABLE.read_text().splitlines():
         if found := re.match(r"\| `(\w+)` \|", line):
             yield found[1], [cell.strip() for cell in line.strip("|").split("|")]

@@ -32,7 +32,6 @@ TREE = full_tree(PROMPT[-1], np.array([[1, 2], [3, 4]]), 2)
 
 
 def modules_of(model):
-    """Every module by name, and every parameter's buffer."""
     modules = {name: id(module) for name, module in model.named_modules()}
     return modules, {name: id(value) for name, value in tree_flatten(model.parameters())}
 

@@ -78,8 +78,6 @@ def step_of(model, settings, shortlists=None):
 
 
 def alone(decoder, streams, features, path):
-    """Log-probabilities after a path of tokens, computed for it alone, by the formula."""
-
     def n(x):
         return x / mx.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
 

@@ -30,7 +30,6 @@ CASES = {
 
 
 def request_of(name, mode, sampled):
-    """A request for one of ``CASES``, greedy or sampled behind a processor."""
     settings = CASES[name] if mode == "lossless" else {**CASES[name], "stream_nodes": None}
     options = {}
     if sampled:
@@ -75,7 +74,6 @@ def check_streams(noted):
 
 
 def check_step(model, asked):
-    """Twelve steps wait once each, and the operations of four are on one stream."""
     steps = decode(model, asked)
     next(steps)  # the prompt and the tables of the first shapes
     with counted_waits() as waits:

@@ -85,7 +85,6 @@ WEIGHTS = SelectingRows._weights
 
 @pytest.mark.parametrize("wrong", [the_least, of_one_head])
 def test_a_planted_error_is_noticed(wrong, monkeypatch):
-    """Negative control."""
     model = few_keys()
     tree = true_tree(model)
     monkeypatch.setattr(SelectingRows, "_weights", wrong)

@@ -59,7 +59,6 @@ COUNT = 24
 
 
 def tokens_of(model, prompt, count, drafts, **options):
-    """Tokens of ours, and how many a call brought."""
     tokens, calls = [], 0
     for step in decode(model, request(prompt, DraftSettings(**drafts), **options)):
         tokens, calls = tokens + step.tokens, calls + 1
@@ -163,7 +162,6 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
 
 @cache
 def target():
-    """The exact joint distribution."""
     sampler, processors = Sampling(**SAMPLER), make_logits_processors(**PENALTY)
 
     def log_probs_after(text):

@@ -122,7 +122,6 @@ PAIRED = [
 
 @pytest.mark.parametrize(("case", "bits", "start"), PAIRED)
 def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypatch):
-    """With long right paths among the drafts."""
     expected, log_probs, caches = plain(case, bits, start)
     best = np.sort(log_probs, axis=1)
     assert (best[:COUNT, -1] - best[:COUNT, -2]).min() > 0.02
@@ -187,7 +186,6 @@ def test_quantized_rows_are_read():
 
 
 def one_token_a_step(model, prompt, count, kv_cache):
-    """Tokens of the contract, their logits, and the caches at the end."""
     tokens, logits = [], []
     with pytest.MonkeyPatch.context() as patch:
         watch = Oracle([]).install(patch, drafts=False)

@@ -74,7 +74,6 @@ def losses(knows, strengths=STRENGTHS):
 
 
 def test_a_text_shows_how_much_the_noise_says():
-    """With a stream that knows the target the noise is believed, else not at all."""
     alone, noise = losses(True, (0.0,)), losses(True, (1.0,))
     assert noise.mean() < 0.5 * alone.mean()
     assert losses(True)[50:] == pytest.approx(noise[50:], abs=1e-5)

@@ -20,7 +20,6 @@ KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 
 
 def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
-    """(model, streams) of the base with random LoRA and other random streams."""
     rng = np.random.default_rng(seed)
     model = shared_copy(base.model)
     put_on(model, 4, {"rank": rank or seed, "scale": scale, "keys": keys}, dora=False)
@@ -60,7 +59,6 @@ class Cases:
         self.expected = [self._step(self.decoder(number), [number])[0] for number in numbers]
 
     def decoder(self, number):
-        """A decoder of one sequence after its prompt."""
         model, streams = self._adapters[number]
         caches = make_caches(model, self._base.config)
         made = Decoder(model, streams, caches, shortlists=self._shortlists)
@@ -71,7 +69,6 @@ class Cases:
         return decoder.step([self._plans[n] for n in numbers], [VerifyRule() for _ in numbers])
 
     def check(self, decoder, numbers):
-        """A step of the decoder, which holds these sequences, is the steps of each alone."""
         for number, found in zip(numbers, self._step(decoder, numbers), strict=True):
             expected = self.expected[number]
             assert found.last.item() == expected.last.item()

@@ -62,7 +62,6 @@ def kept_nodes(tree, result):
 
 
 def tree_error(model, tree):
-    """The largest relative difference between a tree's logits and those of its paths."""
     result = take(decoder_after(model, PROMPT), tree, "none")
     paths = [mx.array([path_to(tree, node)]) for node in range(len(tree))]
     expected = mx.stack([model.model(path)[0, -1] for path in paths])
@@ -134,7 +133,6 @@ def position_by_index(shapes):
 
 @pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
 def test_a_planted_error_is_noticed(error, monkeypatch):
-    """Negative control of the comparison above."""
     model, tree = speculative_model(), some_tree()
     assert tree_error(model, tree) <= 1e-4
 
@@ -151,7 +149,6 @@ def test_a_planted_error_is_noticed(error, monkeypatch):
 
 
 def step_with(model, tree, chosen, monkeypatch):
-    """A step over ``tree`` with streams beside the nodes ``chosen``."""
     monkeypatch.setattr(DraftTree, "likeliest_last", lambda _, count: np.array(chosen))
     decoder = decoder_after(model, PROMPT)
     return take(decoder, tree, "beside", tree_width=4, stream_nodes=len(chosen))

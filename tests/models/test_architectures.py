@@ -15,7 +15,6 @@ from specstream_mlx.models.fingerprint import fingerprint
 
 
 def write_config(directory, **fields):
-    """A ``config.json`` without any weights beside it."""
     directory.mkdir(exist_ok=True)
     config = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": VOCAB_SIZE, **fields}
     config = {"num_attention_heads": 2, "max_position_embeddings": 512, **config}

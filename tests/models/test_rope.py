@@ -44,7 +44,6 @@ BESIDE = {
 
 
 def turned(classes, config):
-    """What each layer's rope makes of the same rows."""
     model_class, arguments = classes
     model = model_class(arguments.from_dict(config))
     rows = mx.random.normal((1, 1, 40, 32), key=mx.random.key(1))

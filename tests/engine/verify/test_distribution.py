@@ -55,7 +55,6 @@ def plain(sampling):
 
 @cache
 def target(sampling):
-    """The exact joint distribution."""
     return joint(plain(sampling), Table().vocab_size)
 
 

@@ -69,7 +69,6 @@ def test_the_rule_follows_from_its_name_and_the_sampler(verify, sampler, expecte
 
 
 def walk(tree, predictions, in_play):
-    """The last node that the target's own choices reach."""
     node = 0
     while True:
         children = [
