@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import run
+from parity import edit, peft_directory
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import read_tensors
@@ -25,7 +26,6 @@ from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from tiny_peft import edit, peft_directory
 from torch_tiny import tiny_completions
 
 from specstream_mlx import PromptCache, UserError, kv_store, load

@@ -22,6 +22,7 @@ import pytest
 import torch
 from command_line import run
 from demonstration_weights import installed
+from parity import peft_directory
 from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
@@ -32,7 +33,6 @@ from tiny_models import (
     tiny_llama_directory,
     tiny_tokenizer,
 )
-from tiny_peft import peft_directory
 from torch_tiny import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -11,9 +11,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import mixtral
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from parity import mlx_logits
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory
-from tiny_peft import mlx_logits
 
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_FILE, STREAM_KEY, describe

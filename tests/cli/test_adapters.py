@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from command_line import refusal, run
 from mlx.utils import tree_flatten
+from parity import edit
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from tiny_peft import edit
 
 from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.adapters.user_adapters import user_adapters

@@ -15,7 +15,7 @@ import torch
 from architecture_models import VOCAB_SIZE, pair, scratch
 from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
-from parity import BOUND
+from parity import BOUND, close, mlx_logits, peft_directory, torch_logits
 from peft import LoraConfig, get_peft_model
 from random_models import random_prompt, take
 from specstream_mlx.convert.pytorch import backbone, reference
@@ -26,7 +26,6 @@ from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
 from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 from tiny_models import tiny_tokenizer
-from tiny_peft import close, mlx_logits, peft_directory, torch_logits
 from torch_tiny import CONDITIONED, tiny_model
 from transformers import AttentionInterface
 

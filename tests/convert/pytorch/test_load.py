@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from architecture_models import pair
+from parity import TOKENS, close, torch_logits
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.adapter_files import read_streams, write_adapter
@@ -14,7 +15,6 @@ from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_peft import TOKENS, close, torch_logits
 from torch_tiny import CONDITIONED, tiny_batch, tiny_model
 
 from specstream_mlx import load

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import refusal, run
-from parity import BOUND, differences
+from parity import BOUND, TOKENS, close, differences, edit, mlx_logits, peft_directory, torch_logits
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -18,7 +18,6 @@ from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import VOCAB_SIZE
-from tiny_peft import TOKENS, close, edit, mlx_logits, peft_directory, torch_logits
 from torch_tiny import LINEAR, tiny_model
 
 from specstream_mlx import UserError, load
