@@ -124,11 +124,8 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     data = tmp_path / "out.training" / "data"
     assert result.stdout == f"{data}\n"
     assert not out.exists()
-    rows = [
-        json.loads(line)
-        for name in ("train", "valid")
-        for line in (data / f"{name}.jsonl").read_text().splitlines()
-    ]
+    text = (data / "train.jsonl").read_text() + (data / "valid.jsonl").read_text()
+    rows = list(map(json.loads, text.splitlines()))
     assert [row["prompt"] for row in rows] == read_prompts(data.parent / "prompts.jsonl")
     assert set(rows[0]) == {"prompt", "completion", "tokens", "finish_reason"}
     small = ("--num-msa-layers", 2, "--iters", 2, "--batch-size", 2, "--no-outcome")

@@ -1,5 +1,7 @@
 """A training run: it learns, is interrupted and resumed, and leaves an adapter that decodes."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -77,29 +79,24 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(stop, changes, base, 
     assert found.progress == expected.progress
 
 
-DAMAGES = {
-    "iterations is 'x', expected": lambda c: c.progress.update(iterations="x"),
-    "its metadata has the number NaN": lambda c: c.progress.update(waited=float("nan")),
-    r"parameter streams.embeddings has shape \(1,\)": lambda c: c.parameters.update(
-        {"streams.embeddings": mx.zeros(1)}
-    ),
-    "parameter streams.embeddings holds NaN": lambda c: c.parameters.update(
-        {"streams.embeddings": c.parameters["streams.embeddings"] * float("nan")}
-    ),
-    "optimizer states.0.step has dtype mlx.core.float32": lambda c: c.optimizer.update(
-        {"states.0.step": mx.array(1.0)}
-    ),
-    "no tensor optimizer ": lambda c: c.optimizer.clear(),
-}
+DAMAGES = [
+    ("progress", {"iterations": "x"}, "iterations is 'x', expected"),
+    ("progress", {"waited": np.nan}, "its metadata has the number NaN"),
+    ("parameters", {"streams.embeddings": mx.zeros(1)}, r"streams.embeddings has shape \(1,\)"),
+    ("parameters", {"streams.embeddings": mx.array(np.nan)}, "streams.embeddings holds NaN"),
+    ("optimizer", {"states.0.step": mx.array(1.0)}, "states.0.step has dtype mlx.core.float32"),
+    ("optimizer", {}, "no tensor optimizer "),
+]
 
 
 def test_damaged_checkpoints_and_those_of_other_settings(base, tmp_path):
     run = make_run(base, tmp_path / "out", iters=2)
     run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
     before = run.progress, run.trained.arrays()
-    for sentence, damage in DAMAGES.items():
+    for part, changes, sentence in DAMAGES:
         checkpoint = Checkpoint.load(run.last)
-        damage(checkpoint)
+        values = getattr(checkpoint, part)
+        checkpoint = replace(checkpoint, **{part: changes and values | changes})
         checkpoint.save(tmp_path / "last.safetensors")
         with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
             run.restore(tmp_path / "last.safetensors")
