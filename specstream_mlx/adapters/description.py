@@ -101,7 +101,8 @@ class AdapterDescription:
         fields: Any = self.config if self.is_peft else self.config.get("lora_parameters")
         if not isinstance(fields, dict):
             raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
-        rank, scale = (fields.get(name) for name in names)
+        found: list[Any] = [fields.get(name) for name in names]
+        rank, scale = found
         check_integer(f"{self.config_path}: the LoRA {names[0]}", rank)
         if not is_number(scale):
             raise UserError(

@@ -105,8 +105,8 @@ def distil(
         return [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
 
     at_once = min(batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
-    settings = {"max_tokens": max_tokens, "temp": temp, "batch_size": batch_size, "seed": seed}
-    settings |= {"template": template, "lora": lora}
+    settings: dict[str, Any] = {"max_tokens": max_tokens, "temp": temp, "batch_size": batch_size}
+    settings |= {"seed": seed, "template": template, "lora": lora}
     keep_answers(prompts, directory, settings, answer, at_once, show)
 
 
