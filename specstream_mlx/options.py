@@ -26,8 +26,6 @@ from .errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Kinds of values --------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -131,9 +129,6 @@ PROBABILITY = what(
 )
 
 
-# Fields -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Spec:
     """The description of an option besides its type and default.
@@ -191,8 +186,6 @@ def check_options(group: Any) -> None:
         spec.kind.check(each.name, getattr(group, each.name))
 
 
-# A generation -----------------------------------------------------------------------------------
-
 MOST_NGRAM = 64
 """The longest n-gram: each token costs as many entries, and longer repeats are hardly chance."""
 
@@ -221,14 +214,12 @@ class ProposerOptions:
     lookup: bool | None = option(
         None,
         FLAG,
-        "Draft what followed the newest n-gram in the prompt and the text so far too; works "
-        "without streams. Default: on, but off in trees of a fixed shape.",
+        "Draft what followed the newest n-gram in prompt and text, too. Default: on, but off in "
+        "trees of a fixed shape.",
         "--lookup/--no-lookup",
     )
     lookup_size: int = option(
-        10,
-        integer(1, MAX_TREE_SIZE),
-        "With lookup: the most tokens to look up ahead; it may exceed --num-streams.",
+        10, integer(1, MAX_TREE_SIZE), "With lookup: the most tokens to look up ahead."
     )
     lookup_ngram: int = option(
         4, integer(1, MOST_NGRAM), "With lookup: tokens of the longest n-gram to match."
@@ -241,8 +232,7 @@ class ProposerOptions:
             lambda value: isinstance(value, str | Path) or hasattr(value, "layers"),
             str,
         ),
-        "A smaller model with the same vocabulary, which drafts too: a directory or a Hugging Face "
-        "repository.",
+        "A smaller model with the same vocabulary, which drafts too.",
         metavar="DIR|REPO",
     )
     num_draft_tokens: int = option(
@@ -272,8 +262,7 @@ class DraftOptions(ProposerOptions):
     tree_width: int = option(
         4,
         integer(1, MAX_TREE_SIZE),
-        "Candidates per stream. Without --tree-size: children of every node in a full tree, 1 "
-        "makes a chain.",
+        "Candidates per stream. Without --tree-size: children of every node, 1 makes a chain.",
     )
     tree_size: int | None = option(
         8,
@@ -283,13 +272,11 @@ class DraftOptions(ProposerOptions):
     draft_threshold: float | None = option(
         None,
         PROBABILITY,
-        "Draft no node whose joint probability, by the streams, is below this. Default: 0.2, none "
-        "with --tree-width or --tree-size.",
+        "Draft no node less probable than this, by the streams. Default: 0.2, none with "
+        "--tree-width or --tree-size.",
     )
     max_nodes: int | None = option(
-        None,
-        integer(1, MAX_TREE_SIZE),
-        "Most nodes that early-exit pruning leaves, the root included. Default: all.",
+        None, integer(1, MAX_TREE_SIZE), "Nodes that early-exit pruning leaves, with the root."
     )
     prune_threshold: float | None = option(
         None, PROBABILITY, "Prune transitions less probable than this, and all after them."
@@ -297,8 +284,7 @@ class DraftOptions(ProposerOptions):
     stream_nodes: int | None = option(
         None,
         integer(1, MAX_TREE_SIZE),
-        "Lossless: run the streams at the N nodes alone that are most probably accepted last. "
-        "Default: all.",
+        "Lossless: run the streams at the N nodes that are most probably accepted last.",
         hidden=True,
     )
     speculation: bool = option(
@@ -332,6 +318,9 @@ class LengthOptions:
     )
 
 
+_XTC = replace(number(0, 0.5), metavar="P")
+
+
 @dataclass(frozen=True)
 class SamplerOptions:
     """What a token is drawn from, as in mlx_lm's ``make_sampler``."""
@@ -346,13 +335,10 @@ class SamplerOptions:
     min_tokens_to_keep: int = option(1, integer(1), "Tokens that min-p leaves at least.")
     top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")
     xtc_probability: float = option(
-        0.0, SHARE, "Probability that XTC leaves out the likeliest tokens, tossed for each token."
+        0.0, SHARE, "Probability that XTC leaves out the likeliest tokens of a draw."
     )
     xtc_threshold: float = option(
-        0.1,
-        number(0, 0.5),
-        "Probability above which XTC leaves out all tokens but the least likely.",
-        metavar="P",
+        0.1, _XTC, "Probability above which XTC leaves out all tokens but the least likely."
     )
 
 
@@ -369,10 +355,7 @@ class SamplingOptions(SamplerOptions):
         None, _TOKEN_BIAS, 'What to add to tokens\' logits, such as {"5": -2}.'
     )
     seed: int | None = option(
-        None,
-        integer(0, 2**64 - 1),
-        "Draws the same text again, with any drafts or none. Default: another one each time, which "
-        "the statistics name.",
+        None, integer(0, 2**64 - 1), "Draws the same text again. Default: another one each time."
     )
 
 
@@ -389,9 +372,7 @@ class KVCacheOptions:
         64, one_of(32, 64, 128), "With --kv-bits: elements that share a scale; 32, 64 or 128."
     )
     quantized_kv_start: int = option(
-        5000,
-        integer(0),
-        "With --kv-bits: tokens from which on the cache is quantized; 0: all of them.",
+        5000, integer(0), "With --kv-bits: tokens from which on the cache is quantized."
     )
 
 
@@ -454,8 +435,6 @@ _KINDS = {
     "tokenizer_config": _FIELDS,
     "model_config": _FIELDS,
     "adapter_path": optional(instance("a directory, a bundled adapter's name or None", str, Path)),
-    "lazy": FLAG,
-    "return_config": FLAG,
     "revision": optional(instance("a branch, a tag, a commit or None", str)),
     "trust_remote_code": FLAG,
     # generation
@@ -473,14 +452,10 @@ _KINDS = {
     "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),
     "num_draft_tokens": integer(1),
     "verify": optional(instance("a rule's name, a class or None", str, type)),
-    "verbose": FLAG,
     # batches
     "prompts": instance("a list of prompts", list, tuple),
     "prompt_caches": optional(instance("a list of mlx_lm's prompt caches or None", list, tuple)),
     "samplers": optional(each(_LIST, lambda value: value is None or callable(value))),
-    "return_prompt_caches": FLAG,
-    "return_token_ids": FLAG,
-    "return_logprobs": FLAG,
     "completion_batch_size": integer(1),
     "prefill_batch_size": integer(1),
 }

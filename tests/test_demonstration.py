@@ -7,14 +7,11 @@ import sys
 from importlib import metadata
 
 import pytest
-from demonstration_weights import needs_weights
-from random_models import assert_lossless, plain_tokens, tokens_of
 from specstream_mlx.convert.to_mlx import gguf
 from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, demonstration, load, loading
-from specstream_mlx.prompts import chat_prompt
+from specstream_mlx import UserError, demonstration, load, loading
 
 USE = """
 import sys
@@ -63,14 +60,14 @@ def digest(file):
 
 
 def test_the_packages_file_is_converted_once(package, cache, monkeypatch):
-    told = []
-    path = demonstration.base_path(told.append)
+    said = []
+    path = demonstration.base_path(said.append)
     assert path == demonstration.directory() and cache in path.parents
-    assert told == [f"Converting SmolLM2-135M-Instruct once, to {path}"]
+    assert said == [f"Converting SmolLM2-135M-Instruct once, to {path}"]
     assert load(path)[0].config["quantization"]["bits"] == 4
     monkeypatch.setattr(gguf, "convert_gguf", None)
-    assert demonstration.base_path(told.append) == path
-    assert len(told) == 1
+    assert demonstration.base_path(said.append) == path
+    assert len(said) == 1
 
 
 def test_two_processes_convert_it_once(package):
@@ -112,13 +109,3 @@ def test_without_both_one_sentence_names_both_ways(no_package, monkeypatch):
         demonstration.base_path()
     assert demonstration.INSTALL in str(error.value)
     assert demonstration.REPOSITORY in str(error.value)
-
-
-@needs_weights
-def test_the_real_base_writes_what_mlx_lm_writes():
-    model, tokenizer = load(demonstration.base_path())
-    prompt = chat_prompt(tokenizer, "Name three colours.")
-    expected = plain_tokens(model.model, prompt, 12)
-    model.swap_adapter(bundled.streams_for(model.config))
-    for tree in ({}, {"tree_width": 4, "tree_size": 8}):
-        assert_lossless(model.model, prompt, tokens_of(model, prompt, 12, **tree)[:12], expected)

@@ -22,7 +22,6 @@ from specstream_mlx.train.run import last_checkpoint, run_directory
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A model and training data."""
     directory = tmp_path_factory.mktemp("work")
     tiny_llama_directory(directory / "hf", num_hidden_layers=2, num_attention_heads=2)
     tiny_completions(directory / "data.jsonl")
@@ -31,7 +30,6 @@ def work(tmp_path_factory):
 
 
 def arguments(command: str, work: Path, target: Path) -> list[str]:
-    """A command's name and the arguments with which it writes ``target``."""
     base = ("--model", work / "hf")
     if command == "convert":
         values = ("convert", *base, "--mlx-path", target, "--overwrite")
@@ -41,8 +39,7 @@ def arguments(command: str, work: Path, target: Path) -> list[str]:
         values += ("--save-every", 1, "--steps-per-eval", 3, "--no-outcome")
     else:
         values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
-        values += ("--num-msa-layers", 1, "--batch-size", 4)
-        values += ("--save-every", 1, "--log-every", 1)
+        values += ("--num-msa-layers", 1, "--batch-size", 4, "--save-every", 1, "--log-every", 1)
     return [command, *map(str, values)]
 
 
@@ -66,10 +63,7 @@ def written(target: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["convert", "trainer", "train"])
 def test_a_command_that_is_killed_and_run_again(command, work, tmp_path):
-    """At once when it writes, and at a random moment later: what it writes is whole or not there.
-
-    The run behind the last one that was killed does what an undisturbed one does.
-    """
+    """When it writes, and at a random moment later: what it writes is whole or not there."""
     rng, target = random.Random(command), tmp_path / "killed"
     assert in_this_process(command, work, tmp_path / "whole").exit_code == 0
     whole = written(tmp_path / "whole")

@@ -37,11 +37,7 @@ def chat(
     *,
     model: ModelOptions,
     system_prompt: str | None = option(
-        None,
-        TEXT,
-        "System prompt. Default: the chat template's own.",
-        metavar="TEXT",
-        panel=LengthOptions.PANEL,
+        None, TEXT, "System prompt. Default: the chat template's own.", panel=LengthOptions.PANEL
     ),
     length: LengthOptions,
     sampling: SamplingOptions,

@@ -16,8 +16,7 @@ def convert(
     model: str = option(
         ...,
         TEXT,
-        "Base with safetensors: a directory, or a Hugging Face repository, which is downloaded "
-        "unless it is in the cache. Or a GGUF file, whose blocks are repacked.",
+        "A base with safetensors, or a GGUF file, whose blocks are repacked.",
         metavar="DIR|REPO|GGUF",
     ),
     mlx_path: Path | None = option(
@@ -26,24 +25,19 @@ def convert(
     adapter_path: list[Path] | None = option(
         None,
         _DIRECTORIES,
-        "An adapter: PEFT LoRA, mlx_lm LoRA, speculative_streaming files, or LoRA and streams. "
-        "With it, the adapter is converted instead of the base. Given several times, each becomes "
-        "a directory of its name in --mlx-path.",
+        "Convert this adapter for the base instead: LoRA of PEFT or mlx_lm, streams, or both. "
+        "Given several times, each becomes a directory of its name in --mlx-path.",
         metavar="DIR",
         without=("bits", "quant_predicate"),
     ),
     draft_head: Path | None = option(
         None,
         DIRECTORY,
-        "A published EAGLE-3 head for the base, in torch's files. With it, the head is converted "
-        "instead of the base.",
+        "Convert this published EAGLE-3 head for the base instead, which is in torch's files.",
         without=("adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"),
     ),
     bits: int | None = option(
-        None,
-        one_of(4, 8),
-        "Quantize the base to so many bits per weight, 4 or 8.",
-        without=("quant_predicate",),
+        None, one_of(4, 8), "Quantize to 4 or 8 bits per weight.", without=("quant_predicate",)
     ),
     quant_predicate: str | None = option(
         None,
@@ -61,14 +55,12 @@ def convert(
     dtype: str | None = option(
         None,
         choice("float16", "bfloat16", "float32"),
-        "Of what is not quantized, and of a GGUF's scales. Default: as it is, and for a GGUF the "
-        "smallest that holds all of it exactly.",
+        "Of what is not quantized. Default: as it is, of a GGUF the smallest that is exact.",
     ),
     to_pytorch: Path | None = option(
         None,
         DIRECTORY,
-        "Instead of --mlx-path: write the adapter of --adapter-path, which MLX has trained, as the "
-        "PyTorch trainer and PEFT read it.",
+        "Instead of --mlx-path: write the adapter, which MLX has trained, as PEFT reads it.",
         without=("bits", "quant_predicate", "dtype", "overwrite"),
         needs=("adapter_path",),
     ),
@@ -82,11 +74,6 @@ def convert(
 
         specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4
 
-    With its embeddings and its head at 8 bits:
-
-        specstream-mlx convert --model hf-llama --mlx-path llama-mixed \
-            --quant-predicate embeddings_4_8
-
     A GGUF file, its blocks as they are:
 
         specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf \
@@ -96,11 +83,6 @@ def convert(
 
         specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter \
             --mlx-path llama-streams
-
-    Two at once, to adapters/sql and adapters/summarize:
-
-        specstream-mlx convert --model hf-llama --adapter-path sql --adapter-path summarize \
-            --mlx-path adapters
 
     A draft head, for generate --draft-head:
 

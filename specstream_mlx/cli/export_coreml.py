@@ -19,10 +19,7 @@ def export_coreml(
     output: Path = option(..., FILE, "The package: a name that ends in .mlpackage."),
     model: str | None = option(None, MODEL, "A model in MLX format. Default: smollm2."),
     adapter: list[str] | None = option(
-        None,
-        TEXTS,
-        "An adapter directory, or a bundled adapter's name; may be given several times.",
-        metavar="NAME|DIR",
+        None, TEXTS, "An adapter; may be given several times.", metavar="NAME|DIR"
     ),
     streams: Path | None = option(None, DIRECTORY, "Lossless streams of the base."),
     context: int = option(2048, integer(1), "Tokens of prompt and text."),
@@ -31,10 +28,7 @@ def export_coreml(
     candidates: int = option(4, integer(1), "Tokens that a stream guesses."),
     sampling: bool = option(False, FLAG, "With functions that return logits, to sample from."),
     check: bool = option(
-        True,
-        FLAG,
-        "Leave out the check, before the package is there, that in half precision it prefers the "
-        "tokens that MLX does in float32.",
+        True, FLAG, "Do not check that it prefers MLX's tokens, before the package is there."
     ),
     report: bool = option(False, FLAG, "Print how each tensor was written."),
 ) -> None:

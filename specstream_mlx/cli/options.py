@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 
-# Model and adapter ------------------------------------------------------------------------------
+_WEIGHTS = choice("auto", "packed", "expanded")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,7 @@ class ModelOptions:
     PANEL: ClassVar[str] = "Model"
 
     model: str | None = option(
-        None,
-        MODEL,
-        "A model in MLX format: a directory or a Hugging Face repository. Default: smollm2, which "
-        "is SmolLM2-135M-Instruct.",
+        None, MODEL, "A model in MLX format. Default: smollm2, which is SmolLM2-135M-Instruct."
     )
     adapter: str | None = option(
         None,
@@ -84,15 +81,10 @@ class ModelOptions:
         without=("adapter", "adapter_path", "draft_head"),
     )
     draft_head: Path | None = option(
-        None,
-        DIRECTORY,
-        "A published EAGLE-3 head for the model: a directory with its safetensors, which convert "
-        "makes of torch's files. It guesses in the place of streams.",
+        None, DIRECTORY, "A published EAGLE-3 head that convert has written, in place of streams."
     )
     weights: str = option(
-        "auto",
-        choice("auto", "packed", "expanded"),
-        "How quantized weights are held; auto: what runs faster here, see doctor.",
+        "auto", _WEIGHTS, "How quantized weights are held; auto: what runs faster here, see doctor."
     )
 
     def source(self, quiet: bool = False) -> Source:
@@ -112,9 +104,6 @@ class ModelOptions:
             if streams is not None:
                 return Source(path, name, streams, "the bundled streams", self, by_default=True)
         return Source(path, name, None, None, self)
-
-
-# Text -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -163,9 +152,6 @@ def standard_input() -> str:
     return decoded(sys.stdin.buffer.read(), "standard input")
 
 
-# Sampling ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SamplingOptions(options.SamplingOptions):
     """The sampler's options, under mlx_lm's names."""
@@ -195,9 +181,6 @@ class SamplingOptions(options.SamplingOptions):
         return make_logits_processors(self.logit_bias, self.repetition_penalty)
 
 
-# Drafts -----------------------------------------------------------------------------------------
-
-
 Verify = Literal["greedy", "keyed", "rejection", "typical"]
 
 
@@ -211,10 +194,9 @@ class RuleOptions:
         None,
         choice(*get_args(Verify)),
         "How drafts are accepted. greedy and keyed write what plain decoding writes in float32, "
-        "keyed with the same --seed; in less precision near-ties may fall otherwise. rejection "
-        "draws the drafts too (full trees only): another text, of the same distribution. typical "
-        "is LOSSY: it takes what is plausible, so the text is not distributed as the model's. "
-        "Default: greedy, with --temp keyed.",
+        "keyed with the same --seed. rejection draws the drafts too (full trees only): another "
+        "text, of the same distribution. typical is LOSSY: the text is not distributed as the "
+        "model's. Default: greedy, with --temp keyed.",
     )
 
     def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
@@ -230,9 +212,6 @@ class RuleOptions:
         return settings
 
 
-# Output -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class OutputOptions:
     """The form of what is printed."""
@@ -240,27 +219,16 @@ class OutputOptions:
     PANEL: ClassVar[str] = "Output"
 
     as_json: bool = option(
-        False,
-        FLAG,
-        "Print one JSON object instead of the text.",
-        "--json",
-        without=("show_drafts",),
+        False, FLAG, "Print one JSON object.", "--json", without=("show_drafts",)
     )
     show_drafts: bool = option(False, FLAG, "Mark each step's accepted drafts.")
     compare: bool = option(
         False,
         FLAG,
         "Then run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
-        "output is the same. rejection and typical draw otherwise: the rates alone.",
+        "output is the same, where the verify rule draws as mlx_lm does.",
     )
-    verbose: bool = option(
-        False,
-        FLAG,
-        "All statistics, not three lines of them.",
-        "--verbose",
-        "-v",
-        without=("quiet",),
-    )
+    verbose: bool = option(False, FLAG, "All statistics.", "--verbose", "-v", without=("quiet",))
     quiet: bool = option(
         False, FLAG, "No statistics and no notes before the text.", "--quiet", "-q"
     )

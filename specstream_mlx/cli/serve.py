@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import demonstration
 from ..errors import UserError
 from ..options import DIRECTORY, MODEL, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
@@ -23,16 +22,12 @@ _NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
 def serve(
     *,
     model: str | None = option(
-        None,
-        MODEL,
-        "The base, in MLX format: a directory or a Hugging Face repository. Default: "
-        f"{demonstration.MODEL} with its adapters, and those of `adapters add` that fit it.",
+        None, MODEL, "The base, in MLX format. Default: smollm2 and all adapters that fit it."
     ),
     adapter_path: list[str] | None = option(
         None,
         TEXTS,
-        "An adapter, which clients call base:NAME; may be given several times. base=DIR are "
-        "lossless streams of the base itself.",
+        "An adapter, called base:NAME; may be given several times. base=DIR: streams of the base.",
         metavar="NAME=DIR",
     ),
     adapters: Path | None = option(
@@ -41,17 +36,12 @@ def serve(
     host: str = option("127.0.0.1", TEXT, "The address to listen on."),
     port: int = option(8080, integer(0, 65535), "The port; 0: a free one."),
     api_key: str | None = option(
-        None,
-        TEXT,
-        "What clients must send as their API key. Default: SPECSTREAM_API_KEY of the environment.",
-        metavar="KEY",
+        None, TEXT, "The clients' API key. Default: SPECSTREAM_API_KEY.", metavar="KEY"
     ),
     max_tokens: int = option(4096, integer(1), "Tokens of a text at most."),
     texts: int = option(4, integer(1), "Texts that are written at a time."),
     queue: int = option(32, integer(0), "Texts that may wait; more get 429."),
-    kept_tokens: int = option(
-        16384, integer(0), "Prompt tokens whose KV rows are kept for prompts that begin alike."
-    ),
+    kept_tokens: int = option(16384, integer(0), "Prompt tokens whose KV rows are kept."),
     body_bytes: int = option(1 << 20, integer(1), "Bytes of a request at most."),
 ) -> None:
     r"""Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.

@@ -50,15 +50,12 @@ class AnswerOptions:
     prompts: str | None = option(
         None,
         TEXT,
-        "A prompt a line, or JSONL in one of mlx_lm's formats; self: the base, an instruct model, "
-        "asks itself. Default: some hundred of general use.",
+        "A prompt a line, or JSONL; self: the base draws them. Default: 400 of general use.",
         metavar="FILE|self",
     )
     num_prompts: int = option(400, integer(2), "How many, with --prompts self.")
     prompt_script: Literal["latin", "any"] = option(
-        "latin",
-        choice("latin", "any"),
-        "latin (default): with --prompts self, those with letters of other scripts are left out.",
+        "latin", choice("latin", "any"), "With --prompts self: which letters they may have."
     )
     max_tokens: int = option(256, integer(1), "The most tokens of an answer.")
     temp: float = option(0.0, number(0), "Temperature; 0 (default): the likeliest answer.")
@@ -74,17 +71,10 @@ class CommandOptions:
     PANEL: ClassVar[str] = "Reports, validation, checkpoints"
 
     config: Path | None = option(
-        None,
-        FILE,
-        "YAML with these settings, as mlx_lm's.",
-        "--config",
-        "-c",
-        panel="Model and data",
+        None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
     )
     estimate: bool = option(False, FLAG, "Only say what the run would take.")
-    no_outcome: bool = option(
-        False, FLAG, "Do not decode held-out texts at the end, to say what it won."
-    )
+    no_outcome: bool = option(False, FLAG, "Do not measure at the end what it won.")
 
 
 def train(

@@ -13,16 +13,10 @@ from .options import ModelOptions, standard_input
 def write(
     *,
     adapter: str = option(
-        ...,
-        NAME,
-        "An adapter: proofread, friendly, professional, concise, summarize, key_points, ..; "
-        "`adapters list` lists them.",
-        positional=True,
+        ..., NAME, "An adapter: proofread, ..; `adapters list` lists them.", positional=True
     ),
     file: Path | None = option(None, FILE, "The text. Default: standard input.", "--file", "-f"),
-    as_json: bool = option(
-        False, FLAG, "Print one JSON object, with figures, when all is written.", "--json"
-    ),
+    as_json: bool = option(False, FLAG, "Print one JSON object, with figures.", "--json"),
     max_tokens: int = most_tokens(1024, "Tokens at most."),
     model: str | None = option(None, MODEL, "The adapter's base. Default: smollm2."),
 ) -> None:

@@ -1,10 +1,12 @@
 """Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
 import errno
+import logging
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,7 +14,6 @@ from typing import NoReturn
 
 from ..errors import UserError
 from ..files import short
-from .stray_warnings import without_stray_warnings
 
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -29,7 +30,7 @@ def reported() -> Iterator[None]:
     left out. Where nobody reads the output any more, the code is 1.
     """
     try:
-        with _unwound_by_sigterm(), without_stray_warnings():
+        with _unwound_by_sigterm(), _without_stray_warnings():
             yield
             sys.stdout.flush()  # else what is buffered fails where nobody can report it
     except _Terminated:
@@ -46,6 +47,21 @@ def reported() -> Iterator[None]:
     else:
         return
     raise SystemExit(2)
+
+
+@contextmanager
+def _without_stray_warnings() -> Iterator[None]:
+    """Run a command in the block without them; all other warnings are shown.
+
+    They are of a text longer than the tokenizer's maximum (prompts are checked against the model's
+    context), of missing PyTorch, of calls in libraries, and of coremltools off the Mac.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in ("transformers.tokenization_utils_base", "coremltools"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+        yield
 
 
 def file_error(error: OSError) -> str:

@@ -1,6 +1,7 @@
 """``specstream-mlx train``: from a base to a faster one, and what it says to mistakes."""
 
 import json
+import shutil
 
 import pytest
 from command_line import refusal, run
@@ -35,6 +36,10 @@ def prompts(tmp_path):
     return path
 
 
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     out = tmp_path / "out"
     flags = ("--model", base, "--prompts", prompts, "--max-tokens", 12, "--adapter-path", out)
@@ -49,17 +54,11 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
     assert lines[-2].startswith("The adapter is the state after ")
     assert " times as fast as plain mlx_lm on 1 held-out text, " in lines[-1]
-    logged = [
-        json.loads(line)
-        for line in (tmp_path / "out.training" / "log.jsonl").read_text().splitlines()
-    ]
-    assert [figures["iteration"] for figures in logged] == [0, 3, 6, 6]
-    answered = {}
-    for name in ("train", "valid"):
-        text = (tmp_path / "out.training" / "data" / f"{name}.jsonl").read_text()
-        answered[name] = [json.loads(line)["prompt"] for line in text.splitlines()]
-    assert len(answered["train"]) == 24
-    assert answered["valid"] == ["check the numbers 19"]
+    run_files = tmp_path / "out.training"
+    assert [line["iteration"] for line in lines_of(run_files / "log.jsonl")] == [0, 3, 6, 6]
+    assert len(lines_of(run_files / "data" / "train.jsonl")) == 24
+    (valid,) = lines_of(run_files / "data" / "valid.jsonl")
+    assert valid["prompt"] == "check the numbers 19"
     model, _ = load(base, adapter_path=out)
     assert model.streams.config.stream_head == "conditioned"
     assert model.streams.config.base_fingerprint == model.base_fingerprint
@@ -79,38 +78,30 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
     assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    for limit, text, sentence in (
+        (9, prompts.read_text(), "answers.json: max_tokens was 8, expected 9: go on with the same"),
+        (8, "check the report\nthe team\n", "answers.json: prompts was "),
+        (8, "check the report\n", "1 of the prompts can be answered, expected"),
+    ):
+        prompts.write_text(text)
+        changed = run("train", *flags, "--max-tokens", limit, *SMALL, "--estimate")
+        assert sentence in last_line(changed)
 
 
 def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
-    told = {"prompt_template": "Do: {text}"}
-    lora = stream_adapter_directory(tmp_path / "lora", base, lora_rank=4, lora_scale=2.0, **told)
+    fields = {"lora_rank": 4, "lora_scale": 2.0, "prompt_template": "Do: {text}"}
+    lora = stream_adapter_directory(tmp_path / "lora", base, **fields)
     flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, "--answers-only")
     flags += ("--adapter-path", tmp_path / "out")
     result = run(*flags, "--init-adapter", lora)
     assert result.exit_code == 0, result.output
-    rows = (tmp_path / "out.training" / "data" / "train.jsonl").read_text().splitlines()
-    row, texts = json.loads(rows[0]), []
+    row, texts = lines_of(tmp_path / "out.training" / "data" / "train.jsonl")[0], []
     for adapter in (("--adapter-path", lora), ()):
         ask = ("-p", row["prompt"], "-m", 8, "--no-speculation")
         texts.append(run("generate", "--model", base, *adapter, *ask).stdout.rstrip("\n"))
     assert texts[0] == row["completion"].rstrip("\n") != texts[1]
     assert "answers.json: " in last_line(run(*flags))
     assert "nosuch does not exist" in last_line(run(*flags, "--init-adapter", "nosuch"))
-
-
-def test_answers_to_other_prompts_are_not_mixed(base, prompts, tmp_path):
-    flags = ("train", "--model", base, "--adapter-path", tmp_path / "out", "--prompts", prompts)
-    assert run(*flags, "--max-tokens", 8, *SMALL, "--estimate").exit_code == 0
-    changed = run(*flags, "--max-tokens", 9, *SMALL, "--estimate")
-    assert "answers.json: max_tokens was 8, expected 9: go on with the same" in last_line(changed)
-    prompts.write_text("check the report\nthe team\n")
-    changed = run(*flags, "--max-tokens", 8, *SMALL, "--estimate")
-    assert "answers.json: prompts was " in last_line(changed)
-    prompts.write_text("check the report\n")
-    flags = (*flags[:4], tmp_path / "other", *flags[5:])
-    assert "1 of the prompts can be answered, expected" in last_line(
-        run(*flags, *SMALL, "--estimate")
-    )
 
 
 def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
@@ -139,25 +130,18 @@ def test_an_adapter_for_one_application(base, data, tmp_path):
     assert result.exit_code == 0, result.output
     model, _ = load(base, adapter_path=out)
     assert model.mode == "shared"
-    assert {name.split(".", 3)[3] for name in model.adapter.lora} == {
-        "self_attn.q_proj.lora_a",
-        "self_attn.q_proj.lora_b",
-    }
+    names = {name.split(".", 3)[3] for name in model.adapter.lora}
+    assert names == {"self_attn.q_proj.lora_a", "self_attn.q_proj.lora_b"}
     assert model.adapter.config["lora_parameters"]["rank"] == 3
-
-
-def test_streams_that_learned_nothing_are_said_to(base, data, tmp_path):
-    flags = ("--model", base, "--data", data, "--adapter-path", tmp_path / "out", "--no-outcome")
-    result = run("train", *flags, *SMALL, "--learning-rate", 1e9)
-    assert result.stderr.splitlines()[-1].startswith("Its streams have learned next to nothing")
 
 
 def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     out = tmp_path / "out"
     flags = ("--model", base, "--data", data, "--adapter-path", out, *SMALL, "--no-outcome")
-    missing = "holds no checkpoint to resume from"
-    assert missing in refusal(run("train", *flags, "--resume"))
-    assert run("train", *flags).exit_code == 0
+    assert "holds no checkpoint to resume from" in refusal(run("train", *flags, "--resume"))
+    result = run("train", *flags, "--learning-rate", 1e9)
+    assert result.stderr.splitlines()[-1].startswith("Its streams have learned next to nothing")
+    flags = (*flags, "--learning-rate", 1e9)
     before = (out / "speculative_streaming.safetensors").read_bytes()
     taken = "exists already, expected a new --adapter-path, or --resume to go on with its run"
     assert taken in refusal(run("train", *flags))
@@ -167,14 +151,11 @@ def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     assert (out / "speculative_streaming.safetensors").read_bytes() == before
     (out / "mine.txt").write_text("mine")
     assert "exists already" in refusal(run("train", *flags, "--resume"))
-    (out / "mine.txt").unlink()
-    for path in out.iterdir():
-        path.unlink()
-    out.rmdir()
+    shutil.rmtree(out)
     earlier = f"{tmp_path / 'out.training'} holds an earlier run, expected --resume"
     assert earlier in refusal(run("train", *flags))
     other = (*flags, "--resume", "--learning-rate", 0.1)
-    assert "learning_rate was 'None', expected '0.1'" in last_line(run("train", *other))
+    assert "learning_rate was '1000000000.0', expected '0.1'" in last_line(run("train", *other))
 
 
 def last_line(result):
@@ -212,15 +193,10 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
             "lora_parameters: {rank: 3, scale: 1.0, dropout: 0.1}\n",
             "dropout is 0.1 with grad_checkpoint, expected 0",
         ),
-        ("grad_checkpoint: 'no'\n", "grad_checkpoint is 'no', expected True or False"),
         ("init_adapter: 3\n", "c.yaml: init_adapter is 3, expected a path"),
         ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
         ("[" * 5000, "c.yaml is nested too deeply, expected settings by name"),
         ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
-        (
-            "mode: shared\nlora_parameters: {rank: 8, scale: 2.0, dropout: 0.0, keys: 3}\n",
-            "'keys': 3}, expected rank (at least 1), scale (at least 0), dropout",
-        ),
     ],
 )
 def test_mistakes_in_a_configuration_file(text, sentence, base, data, tmp_path, monkeypatch):
