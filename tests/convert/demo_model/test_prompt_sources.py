@@ -7,13 +7,7 @@ import re
 import pytest
 from command_line import run_program
 from specstream_mlx.convert.demo_model import prompt_sources
-from specstream_mlx.convert.demo_model.prompt_sources import (
-    READERS,
-    SOURCES,
-    WORDINGS,
-    lines_of,
-    runs_in,
-)
+from specstream_mlx.convert.demo_model.prompt_sources import SOURCES, lines_of
 
 from specstream_mlx.errors import UserError
 
@@ -26,10 +20,6 @@ TASK = {"instruction": "Find the verb.", "instances": [{"input": "She reads."}]}
 
 def node(role, text, *replies):
     return {"text": text, "role": role, "replies": list(replies)}
-
-
-def message(name, parent, text, role):
-    return {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
 
 
 def turn(speaker, text, act):
@@ -59,9 +49,12 @@ QUERIES = [
 REPLIES = node("prompter", "Another one?"), node("prompter", "Is it big?")
 TREE = node("prompter", "Name a fish.", node("assistant", "Pike.", *REPLIES))
 MESSAGES = [
-    message("a", None, "Can rust be removed?", "prompter"),
-    message("b", "a", "Yes.", "assistant"),
-    message("c", "b", "How?", "prompter"),
+    {"user_message_id": name, "parent_message_id": parent, "text": text, "role": role}
+    for name, parent, text, role in (
+        ("a", None, "Can rust be removed?", "prompter"),
+        ("b", "a", "Yes.", "assistant"),
+        ("c", "b", "How?", "prompter"),
+    )
 ]
 TURNS = [
     turn("USER", "I want to eat.", "INFORM_INTENT"),
@@ -102,9 +95,8 @@ def clones(tmp_path_factory):
     for place, value in FILES.items():
         path = root / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not isinstance(value, str | bytes):
-            value = json.dumps(value)
-        path.write_bytes(value if isinstance(value, bytes) else value.encode())
+        text = value if isinstance(value, str | bytes) else json.dumps(value)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return root
 
 
@@ -141,25 +133,21 @@ def test_sources_become_prompts_as_people_write_them(made):
     for prompt in made["wiki-split"]:
         assert '"It" was short' in prompt
         assert not [part for part in (" ,", "( ", "<::::>") if part in prompt]
-    passages = made["xquad"]
-    assert {type(one) for one in passages} == {str, list}
-    for one in passages:
+    assert {type(one) for one in made["xquad"]} == {str, list}
+    for one in made["xquad"]:
         text = "\n".join(one) if isinstance(one, list) else one
         (asked,) = set(re.findall(r"What is number (\S+)\.\d\?", text))
         assert f"Passage {asked} tells much." in text
-
-
-def test_conversations_are_those_of_people_or_have_follow_ups(made):
-    found = made["oasst"]
-    for second in ("Another one?", "Is it big?"):
-        assert ["Name a fish.", second] in found
-    assert ["Can rust be removed?", "How?"] in found
-    followed = [turns for turns in found if turns[0] == "Why is the sky blue?"]
+    for turns in (["Name a fish.", "Another one?"], ["Name a fish.", "Is it big?"]):
+        assert turns in made["oasst"]
+    assert ["Can rust be removed?", "How?"] in made["oasst"]
+    followed = [turns for turns in made["oasst"] if turns[0] == "Why is the sky blue?"]
     followed += made["self-instruct"] + made["awesome-chatgpt-prompts"]
     firsts = {"Why is the sky blue?", "Find the verb.\n\nShe reads.", 'Be "the" tea,\nplease.'}
     assert {turns[0] for turns in followed} == firsts
     for turns in followed:
-        assert 2 <= len(turns) <= 3 and set(turns[1:]) <= set(WORDINGS["follow_ups"])
+        assert 2 <= len(turns) <= 3
+        assert set(turns[1:]) <= set(prompt_sources.WORDINGS["follow_ups"])
     asked = ["I want to eat.", "In Oakland.", "What is their address?"]
     assert sorted(made["dstc8"]) == [asked[:2], asked]
 
@@ -169,7 +157,7 @@ def planted(clones, monkeypatch):
     """Makes the lines of a source from these, each with its origin."""
 
     def draw(lines, never=frozenset(), held_out=0, weight=1000):
-        monkeypatch.setitem(READERS, "ntrex", lambda clone, rng: iter(lines))
+        monkeypatch.setitem(prompt_sources.READERS, "ntrex", lambda clone, rng: iter(lines))
         row = {**SOURCES["ntrex"], "held_out": held_out, "weight": weight}
         monkeypatch.setitem(SOURCES, "ntrex", row)
         return lines_of("ntrex", clones, never)
@@ -201,7 +189,7 @@ def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never):
     fine = ["Something else.", " ".join(WORDS[2:9])]
     lines = list(enumerate(leaks + fine))
     assert len(planted(lines)[0]) == len(lines)
-    train, _ = planted(lines, runs_in(never))
+    train, _ = planted(lines, prompt_sources.runs_in(never))
     assert sorted(texts_of(train)) == sorted(fine)
 
 
