@@ -31,6 +31,7 @@ from tiny_gguf import (
     tiny_gguf,
 )
 from tiny_models import VOCAB_SIZE
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specstream_mlx import demonstration
 
@@ -49,9 +50,8 @@ _SIZES = {
 _ROPE = {"rope_type": "default", "rope_theta": 20000.0}
 
 
-def reference(made, tied, rope=None):
-    """transformers' model in float32 with the weights that the gguf package reads."""
-    name = made.architecture
+def reference(file, name, tied, rope=None):
+    """Logits of transformers' model in float32, with the weights that it reads of the file."""
     family = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3Text"}[name]
     fields = {**_SIZES, "tie_word_embeddings": tied, "rope_parameters": rope or _ROPE}
     if name == "gemma3":
@@ -62,30 +62,16 @@ def reference(made, tied, rope=None):
             "sliding_window": 8,
             "query_pre_attn_scalar": HEAD_DIM,
         }
-    config = getattr(transformers, f"{family}Config")(**fields)
-    kind = f"{family.removesuffix('Text')}ForCausalLM"
-    model = getattr(transformers, kind)(config).float().eval()
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], LAYERS)
-    state, read = {}, {"rope_freqs.weight"}
-    for target in model.state_dict():
-        source = names.get_name(target, (".weight", ".bias"))
-        if source not in made.tensors:  # a tied head
-            continue
-        read.add(source)
-        values = made.values(source)
-        if name == "gemma3" and source.endswith("norm.weight"):
-            values = values - 1
-        if name == "llama" and source.endswith(("attn_q.weight", "attn_k.weight")):
-            ordered = np.empty_like(values)
-            for row in range(len(values)):  # of a pair the second is half a head behind the first
-                head, inside = divmod(row, HEAD_DIM)
-                ordered[head * HEAD_DIM + inside // 2 + inside % 2 * HEAD_DIM // 2] = values[row]
-            values = ordered
-        state[target] = torch.from_numpy(np.ascontiguousarray(values))
-    assert read.issuperset(made.tensors)
-    missing = model.load_state_dict(state, strict=False)
-    assert missing.missing_keys in ([], ["lm_head.weight"] if tied else [])
-    return model
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        config=getattr(transformers, f"{family}Config")(**fields),
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    assert not any(found.values())
+    with torch.no_grad():
+        return model.eval()(torch.tensor([PROMPT])).logits[0].numpy()
 
 
 def assert_exact(kind, data):
@@ -125,24 +111,17 @@ def test_memory_follows_the_file_that_is_written(tmp_path, monkeypatch):
     assert mx.get_peak_memory() - held < 5 * max(sizes)
 
 
-def llama3_factors(factor, theta=20000.0):
-    """Of a checkpoint's converter: 1 for short waves, ``factor`` for long ones."""
-    factors = []
-    for place in range(0, HEAD_DIM, 2):
-        wave = 2 * np.pi * theta ** (place / HEAD_DIM)
-        if wave < 8192 / 4:
-            factors.append(1.0)
-        elif wave > 8192:
-            factors.append(factor)
-        else:
-            smooth = (8192 / wave - 1) / (4 - 1)
-            factors.append(1 / ((1 - smooth) / factor + smooth))
-    return np.array(factors, np.float32)
+def llama3_factors(rope):
+    """What a checkpoint's converter writes of Llama 3's rope."""
+    config = transformers.LlamaConfig(**_SIZES, rope_parameters=rope)
+    plain = rope["rope_theta"] ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    return plain / LlamaRotaryEmbedding(config).inv_freq.numpy()
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3",
+    "factor": 8.0,
     "rope_theta": 20000.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -153,7 +132,7 @@ FILES = [  # architecture, types, tied, what holds all of it exactly, rope
     ("qwen2", EXACT, True, "float32", None),
     ("qwen3", EXACT, False, "float32", None),
     ("gemma3", EXACT, True, "float32", None),
-    ("llama", (*HALF, Kind.F16), True, "float16", {**LLAMA3, "factor": 8.0}),
+    ("llama", (*HALF, Kind.F16), True, "float16", LLAMA3),
     ("gemma3", (*HALF, Kind.F16), True, "float16", LINEAR),
     ("llama", HALF, True, "float16", LINEAR),
     ("qwen2", (Kind.BF16,), True, "bfloat16", None),
@@ -170,16 +149,15 @@ def test_logits_are_those_of_the_dequantized_weights(
         made.metadata[f"{architecture}.rope.scaling.type"] = "linear"
         made.metadata[f"{architecture}.rope.scaling.factor"] = 4.0
     elif rope:
-        made.put("rope_freqs.weight", llama3_factors(rope["factor"]))
-    notes = convert_gguf(made.write(tmp_path / "m.gguf"), tmp_path / "mlx")
-    assert all("exact" in note for note in notes)
+        made.put("rope_freqs.weight", llama3_factors(rope))
+    file = made.write(tmp_path / "m.gguf")
+    assert all("exact" in note for note in convert_gguf(file, tmp_path / "mlx"))
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
     packed = {mx.uint32} if set(kinds) & set(EXACT) else set()
     assert config["dtype"] == dtype and bool(packed) == ("quantization" in config)
     assert {tensor.dtype for tensor in stored.values()} == {getattr(mx, dtype), *packed}
-    with torch.no_grad():
-        expected = reference(made, tied, rope)(torch.tensor([PROMPT])).logits[0].numpy()
+    expected = reference(file, architecture, tied, rope)
     model, _ = load_model(tmp_path / "mlx")
     model.set_dtype(mx.float32)
     assert expected.std() > 1
