@@ -222,16 +222,7 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
 
 @dataclass
 class _Sequence:
-    """One sequence: a prompt and what is written after it.
-
-    Attributes:
-        model, request: base and adapter, and the prompt and how to go on from it.
-        scored: whether log-probabilities are wanted.
-        tokens, end: the text's token ids, and its end token, if there was one.
-        log_probs: log-probabilities of ``tokens`` in nats.
-        reason: the reason why the text ended; empty until then.
-        calls: number of target calls that it was part of.
-    """
+    """One sequence: its model and request, what is written, and why it ended (empty: not yet)."""
 
     model: SpeculativeModel
     request: Request

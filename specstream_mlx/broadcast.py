@@ -12,10 +12,9 @@ from .errors import UserError
 
 
 class Broadcast:
-    """Decisions of rank 0, on all ranks.
+    """Decisions of rank 0, on all ranks: every plan, and whether a step follows.
 
-    Only rank 0 knows clocks, and whether its user wants more. The others receive every plan, and
-    before every step whether there is one, with a checksum of all tokens so far.
+    The others receive a checksum of all tokens so far with each.
     """
 
     def __init__(self, ranks: Ranks):

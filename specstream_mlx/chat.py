@@ -48,21 +48,13 @@ class Chat:
             self.messages.append({"role": "system", "content": self._system})
 
     def reply(self, text: str, **options: Any) -> Generator[GenerationResponse, None, None]:
-        """Send a message and generate the reply.
+        """Send a message and generate the reply, by ``stream_generate`` with further ``options``.
 
         Of a reply that is not read to its end, the part that was read stays; if nothing was read,
         the conversation stays as it was.
 
-        Args:
-            text: the user's message; it is put into the mounted adapter's template, if any.
-            **options: arguments of ``stream_generate`` after ``prompt``.
-
-        Yields:
-            ``GenerationResponse``, as ``stream_generate`` does.
-
         Raises:
-            UserError: ``stream_generate`` refuses an option, or the conversation has become longer
-                than the model's context.
+            UserError: an option is refused, or the conversation is longer than the model's context.
         """
         template, before = self._model.prompt_template, self.messages
         if template is not None:

@@ -1,9 +1,7 @@
 """KV rows that outlive a generation: prompt caches in memory and in files of mlx_lm's format.
 
-Either program writes and reads such files. Beside mlx_lm's own metadata (``model``,
-``tokenizer_config``) a file of ours lists under ``specstream_mlx`` the tokens of its rows, and the
-model and LoRA that made them. A file of mlx_lm's does not: its rows must have the model's shape,
-and its ``model`` must be the model's name.
+A file of ours also lists, under ``specstream_mlx``, the tokens of its rows, and the model and LoRA
+that made them. A file of mlx_lm's must have rows of the model's shape, and the model's name.
 """
 
 import json
@@ -48,14 +46,11 @@ class PromptCache:
 
     The rows belong to one model and the LoRA mounted on it; with another they are dropped. A row is
     used again only if reading the prompt from the beginning would make the same row: those of a
-    prompt except the last, and in lossless mode those of the generated text. In shared mode streams
-    ran at generated tokens, so these are read again. With a quantized KV cache, as in mlx_lm, new
-    rows attend to quantized earlier rows, whereas prefill takes a whole chunk in full precision.
+    prompt except the last, and in lossless mode those of the generated text.
 
     Attributes:
         caches: one KV cache per layer; they may hold more rows than can be used again.
         unknown_rows: rows at the front from a file of mlx_lm's, which does not name their tokens.
-            Every prompt goes after them.
         tokens: token ids of the reusable rows after the unknown ones.
         reused: number of tokens of the last prompt that were not read again.
     """
@@ -84,9 +79,7 @@ class PromptCache:
 
     @classmethod
     def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
-        """Make a prompt cache of mlx_lm's, a list from ``make_prompt_cache(model)``.
-
-        Every prompt goes after the list's rows. The list is not changed before ``into_list``.
+        """Make a prompt cache of a list from mlx_lm's ``make_prompt_cache``.
 
         Raises:
             UserError: it is no such list, or one of its caches cannot drop rejected drafts.
@@ -126,12 +119,7 @@ class PromptCache:
     def load(
         cls, path: str | Path, model: SpeculativeModel, model_name: str | None = None
     ) -> "PromptCache":
-        """Read a prompt cache that ``save`` or mlx_lm wrote.
-
-        Args:
-            path: the file.
-            model: the model that is to go on from it.
-            model_name: the user's name of the model; ``None``: its directory.
+        """Read a prompt cache that ``save`` or mlx_lm wrote; ``model_name``: the user's name.
 
         Raises:
             UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
@@ -169,13 +157,10 @@ class PromptCache:
         model_name: str | None = None,
         tokenizer_config: dict[str, Any] | None = None,
     ) -> None:
-        """Write the rows to a file, all of it or, on an error, no file at all.
+        """Write the rows to a ``.safetensors`` file, all of it or, on an error, no file at all.
 
-        Args:
-            path: a name that ends in ``.safetensors``; a prompt cache that is there is replaced.
-            model: the model that made the rows.
-            model_name: the ``--model`` to give to mlx_lm; ``None``: the model's directory.
-            tokenizer_config: the tokenizer's further arguments.
+        ``model_name`` is the ``--model`` to give to mlx_lm, by default the model's directory, and
+        ``tokenizer_config`` the tokenizer's further arguments.
 
         Raises:
             UserError: there are no rows, they are another model's, or the file cannot be written.
@@ -254,14 +239,8 @@ class PromptCache:
     ) -> int:
         """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
 
-        Args:
-            model: base and adapter.
-            prompt: token ids after the ``unknown_rows``; the last one's logits are needed, so its
-                row is dropped.
-            quantization: the new generation's settings of its KV cache.
-
-        Returns:
-            The generation's number, for ``extend`` and ``check_current``.
+        The last token's logits are needed, so its row is dropped. Returns the generation's number,
+        for ``extend`` and ``check_current``.
 
         Raises:
             UserError: ``unknown_rows`` were made with another model, adapter or quantization.

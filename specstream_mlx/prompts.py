@@ -25,10 +25,9 @@ def in_template(text: str, template: str | None) -> str:
 
 
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Encode ``text`` as the user's only turn, up to the start of the answer.
+    """Encode ``text``, in an adapter's ``template``, as the user's only turn, up to the answer.
 
-    ``template`` is the adapter's, whose ``{text}`` is replaced. A tokenizer without a chat template
-    encodes the text alone.
+    A tokenizer without a chat template encodes the text alone.
     """
     content = in_template(text, template)
     if not tokenizer.has_chat_template:
@@ -39,8 +38,7 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
     """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer.
 
-    As ``mlx_lm.generate --prompt-cache-file`` does, but without a second bos token where there is
-    no chat template.
+    Without a chat template there is no second bos token, unlike in mlx_lm.
     """
     content = text + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:

@@ -20,13 +20,8 @@ from .scheduler import Step, fill
 
 @dataclass
 class GenerationResponse(PlainResponse):
-    """mlx_lm's response, with counts so far.
-
-    Attributes:
-        target_calls: number of target calls.
-        accepted_length: tokens committed per target call.
-        drafted_tokens: number of drafted nodes that the target has tested.
-        accepted_tokens: number of drafted tokens that were emitted.
+    """mlx_lm's response, with counts so far: target calls, tokens per target call, drafted nodes
+    that the target has tested, and those that were emitted.
     """
 
     target_calls: int = 0

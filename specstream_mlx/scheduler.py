@@ -32,16 +32,10 @@ _AWAY = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The tokens of one sequence that one target call committed.
+    """The tokens of one sequence that one target call committed: accepted drafts, then one more.
 
-    Attributes:
-        tokens: the accepted drafts, then the correction or bonus token.
-        plan: the plan of the step.
-        tested_nodes: number of nodes that the target tested, root included, pruned ones not.
-        seconds: time from reading the step before to reading this one; of the first, from
-            enqueuing.
-        result: the device arrays of the call.
-        rows: for each token, the row of ``result.logits`` that predicts it.
+    ``seconds`` is the time since the step before was read (of the first: since enqueuing), ``rows``
+    the row of ``result.logits`` that predicts each token.
     """
 
     tokens: list[int]
@@ -67,21 +61,9 @@ class Step:
 class TokenSequence:
     """One sequence: its prompt is read in chunks, but for the last token; then it takes steps.
 
-    An iterator: each ``next`` reads a chunk, and returns how many prompt tokens are read.
-
-    Args:
-        model: base and adapter; ``None``: ``decoder`` has a model of its own.
-        request: a request that has been checked; without a model its ``drafting`` is a planner.
-        decoder: ``None``: a new ``Decoder``. One of a model elsewhere has its ``prefill``,
-            ``step``, ``commit`` and ``caches``, and takes no plain steps.
-        reused: number of prompt tokens that ``decoder`` has read already.
-
-    Attributes:
-        rule: the verify rule.
-        root: the newest token.
-        plan: the plan of the next step.
-        ended: whether the last step was read.
-        count: number of steps so far.
+    Each ``next`` reads a chunk, and returns how many prompt tokens are read. A ``decoder`` of a
+    model elsewhere has ``prefill``, ``step``, ``commit`` and ``caches``, and takes no plain steps;
+    with it the request's ``drafting`` is a planner. ``reused`` tokens are read already.
     """
 
     rule: VerifyRule
@@ -212,10 +194,7 @@ class TokenSequence:
     # KV rows ------------------------------------------------------------------------------------
 
     def record(self, caches: list[Any]) -> None:
-        """Let the prompt cache know of the rows so far, if they are written into its own caches.
-
-        Rows of several sequences lie in common caches, and are copied to it in the end.
-        """
+        """Let the prompt cache know of the rows so far, if they are written into its own caches."""
         if self.count == 1:
             self._progress(len(self.request.prompt), len(self.request.prompt))
         if self._cache is not None and caches is self._cache.caches:
@@ -287,13 +266,10 @@ class Scheduler:
         return all(one.model is None or share_a_pass(model, one.model) for one in self._going)
 
     def add(self, sequence: TokenSequence) -> TokenSequence:
-        """Let a sequence go on with the others; what of its prompt is not read yet is read here.
-
-        It is part of the calls after the one under way.
+        """Read the rest of a sequence's prompt and let it join the calls after the one under way.
 
         Raises:
-            UserError: the prompt cannot be read; or there are other sequences, with which the
-                model or its KV cache cannot be run.
+            UserError: the prompt cannot be read, or model or KV cache cannot run with others.
         """
         model = sequence.model
         if self._going and model is not None:
@@ -342,10 +318,6 @@ class Scheduler:
         """Take a step of all sequences; empty: none is left, here or on rank 0.
 
         When it returns, the next call usually runs already: of trees, from the second step on.
-
-        Raises:
-            UserError: another generation has taken the prompt cache, the adapter was swapped, or a
-                sampler drew what is no token.
         """
         self._away += time.perf_counter() - self._returned
         for sequence in self._going:

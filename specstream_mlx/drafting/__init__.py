@@ -15,24 +15,12 @@ class Planner(Protocol):
         """Plan the first step, without guesses, after ``root``, the prompt's last token."""
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        """Learn from a step.
-
-        Args:
-            plan: the plan of the step.
-            tokens: the tokens that it wrote, the newest last.
-            seconds: time from the reading of the step before to its own; ``None``: unknown.
-        """
+        """Learn from a step's plan, its tokens, and its seconds (``None``: unknown)."""
 
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
-        """Plan the step after the one accepted last.
-
-        Args:
-            root: the newest committed token, which has been accepted.
-            guesses: the streams' guesses for the tokens after it.
-            verified: the tree of the step accepted last, and the target's tokens in it.
-        """
+        """Plan the step after the newest token, ``root``, given the streams' guesses after it."""
 
     def share_pass(self, count: int) -> Any:
         """Note that the next passes are of ``count`` sequences, this one included.

@@ -19,14 +19,7 @@ LEAST = math.log(0.02)  # of the least probable path considered: flat (studied)
 
 
 class Node(NamedTuple):
-    """A drafted node.
-
-    Attributes:
-        depth: from 1 on.
-        parent: the parent's number in the order of nodes, -1 for the root.
-        token: token id.
-        score: log-probability of the path in nats.
-    """
+    """A drafted node; ``parent`` counts in the order of nodes, -1 is the root."""
 
     depth: int
     parent: int
@@ -37,9 +30,7 @@ class Node(NamedTuple):
 def likeliest(children: Children, least: float = -math.inf) -> Iterator[Node]:
     """Yield nodes in order of the probability of their paths, of equals the earlier one first.
 
-    No child is more probable than its parent, so every beginning of this order is a tree.
-    ``children`` is called for a node when the next one is taken; paths whose log-probability is
-    below ``least`` (nats) are left out.
+    Every beginning of this order is a tree. Paths below ``least`` (nats) are left out.
     """
     heap: list[tuple[float, int, int, Path]] = []  # (-score, order of arrival, parent, path)
     met, place, parent, score = 0, -1, -1, 0.0
@@ -85,10 +76,7 @@ def tree_of(root: int, nodes: Sequence[Node]) -> DraftTree:
 
 
 def best_nodes(children: Children, size: int | None, threshold: float | None = None) -> list[Node]:
-    """List the ``size`` (``None``: all) nodes whose paths are the most probable, in that order.
-
-    ``threshold`` is the probability of the least probable path.
-    """
+    """List the ``size`` (``None``: all) likeliest nodes of probability ``threshold`` or more."""
     least = math.log(threshold) if threshold else -math.inf
     return list(islice(likeliest(children, least), size))
 

@@ -89,13 +89,9 @@ class _Guessed:
 class StreamAverages:
     """Corrections of the streams' probabilities by their hits in one sequence.
 
-    Streams are as sure on other text as on that of their training. So a probability is multiplied
-    by hits over expected hits, of four kinds: the first guess of a depth or another one, after
-    first guesses only (the trunk) or elsewhere. A guess is judged once the sequence has passed it,
-    drafted or not, if every token before it was among the candidates of its depth.
-
-    Attributes:
-        hits, expected: sums of hits and of probabilities, by [trunk, elsewhere], [first, other].
+    A probability is multiplied by hits over expected hits, of four kinds: [trunk, elsewhere], after
+    first guesses only or not, and [first, other] guess of a depth. A guess is judged once the
+    sequence has passed it, if every token before it was among the candidates of its depth.
     """
 
     def __init__(self) -> None:

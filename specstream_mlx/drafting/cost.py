@@ -1,8 +1,7 @@
 """The cost of a step: timed in the decoding loop, and saved on disk.
 
-While a curve is missing, every second step of a generation has a prescribed number of nodes instead
-of the best one; its time is one point of the curve, and some 30 to 60 are enough. The loop holds
-the clock (``Step.seconds``); here is which steps are timed, and what their times say.
+While a curve is missing, every second step has a prescribed number of nodes instead of the best
+one, and its time (``Step.seconds``) is one point of the curve; 30 to 60 are enough.
 """
 
 import random
@@ -54,12 +53,8 @@ _TYPICAL: dict[Place, tuple[float, ...]] = {
 class CostCurve:
     """Seconds of a step, by the place of its streams and its number of nodes.
 
-    Attributes:
-        points: for each place, ascending (nodes, seconds); more nodes never take less.
-        spread: median over points of interquartile range over median; ``None``: nothing is
-            measured, and the seconds are relative costs of another machine.
-        rounds: number of timings of each point.
-        measured: time of the measurement, in seconds since 1970.
+    Points are ascending (nodes, seconds). ``spread`` is the median over points of interquartile
+    range over median; ``None``: nothing is measured, and the seconds are another machine's.
     """
 
     points: dict[Place, tuple[tuple[int, float], ...]]
@@ -95,7 +90,7 @@ class CostCurve:
         return max(0.0, most - row * more), row
 
     def relative(self, place: Place) -> list[float]:
-        """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps; 0 means nothing.
+        """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps.
 
         On a busy machine no cost is below the typical one: too low does more harm than too high.
         """
@@ -118,14 +113,7 @@ class CostCurve:
 class StepCosts:
     """The cost curve of one model on this machine, and the timings that are still missing.
 
-    Attributes:
-        curve: of steps of one sequence.
-        batches: costs of passes of several, as long as the program runs.
-
-    Args:
-        path: file in the user's cache.
-        facts: all that the costs depend on, as JSON values; a file with other facts is ignored.
-        places: the places that the rule chooses from.
+    A file with other ``facts`` (JSON values) than those that the costs depend on is ignored.
     """
 
     def __init__(
@@ -222,9 +210,8 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
 
 
 def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
-    """Compute the curve from rounds of timings, each divided by the slowness of its round.
-
-    That is the median, over the jobs, of their time in it over their usual time.
+    """Compute the curve from rounds of timings, each divided by the slowness of its round: the
+    median, over the jobs, of their time in it over their usual time.
     """
     jobs = len({job for job, _ in timings})
     rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
@@ -311,10 +298,8 @@ class _Passes:
         self._line = None
 
     def line(self, least: int, solo: Line) -> Line:
-        """Return the least-squares line through the passes, drawn towards the slope of ``solo``.
-
-        ``least`` is the rows of a pass that drafts nothing. The shape of ``solo``, one sequence's
-        steps, is believed until passes of different sizes were timed.
+        """Return the least-squares line through the passes, drawn towards the slope of ``solo``,
+        the steps of one sequence; ``least`` is the rows of a pass that drafts nothing.
         """
         if not self._recent:
             return solo
@@ -350,13 +335,9 @@ class _BatchPasses:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a sequence in passes with others.
-
-    Attributes:
-        rate: recent tokens per second of all sequences.
-        nodes: the most nodes of a tree, the root included.
-        seconds: its share of a pass, without streams' guesses and with them.
-        rows: seconds of a row more of every sequence, likewise.
+    """The part of a sequence in passes with others: recent tokens per second of all sequences, the
+    most nodes of its tree, and seconds of its share and of a row more of every sequence, each
+    without streams' guesses and with them.
     """
 
     rate: float
@@ -397,10 +378,7 @@ class BatchCosts:
             batch.gains[place] = batch.gains[place] * part + own
 
     def share(self, count: int, solo: tuple[Line, Line]) -> Share:
-        """Return the share of one of so many sequences.
-
-        ``solo`` are the costs of one sequence's steps, without guesses and with them.
-        """
+        """Return the share of one of so many; ``solo``: costs alone, without and with guesses."""
         batch = self._batches[count]
         lines = [one.line(count, own) for one, own in zip(batch.passes, solo, strict=True)]
         timed = [bool(one) for one in batch.passes]

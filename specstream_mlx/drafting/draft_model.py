@@ -1,8 +1,7 @@
 """Drafts of a second, smaller language model with the same vocabulary.
 
-Speculative decoding as in Leviathan et al. (arXiv 2211.17192) and ``mlx_lm`` drafts a chain. Here
-the second model grows a tree level by level, as EAGLE-2 does (arXiv 2406.16858); width 1 is the
-chain.
+It grows a tree level by level, as EAGLE-2 does (arXiv 2406.16858); width 1 is the chain of
+Leviathan et al. (arXiv 2211.17192) and ``mlx_lm``.
 """
 
 import math
@@ -39,8 +38,8 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 class DraftModel(Proposer):
     """A second model that has read the sequence, and guesses up to ``most`` tokens after it.
 
-    Another level is drafted only as long as the tokens that it may bring are worth the pass, and a
-    model that does not bring what its passes cost pauses, ever longer.
+    A level is drafted only if its tokens may be worth the pass; a model not worth its passes
+    pauses.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
@@ -166,10 +165,7 @@ class _PathGuesses(StreamGuesses):
 
 
 class _Reader:
-    """A model with its KV cache, which reads a sequence and, without storing them, paths after it.
-
-    Windows are masks here, so that rows can be dropped.
-    """
+    """A model with its KV cache; it reads a sequence and, without storing them, paths after it."""
 
     def __init__(self, draft: Any, vocab_size: int | None):
         model, config = _parts(draft)

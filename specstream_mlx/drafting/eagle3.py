@@ -164,10 +164,9 @@ class Recurrence(Protocol):
 class RecurrentHead:
     """A ``DraftHead`` by EAGLE's recurrence, of one sequence.
 
-    Row i of the layer is the pair of a feature f_i and of the token after it, x_{i+1}. Where the
-    target has seen token i, f_i is made of the target's hidden states; drafted rows take the
-    layer's own output. Each step first reads the rows that it accepts, with true features in place
-    of the drafted ones, then drafts after the last one, a row more for each of the chosen paths.
+    Row i of the layer is a feature f_i with the token after it, x_{i+1}. Each step first reads the
+    rows that it accepts, with the target's features in place of drafted ones, then drafts after
+    them.
     """
 
     def __init__(self, weights: Recurrence, model: BorrowedModel):
@@ -247,12 +246,9 @@ class RecurrentHead:
 
 
 def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> Eagle3:
-    """Read an EAGLE-3 head and check that it fits a target.
+    """Read an EAGLE-3 head's safetensors and ``config.json``, and check that it fits a target.
 
-    Args:
-        directory: safetensors as published, or as ``specstream-mlx convert`` has made them, and
-            ``config.json``.
-        model, config: the target, an mlx-lm model, and its ``config.json``.
+    ``model`` and ``config`` are the target's, an mlx-lm model and its ``config.json``.
 
     Raises:
         UserError: there is no such head in the directory, or it does not fit.
@@ -374,8 +370,7 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
 def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Find the boundaries whose hidden states ``fc`` reads; without ids they are the authors'.
 
-    Ids at the top of a configuration are boundaries, those in its ``eagle_config`` are layers whose
-    outputs are read, unless that would be after the last layer.
+    Ids in an ``eagle_config`` are layers whose outputs are read, unless that is after the last one.
     """
     nested, ids = values.get("eagle_config"), values.get(_IDS)
     if ids is None and isinstance(nested, dict) and nested.get(_IDS) is not None:

@@ -18,16 +18,9 @@ from .settings import DraftSettings
 class FixedPlanner(Planner):
     """A planner with the same settings in every step.
 
-    Streams guess the token at a depth, proposers the token after a path, both after every node:
-    lookup goes on where a stream has corrected a word, and streams branch off where a copy may end.
+    Streams guess the token at a depth, proposers the token after a path, both after every node.
     With proposers the streams' probabilities are corrected by their hits, or streams that are surer
     than right would take the nodes of a copy.
-
-    Args:
-        settings: settings of the drafts.
-        plan_of: function that makes the plan of a step from its tree.
-        streams: whether the model has any.
-        proposers: the proposers of this sequence, besides the streams.
     """
 
     def __init__(

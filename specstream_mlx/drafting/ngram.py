@@ -16,14 +16,7 @@ _MOST_TOGETHER = 0.99
 
 
 class NGramIndex:
-    """All n-grams of a sequence, up to a length, with the tokens that came last after them.
-
-    Appending a token writes ``longest`` entries, and ``following`` reads at most as many.
-
-    Args:
-        longest: length of the longest n-gram in tokens.
-        alternatives: number of different tokens that are stored for an n-gram.
-    """
+    """All n-grams of a sequence of up to ``longest`` tokens, with what came after them."""
 
     def __init__(self, longest: int, alternatives: int):
         self._longest, self._alternatives = longest, alternatives
@@ -41,11 +34,9 @@ class NGramIndex:
             self._tail = (*tail, token)[-self._longest :]
 
     def following(self, path: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
-        """Look up tokens that may follow the sequence and ``path``, by the longest n-gram there.
+        """Look up what may follow ``path``, by the longest n-gram that has followers.
 
-        Returns:
-            The n-gram's length, 0 if none occurs with a token after it, and the different tokens
-            that came after it, the most recent first.
+        Returns its length, 0 if there is none, and the different followers, the most recent first.
         """
         tail = (*self._tail, *path)[-self._longest :]
         for start in range(len(tail)):
@@ -58,14 +49,8 @@ class NGramIndex:
 class Lookup(Proposer):
     """The n-grams of one sequence, and the shares of their continuations that were right in it.
 
-    Each generated token shows whether the index would have proposed it, so a continuation's
-    probability is a running average for each length of the n-gram and each rank. The n-gram grows
-    with the path, so after a long match the joint probability falls slowly.
-
-    Args:
-        material: the prompt's tokens are indexed, and change no average.
-        longest: length of the longest n-gram in tokens.
-        depth: depth of the deepest token that is proposed.
+    A continuation's probability is a running average for each length of the n-gram and each rank.
+    The n-gram grows with the path, so after a long match the joint probability falls slowly.
     """
 
     def __init__(self, material: Material, longest: int = 4, depth: int = 10):

@@ -16,13 +16,8 @@ COINCIDENCE = 0.05  # share of lookup's wrong tokens that the streams propose to
 def pooled(streams: Guesses, others: Guesses) -> Guesses:
     """Merge the guesses of one stream and of lookup for the token after one node.
 
-    Streams know the meaning of a text, lookup its repetitions, so their odds multiply: a token that
-    both guess is all but certain, and a long match that the streams think impossible is doubtful.
-    This is Bayes' rule with the streams' probabilities as the prior: lookup proposes the right
-    token as often as it is right, and a wrong one with probability ``COINCIDENCE``.
-
-    Returns:
-        All tokens of both; their probabilities sum to at most 1.
+    By Bayes' rule with the streams' probabilities as the prior their odds multiply: lookup proposes
+    the right token as often as it is right, a wrong one with probability ``COINCIDENCE``.
     """
     if not others:
         return streams

@@ -17,12 +17,8 @@ WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a f
 class Material:
     """All that the proposers of one sequence may be made of.
 
-    Attributes:
-        prompt: token ids.
-        model: base and adapter; ``None``: the model is elsewhere, in a package.
-        rule: the sequence's verify rule, which knows how tokens are drawn; ``None``: they are not.
-        width: candidates of each guess.
-        nodes: nodes of a tree at most, besides the root.
+    ``model`` is ``None`` where it is elsewhere, in a package, and ``rule`` where tokens are not
+    drawn. ``width`` counts the candidates of each guess, ``nodes`` the most nodes besides the root.
     """
 
     prompt: Sequence[int]
@@ -34,12 +30,8 @@ class Material:
 
 @dataclass(frozen=True)
 class Price:
-    """What the time of a proposer's guesses is worth, in tokens; by default nothing.
-
-    Attributes:
-        rate: tokens that the time of a plain step brings.
-        row: tokens that the time of a further node of the tree brings.
-        plain: seconds of a plain step; ``None``: unknown.
+    """What the time of a proposer's guesses is worth: the tokens that a plain step's time brings,
+    and that of a further node; ``plain`` are the seconds of a plain step, ``None``: unknown.
     """
 
     rate: float = 0.0
@@ -58,22 +50,17 @@ class Proposer(Protocol):
         """Read the tokens that were written since the last call, the newest last."""
 
     def children(self, path: Path) -> Guesses:
-        """Guess the token after the text and ``path``.
-
-        Args:
-            path: drafted tokens after the text; empty: none.
+        """Guess the token after the text and ``path``, drafted tokens after it.
 
         Returns:
-            Different tokens with their log-probabilities in nats, the best first. Their
-            probabilities sum to less than 1; what is missing belongs to all other tokens.
+            Different tokens with their log-probabilities in nats, the best first; their
+            probabilities sum to less than 1.
         """
 
     def begin(self, verified: Verified, price: Price) -> None:
         """Prepare guesses after the text, which ``accept`` has read; ``children`` comes next.
 
-        Args:
-            verified: the tree of the step that wrote the newest tokens.
-            price: what the time that this takes is worth.
+        ``verified`` is the tree of the step that wrote the newest tokens.
         """
         return
 

@@ -6,12 +6,9 @@ what its streams will be worth to the step after it::
     1 + sum of P(node) - r * cost(nodes, place) + v * q
 
 r is the recent number of tokens per plain step's time, v the amount by which the streams' guesses
-have raised this value, and q the chance that streams run at the node accepted last. Tokens over
-time would be the wrong measure: a step need not be efficient by itself, it has to beat the tokens
-that other steps write in the same time. In a batch, r and cost are those of the pass, see ``cost``.
-
-Only streams that run show what they are worth. So where another step is worth more, streams run all
-the same once the difference is a small share (``TRIALS``) of the tokens written without them.
+have raised this value, and q the chance that streams run at the node accepted last. In a batch, r
+and cost are those of the pass, see ``cost``. Only streams that run show what they are worth, so
+they run all the same once the loss is a small share (``TRIALS``) of the tokens written without.
 """
 
 import hashlib
@@ -69,11 +66,8 @@ PLAIN_RUN = 2
 class History:
     """Measurements that outlive a sequence: costs of steps, and recent results with one adapter.
 
-    Attributes:
-        costs: costs of steps, shared by all adapters that cost the same.
-        tokens, time: tokens of recent steps and their time, in plain steps.
-        value: average worth of the streams' guesses to a step, in tokens: v of the next sequence.
-        valued: number of steps in that average; its start counts as ``HISTORY_VALUE_WEIGHT``.
+    ``tokens`` and ``time`` are of recent steps, in plain steps; ``value`` is v of the next
+    sequence, an average over ``valued`` steps.
     """
 
     costs: StepCosts
@@ -102,10 +96,7 @@ def new_history(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> 
 
 
 def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
-    """List the places that the rule chooses from, the one where streams guess last.
-
-    Shared streams run in every step; only their head may be left out.
-    """
+    """List the places that the rule chooses from, the one where streams guess last."""
     return tuple(_plans(streams, 1))
 
 
@@ -144,18 +135,7 @@ def _best(choices: Iterable[_Choice]) -> _Choice:
 
 
 class RulePlanner(Planner):
-    """A planner by the rule.
-
-    Attributes:
-        averages: corrections of the streams' probabilities in this sequence.
-        value: v, which begins at that of the sequences before.
-
-    Args:
-        history: the history of this model and adapter, which is updated.
-        streams: configuration of the mounted streams or draft head, or ``None``.
-        vocab_size: the model's number of tokens.
-        proposers: proposers of this sequence, besides the streams.
-    """
+    """A planner by the rule; it updates the history of this model and adapter."""
 
     def __init__(
         self,
@@ -338,10 +318,7 @@ _HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}
 
 
 def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> History:
-    """Return the history of a model with its present adapter; make it at the first call.
-
-    Adapters of the same shapes share one object of costs.
-    """
+    """Return the history of a model and its adapter; those of the same shapes share their costs."""
     adapter, facts = model.adapter.path if model.adapter else None, _facts(model, quantization)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
     path = directory() / f"{name}.json"

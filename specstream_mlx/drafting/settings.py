@@ -51,10 +51,9 @@ USUAL = Proposers()
 class DraftSettings(DraftOptions):
     """Settings of a step's drafts; ``DraftOptions`` says what each field is.
 
-    ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run, as the
-    target sees them. Without ``tree_size`` the full tree is drafted, with proposers as many nodes
-    as that tree and one run of lookup have. With ``stream_nodes``, streams run beside so many nodes
-    alone; if another node is accepted last, they draft nothing in the next tree.
+    ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run. Without
+    ``tree_size`` the full tree is drafted, with proposers as many nodes as that and one lookup
+    have.
 
     Raises:
         UserError: a value out of range, or two that exclude each other.
@@ -156,11 +155,7 @@ class DraftSettings(DraftOptions):
                 )
 
     def check(self, vocab_size: int, streams: Guessing) -> None:
-        """Check that these settings fit a model and its streams.
-
-        Raises:
-            UserError: a setting does not fit; names the first one.
-        """
+        """Check that these settings fit a model and its streams."""
         trained, owner, is_head = 0, "adapter", isinstance(streams, HeadConfig)
         if streams is not None:
             vocab_size = min(vocab_size, streams.draft_vocabulary or vocab_size)
@@ -208,10 +203,7 @@ DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
 
 
 def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
-    """The default settings with some fields replaced; a tree of a set shape has no threshold.
-
-    ``drawn``: whether the drafts are drawn (the verify rule ``rejection``).
-    """
+    """The default settings, those of ``rejection`` if ``drawn``, with some fields replaced."""
     if drawn:
         return replace(DRAWN_DRAFTS, **fields)
     shaped = "tree_width" in fields or "tree_size" in fields
@@ -219,10 +211,10 @@ def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
 
 
 def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | None:
-    """Translate a user's options: settings of a tree's shape, or proposers of the rule's trees.
+    """Translate a user's options; ``None``: the rule with its usual proposers.
 
-    ``None``: the rule with the usual proposers. The text of ``rejection`` and ``typical`` depends
-    on the drafts, which must not follow the clock then.
+    The text of ``rejection`` and ``typical`` depends on the drafts, which must not follow the
+    clock.
     """
     shaped = given.keys() - {field.name for field in fields(Proposers)}
     if shaped or verify in ("rejection", "typical"):
