@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -15,15 +15,11 @@ from ..terminal.notes import note
 from ..terminal.tables import print_table
 from .options import JSON
 
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-_MODEL = option(None, MODEL, "The base. Default: smollm2, the demonstration model.")
 _NAME = option(..., NAME, "The adapter's name.", positional=True)
 
 
-def list_adapters(model: str | None = _MODEL, as_json: bool = JSON) -> None:
-    """List the adapters and what they take, on disk and in memory, the base once.
+def list_adapters(as_json: bool = JSON) -> None:
+    """List the adapters, and what they take on disk.
 
     A damaged one is left out with a note on stderr; the exit code is then 1.
 
@@ -35,7 +31,6 @@ def list_adapters(model: str | None = _MODEL, as_json: bool = JSON) -> None:
     from ..inspection import describe_adapter
     from ..loading import named_adapters
 
-    base, dtype = _base(model)
     rows: list[dict[str, Any]] = []
     damaged = False
     for name, path in named_adapters().items():
@@ -48,57 +43,22 @@ def list_adapters(model: str | None = _MODEL, as_json: bool = JSON) -> None:
         mode = facts["streams"]["mode"] if facts["streams"] else "LoRA"
         if mode == "lossless" and facts["parameters"].get("lora"):
             mode = "LoRA, lossless"
-        rows.append(
-            {
-                "name": name,
-                "from": "the package" if path.is_relative_to(bundled.ROOT) else "you",
-                "mode": mode,
-                "bytes": facts["bytes"],
-                "resident_bytes": dtype and sum(facts["parameters"].values()) * dtype.size,
-            }
-        )
+        origin = "the package" if path.is_relative_to(bundled.ROOT) else "you"
+        rows.append({"name": name, "from": origin, "mode": mode, "bytes": facts["bytes"]})
     if as_json:
-        print(json.dumps({"base": base, "adapters": rows}, indent=2))
+        print(json.dumps({"adapters": rows}, indent=2))
     else:
-        last = [base | {"name": "the base, once", "from": "", "mode": base["name"]}] if base else []
-        shown = []
-        for row in rows + last:
-            sizes = (row[name] for name in ("bytes", "resident_bytes"))
-            cells = ("?" if size is None else decimal(size, precision=2) for size in sizes)
-            shown.append((row["name"], row["from"], row["mode"], *cells))
-        print_table(shown, ("adapter", "from", "mode", "on disk", "in memory"), figures=2)
+        shown = [(r["name"], r["from"], r["mode"], decimal(r["bytes"])) for r in rows]
+        print_table(shown, ("adapter", "from", "mode", "on disk"), figures=1)
     if damaged:
         raise SystemExit(1)
-
-
-def _base(model: str | None) -> "tuple[dict[str, Any] | None, mx.Dtype | None]":
-    """The facts of a base, if it is there, and the dtype that its adapters get."""
-    from .. import demonstration
-    from ..adapters.lora import activations_dtype
-    from ..hardware.weights import hold_weights
-    from ..loading import model_directory, read_model, weight_files
-
-    try:
-        path = model_directory(demonstration.model_path(model, note))
-    except UserError as error:
-        if model is not None:
-            raise
-        note(f"note: {error}")
-        return None, None
-    base, held = hold_weights(read_model(path, to_run=False)[0])
-    facts = {
-        "name": demonstration.NAME if demonstration.is_meant(model) else str(path),
-        "bytes": sum(file.stat().st_size for file in weight_files(path)),
-        "resident_bytes": held.held_bytes,
-    }
-    return facts, activations_dtype(base)
 
 
 def add(
     *,
     name: str = _NAME,
     directory: Path = option(..., DIRECTORY, "Its directory, in MLX format.", positional=True),
-    model: str | None = _MODEL,
+    model: str | None = option(None, MODEL, "The base. Default: smollm2."),
     replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
 ) -> None:
     """Keep an adapter under a name, by which every command then finds it.

@@ -7,7 +7,6 @@ import shutil
 import mlx.core as mx
 import pytest
 from command_line import refusal, run
-from mlx.utils import tree_flatten
 from parity import edit
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
@@ -57,13 +56,6 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
         ("fix", "the package"),
         ("my-own.2", "you"),
     ]
-    model, _ = load(installed / "base")
-    weights = tree_flatten(model.model.parameters())
-    assert listed["base"]["resident_bytes"] == sum(array.nbytes for _, array in weights)
-    for row in listed["adapters"]:
-        assert 0.7 < row["resident_bytes"] / row["bytes"] < 1  # float32, and headers beside it
-        model.swap_adapter(row["name"])
-        assert model.adapter.nbytes == row["resident_bytes"]
     assert json.loads(run("adapters", "info", "my-own.2", "--json").stdout)["adapter"]
     result = run("write", "my-own.2", "-m", 8, stdin=TEXT)
     assert result.stdout == expected(installed, installed / "mine") + "\n"

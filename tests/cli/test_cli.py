@@ -267,16 +267,13 @@ def test_files_are_checked_before_anything_is_loaded(base, tmp_path, monkeypatch
         assert sentence in refusal(run(*command.split(), "--model", base))
 
 
-def test_options_that_do_not_go_together(base):
+def test_what_does_not_fit_is_refused(base):
     for flags, sentence in (
         (("--kv-bits", 8), "expected one that divides the model's head_dim of 16"),
         (("--lookup-size", 4, "--tree-size", 4), "--lookup-size was given, expected with --lookup"),
         (("--logit-bias", '{"999999": 1}'), "token 999999, expected one of 0 to 319"),
+        (("-p", "  "), "from --prompt is empty"),
     ):
         assert sentence in refusal(generate(base, *flags))
-
-
-def test_a_prompt_is_text(base):
-    assert "from --prompt is empty" in refusal(generate(base, prompt="  "))
     result = run("generate", "--model", base, stdin=b"caf\xe9")
     assert "standard input is not UTF-8 text: byte 0xe9 at 3" in refusal(result)
