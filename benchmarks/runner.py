@@ -70,14 +70,10 @@ class ByWorth:
     """Drafts as is worth most, step by step, as the rule says.
 
     A way that is made of it has a history of its own.
-
-    Attributes:
-        proposers: what proposes besides the streams.
-        streams: whether mounted streams draft too; lossless ones may be left out.
     """
 
-    proposers: Proposers = USUAL
-    streams: bool = True
+    proposers: Proposers = USUAL  # what proposes besides the streams
+    streams: bool = True  # whether mounted streams draft too; lossless ones may be left out
 
 
 Drafts = DraftSettings | ByWorth
@@ -98,21 +94,15 @@ class Run:
     """A finished generation.
 
     Attributes:
-        tokens: generated token ids, the end token included.
-        text: their text.
-        target_calls: forward passes of the target that committed tokens.
-        decode_tps: tokens after the first, per second after the first; 0 where there is none.
-        drafted: drafted tokens that the target tested.
-        seconds: of it all, reading the prompt included.
         lengths: how many of the tokens each call wrote; the first one ends the prompt.
     """
 
-    tokens: list[int]
-    text: str
-    target_calls: int
-    decode_tps: float
-    drafted: int = 0
-    seconds: float = 0.0
+    tokens: list[int]  # generated token ids, the end token included
+    text: str  # their text
+    target_calls: int  # forward passes of the target that committed tokens
+    decode_tps: float  # tokens after the first, per second after the first; 0 where there is none
+    drafted: int = 0  # drafted tokens that the target tested
+    seconds: float = 0.0  # of it all, reading the prompt included
     lengths: Sequence[int] = ()
 
 
@@ -175,18 +165,14 @@ class Mounted:
     """A base with an adapter, for us and for mlx_lm.
 
     Attributes:
-        model: ours.
-        plain: what mlx_lm runs: the same base, with the adapter's LoRA if it has one.
-        tokenizer: of both.
-        max_tokens: of a generation.
         read: KV rows of the newest prompt, which our ways share where nothing is timed; ``None``:
             each reads its prompt.
     """
 
-    model: SpeculativeModel
-    plain: nn.Module
-    tokenizer: TokenizerWrapper
-    max_tokens: int
+    model: SpeculativeModel  # ours
+    plain: nn.Module  # what mlx_lm runs: the same base, with the adapter's LoRA if it has one
+    tokenizer: TokenizerWrapper  # of both
+    max_tokens: int  # of a generation
     read: PromptCache | None = None
 
     def mlx_lm(
@@ -331,12 +317,11 @@ class Compared(Generic[Name]):
     """The runs of some ways on the same prompts.
 
     Attributes:
-        runs: of each way, for each prompt, one a round.
         rates: tokens/s of a way on a prompt after the first token, the median of the rounds with
             the machine's drift taken out; only where anything is generated after that.
     """
 
-    runs: dict[Name, list[list[Run]]]
+    runs: dict[Name, list[list[Run]]]  # of each way, for each prompt, one a round
     rates: dict[tuple[Name, int], float]
 
     def speedup(self, name: Name, baseline: Name) -> float:

@@ -65,17 +65,14 @@ class Load:
     """What became of the requests.
 
     Attributes:
-        counts: requests by how they ended.
         complete, begun: texts that were read to their end, and in part.
-        memory: pairs of seconds and bytes.
-        held: the most texts that waited or were written.
     """
 
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # requests by how they ended
     complete: list[tuple[Ask, str]] = field(default_factory=list)
     begun: list[tuple[Ask, str]] = field(default_factory=list)
-    memory: list[tuple[float, int]] = field(default_factory=list)
-    held: int = 0
+    memory: list[tuple[float, int]] = field(default_factory=list)  # pairs of seconds and bytes
+    held: int = 0  # the most texts that waited or were written
 
 
 def press(service: Service, seconds: float, clients: int, max_tokens: int, seed: int = 0) -> Load:

@@ -77,17 +77,11 @@ WITHOUT_STREAMS = (LOOKUP_ALONE, "lookup, 8 nodes")
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """One question."""
 
-    Attributes:
-        number: ``question_id``.
-        category: as the file has it.
-        turns: what the user says, turn by turn.
-    """
-
-    number: int
-    category: str
-    turns: tuple[str, ...]
+    number: int  # ``question_id``
+    category: str  # as the file has it
+    turns: tuple[str, ...]  # what the user says, turn by turn
 
     @property
     def task(self) -> str:
@@ -132,19 +126,12 @@ def spread(questions: Sequence[Question], per_task: int | None) -> list[Question
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers to all questions.
+    """The answers to all questions."""
 
-    Attributes:
-        questions: that were answered.
-        of: of each text, which question it answers, by its place in ``questions``.
-        compared: the texts' runs; those of fixed shapes have no rates.
-        left_out: turns whose prompt is longer than the model's context.
-    """
-
-    questions: Sequence[Question]
-    of: Sequence[int]
-    compared: Compared[str]
-    left_out: int
+    questions: Sequence[Question]  # that were answered
+    of: Sequence[int]  # of each text, which question it answers, by its place in ``questions``
+    compared: Compared[str]  # the texts' runs; those of fixed shapes have no rates
+    left_out: int  # turns whose prompt is longer than the model's context
 
     def of_task(self, task: str) -> "Answered":
         """The answers to the questions of a task, or of ``ALL``."""

@@ -66,25 +66,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Suite:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        question: what it answers.
-        ways: ways to draft by name, for each mode of the streams.
-        columns: of the table, of ``COLUMNS``.
-        items: texts of a task.
-        rounds: how often each is decoded.
-        max_tokens: of a text.
-        summary: sentences below the table.
-    """
-
-    question: str
-    ways: Mapping[str, Mapping[str, Drafts]]
-    columns: Sequence[str]
-    items: int
-    rounds: int = 1
-    max_tokens: int = 160
-    summary: Callable[[Rows], list[str]] = lambda rows: []
+    question: str  # what it answers
+    ways: Mapping[str, Mapping[str, Drafts]]  # ways to draft by name, for each mode of the streams
+    columns: Sequence[str]  # of the table, of ``COLUMNS``
+    items: int  # texts of a task
+    rounds: int = 1  # how often each is decoded
+    max_tokens: int = 160  # of a text
+    summary: Callable[[Rows], list[str]] = lambda rows: []  # sentences below the table
 
 
 # speedup: the paper's fixed trees -----------------------------------------------------------
@@ -166,19 +156,12 @@ SUITES = {"rule": RULE, "speedup": SPEEDUP}
 
 @dataclass(frozen=True)
 class Job:
-    """The subject of one comparison.
+    """The subject of one comparison."""
 
-    Attributes:
-        writer: who answers, see ``texts.WRITERS``.
-        mode: of the streams.
-        adapter: the directory that is mounted; ``None``: the bare base.
-        task: whose texts are decoded.
-    """
-
-    writer: str
-    mode: str
-    adapter: Path | None
-    task: str
+    writer: str  # who answers, see ``texts.WRITERS``
+    mode: str  # of the streams
+    adapter: Path | None  # the directory that is mounted; ``None``: the bare base
+    task: str  # whose texts are decoded
 
     @property
     def adapter_name(self) -> str:
@@ -313,21 +296,13 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is measured.
+    """The model that is measured."""
 
-    Attributes:
-        directory: of the base.
-        name: what a report calls it.
-        adapter: mounted for every task; ``None``: the bare base.
-        each_bundled: mount what is bundled for each task and writer instead.
-        weights: how ours are held: ``auto``, ``packed`` or ``expanded``.
-    """
-
-    directory: Path
-    name: str
-    adapter: Path | None = None
-    each_bundled: bool = False
-    weights: str = "auto"
+    directory: Path  # of the base
+    name: str  # what a report calls it
+    adapter: Path | None = None  # mounted for every task; ``None``: the bare base
+    each_bundled: bool = False  # mount what is bundled for each task and writer instead
+    weights: str = "auto"  # how ours are held: ``auto``, ``packed`` or ``expanded``
 
 
 def compare(

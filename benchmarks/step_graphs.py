@@ -79,16 +79,13 @@ class StepGraph:
     """The operations and host times of one step.
 
     Attributes:
-        operations: of its graph, by kind; what ``mx.compile`` has fused is one.
         first_ms: Python from reading the step before to the first hand-over to the device.
-        last_ms: the same to the last one.
-        all_ms: the same to where the host waits; medians.
     """
 
-    operations: Mapping[str, int]
+    operations: Mapping[str, int]  # of its graph, by kind; what ``mx.compile`` has fused is one
     first_ms: float | None
-    last_ms: float | None
-    all_ms: float | None
+    last_ms: float | None  # the same to the last one
+    all_ms: float | None  # the same to where the host waits; medians
 
 
 # Models without weights ---------------------------------------------------------------------

@@ -43,15 +43,10 @@ def texts_a_task(default: int) -> Any:
 
 @dataclass(frozen=True)
 class Text:
-    """One item.
+    """One item."""
 
-    Attributes:
-        prompt: token ids.
-        answers: any of these is right; empty where none is known.
-    """
-
-    prompt: list[int]
-    answers: tuple[str, ...]
+    prompt: list[int]  # token ids
+    answers: tuple[str, ...]  # any of these is right; empty where none is known
 
 
 @dataclass(frozen=True)
@@ -60,13 +55,11 @@ class Texts:
 
     Attributes:
         origin: a set of the demonstration tasks' texts, or the name of a file of the user's.
-        count: of a task.
-        own: the user's texts, which belong to no task.
     """
 
     origin: TextSet | str
-    count: int
-    own: tuple[str, ...] = ()
+    count: int  # of a task
+    own: tuple[str, ...] = ()  # the user's texts, which belong to no task
 
     def facts(self) -> dict[str, Any]:
         """Describe the texts for a report: what they are, and how many a task."""

@@ -52,24 +52,17 @@ class Chip:
     """One chip in its largest configuration.
 
     Attributes:
-        name: as Apple sells it.
         generation: of the GPU as MLX counts them, the digits of ``applegpu_g15s``: M1 13 to M5 17.
-        bandwidth: of the memory, GB/s.
-        cores: of the GPU.
-        clock: of the GPU, GHz.
-        memory: the most that can be had, GB.
-        source: of bandwidth, cores and memory.
-        clock_source: of the clock, and what kind of figure it is.
     """
 
-    name: str
+    name: str  # as Apple sells it
     generation: int
-    bandwidth: float
-    cores: int
-    clock: float
-    memory: int
-    source: str
-    clock_source: str
+    bandwidth: float  # of the memory, GB/s
+    cores: int  # of the GPU
+    clock: float  # of the GPU, GHz
+    memory: int  # the most that can be had, GB
+    source: str  # of bandwidth, cores and memory
+    clock_source: str  # of the clock, and what kind of figure it is
 
     @property
     def ultra(self) -> bool:

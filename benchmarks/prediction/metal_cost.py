@@ -54,17 +54,11 @@ Plain decoding of 0.6 B to 70 B models (``published_points``) leaves 0.03 to 0.0
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a kernel for one product.
+    """The work of a kernel for one product."""
 
-    Attributes:
-        kernel: MLX's name of it.
-        reads: how often the weights come from memory.
-        seconds: of arithmetic.
-    """
-
-    kernel: str
-    reads: int
-    seconds: float
+    kernel: str  # MLX's name of it
+    reads: int  # how often the weights come from memory
+    seconds: float  # of arithmetic
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,10 @@ class Shape:
     """A Llama, as in its ``config.json``.
 
     Attributes:
-        name: of the model.
         layers, hidden, intermediate, heads, kv_heads, head_dim, vocab: of its config.
     """
 
-    name: str
+    name: str  # of the model
     layers: int
     hidden: int
     intermediate: int

@@ -14,23 +14,14 @@ OLD_LIMIT = 10  # get_qmv_batch_limit of large products when these were measured
 
 @dataclass(frozen=True)
 class Point:
-    """One published timing.
+    """One published timing."""
 
-    Attributes:
-        what: chip and operation.
-        rows: of the left side.
-        published: milliseconds, or a multiple of one row's time.
-        predicted: the same by the model.
-        fitted: whether a constant was set by it.
-        source: where it was published.
-    """
-
-    what: str
-    rows: int
-    published: float
-    predicted: float
-    fitted: bool
-    source: str
+    what: str  # chip and operation
+    rows: int  # of the left side
+    published: float  # milliseconds, or a multiple of one row's time
+    predicted: float  # the same by the model
+    fitted: bool  # whether a constant was set by it
+    source: str  # where it was published
 
     @property
     def ratio(self) -> float:

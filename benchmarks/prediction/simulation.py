@@ -73,23 +73,17 @@ class Prediction:
 
     Attributes:
         chip, model, bits: what is predicted.
-        placement: ``beside`` every node; ``plain`` where no tree pays; ``does not fit``.
-        draft: ``chain``, ``tree`` or ``none``.
-        rows: of the tree that a step verifies, the root included.
-        plain_ms: a step of plain decoding.
-        step_ms: a step with this tree.
-        accepted_length: expected tokens a step.
     """
 
     chip: str
     model: str
     bits: int
-    placement: str
-    draft: str
-    rows: int
-    plain_ms: float
-    step_ms: float
-    accepted_length: float
+    placement: str  # ``beside`` every node; ``plain`` where no tree pays; ``does not fit``
+    draft: str  # ``chain``, ``tree`` or ``none``
+    rows: int  # of the tree that a step verifies, the root included
+    plain_ms: float  # a step of plain decoding
+    step_ms: float  # a step with this tree
+    accepted_length: float  # expected tokens a step
 
     @property
     def tokens_per_second(self) -> float:

@@ -130,21 +130,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Entry:
-    """A way that takes part.
-
-    Attributes:
-        method: its name.
-        nodes: of its trees; ``None``: the rule decides.
-        way: the way.
-        timed: whether it takes turns with the others.
-        same: whether its text must be plain decoding's.
-    """
+    """A way that takes part."""
 
     method: str
-    nodes: int | None
+    nodes: int | None  # of its trees; ``None``: the rule decides
     way: Way
-    timed: bool
-    same: bool = True
+    timed: bool  # whether it takes turns with the others
+    same: bool = True  # whether its text must be plain decoding's
 
     @property
     def name(self) -> str:

@@ -20,11 +20,10 @@ class Tensors:
     """The tensors of a head by name, its configuration (empty: none), and the target.
 
     Attributes:
-        directory: of the head, for errors.
         tokens: (n,) tokens that the head scores, ``token_map`` in its file; ``None``: all.
     """
 
-    directory: Path
+    directory: Path  # of the head, for errors
     arrays: Mapping[str, mx.array]
     values: Mapping[str, Any]
     target: SpeculativeModel
@@ -128,18 +127,14 @@ class Head:
     """A head's weights, a ``MountedHead``.
 
     Attributes:
-        config: what drafting knows of it.
-        weights: its modules or arrays.
-        tokens: see ``Tensors``.
         of_text: makes the ``DraftHead`` of a text, for ``begin``.
-        boundaries: hidden states that it reads.
     """
 
-    config: HeadConfig
-    weights: Any
-    tokens: mx.array | None
+    config: HeadConfig  # what drafting knows of it
+    weights: Any  # its modules or arrays
+    tokens: mx.array | None  # see ``Tensors``
     of_text: Callable[["Head", BorrowedModel], DraftHead]
-    boundaries: tuple[int, ...] = (FINAL,)
+    boundaries: tuple[int, ...] = (FINAL,)  # hidden states that it reads
 
     def begin(self, model: BorrowedModel) -> DraftHead:
         """Begin a text."""

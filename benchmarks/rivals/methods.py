@@ -33,13 +33,11 @@ class Sources:
     """What methods draft from, besides the text.
 
     Attributes:
-        datastore: REST's file.
-        draft_model: a second model.
         heads: the base with each draft head, or with other streams, by name.
     """
 
-    datastore: Path | None = None
-    draft_model: SpeculativeModel | None = None
+    datastore: Path | None = None  # REST's file
+    draft_model: SpeculativeModel | None = None  # a second model
     heads: Mapping[str, SpeculativeModel] | None = None
 
 
@@ -68,15 +66,10 @@ PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """A way of ours to draft.
+    """A way of ours to draft."""
 
-    Attributes:
-        name: ``plain``, or names of proposers, ``streams`` or a head, with `` + `` between them.
-        sources: what it drafts from.
-    """
-
-    name: str
-    sources: Sources
+    name: str  # ``plain``, or names of proposers, ``streams`` or a head, with `` + `` between them
+    sources: Sources  # what it drafts from
 
     @property
     def parts(self) -> list[str]:

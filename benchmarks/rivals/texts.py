@@ -30,20 +30,15 @@ class TextClass:
     """A class of texts.
 
     Attributes:
-        name: what reports call it.
-        group: one of ``GROUPS``.
-        task: its name within the group.
-        adapter: the bundled adapter that is mounted; ``None``: the base answers.
         prompts: makes so many prompts; ``None``: they are Spec-Bench's questions.
-        dictated: whether the text is dictated, see ``dictation``.
     """
 
-    name: str
-    group: str
-    task: str
-    adapter: str | None = None
+    name: str  # what reports call it
+    group: str  # one of ``GROUPS``
+    task: str  # its name within the group
+    adapter: str | None = None  # the bundled adapter that is mounted; ``None``: the base answers
     prompts: Callable[[Mounted, int], list[list[int]]] | None = None
-    dictated: bool = False
+    dictated: bool = False  # whether the text is dictated, see ``dictation``
 
 
 def classes_of(chosen: str, adapters: Collection[str], questions: bool) -> list[TextClass]:
