@@ -20,7 +20,7 @@ from . import device, user_cache
 
 # OpenBLAS's AVX-512 kernels compute 16 rows at a time and take longer for 12 of them than for 16,
 # and trees have any number of rows. So products may be padded with rows of zeros, where that is
-# faster by a measurement on one of the model's own products, which is kept in the user's cache.
+# faster by a measurement on one of the model's own products, which is stored in the user's cache.
 # LoRA layers take two operations fewer than mlx-lm's, each of which costs some microseconds here.
 
 Kinds = dict[type[nn.Module], type[nn.Module]]

@@ -2,7 +2,7 @@
 
 Packed weights take less memory and, where reading them is the bottleneck, less time. A backend
 whose quantized product costs as much for every further row loses on the trees that are verified
-here. The faster form on a machine is measured on one of the model's own products, and kept in the
+here. The faster form on a machine is measured on one of the model's own products, and stored in the
 user's cache.
 """
 

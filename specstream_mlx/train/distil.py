@@ -83,7 +83,7 @@ def distil(
     lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base, with LoRA of such a digest, answer prompts, see ``keep_answers``."""
+    """Let the base answer prompts, see ``keep_answers``; ``lora`` is the digest of its LoRA."""
 
     def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
         chosen, samplers = [wanted[place] for place in places], None

@@ -66,7 +66,7 @@ def draw_prompts(
     lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> DrawnPrompts:
-    """Let the base, with LoRA of such a digest, draw prompts, to ``prompts.jsonl``."""
+    """Let the base draw prompts, to ``prompts.jsonl``; ``lora`` is the digest of its LoRA."""
     opening, turn_tokenizer = turn_of(tokenizer, template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
