@@ -30,17 +30,11 @@ _VERSION = what(
     lambda value: type(value) is int and value == FORMAT_VERSION,
 )
 _RANKS = {
-    "stream_init_rank": ("stream_init", ("linear",), "a rank with 'linear' and 0 otherwise"),
-    "stream_adapter_rank": (
-        *("stream_mlp", ("adapter", "base+adapter")),
-        "0 with 'base' and a rank otherwise",
-    ),
-    "stream_head_rank": (
-        *("stream_head", ("conditioned",)),
-        "a rank with 'conditioned' and 0 otherwise",
-    ),
+    "stream_init_rank": ("stream_init", "identity", "value_rotation"),
+    "stream_adapter_rank": ("stream_mlp", "base"),
+    "stream_head_rank": ("stream_head", "plain"),
 }
-"""By rank: the field that says whether it is used, the values with which it is, that in words."""
+"""By rank: the field that says whether there is one, and the values with which it is 0."""
 
 
 def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:
@@ -127,10 +121,13 @@ class StreamConfig:
                 f"num_msa_layers is {self.num_msa_layers}, "
                 f"expected at most num_hidden_layers = {self.num_hidden_layers}"
             )
-        for name, (owner, users, words) in _RANKS.items():
+        for name, (owner, *without) in _RANKS.items():
             rank, kind = getattr(self, name), getattr(self, owner)
-            if (kind in users) != (rank > 0):
-                raise UserError(f"{name} is {rank} with {owner} {kind!r}, expected {words}")
+            if (kind in without) != (rank == 0):
+                raise UserError(
+                    f"{name} is {rank} with {owner} {kind!r}, expected 0 with "
+                    f"{' or '.join(map(repr, without))} and a rank otherwise"
+                )
 
     @property
     def first_msa_layer(self) -> int:

@@ -328,12 +328,13 @@ def plain_caches(model, tokens):
 PROMPT = random_prompt(9)
 
 
-def empty_tree(model, count, prompt=PROMPT, **settings):
+def empty_tree(model, count, prompt=PROMPT, kv_cache=None):
     """The reference of the contract: tokens of ``--no-speculation``, its logits and its caches."""
     tokens, logits = [], []
     with pytest.MonkeyPatch.context() as patch:
         watch = Oracle([]).install(patch, drafts=False)
-        for step in decode(model, request(prompt, DraftSettings(speculation=False, **settings))):
+        asked = request(prompt, DraftSettings(speculation=False), **(kv_cache or {}))
+        for step in decode(model, asked):
             assert len(step.tokens) == step.tested_nodes == 1
             tokens += step.tokens
             logits.append(step.result.logits[0])

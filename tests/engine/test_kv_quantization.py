@@ -20,6 +20,7 @@ from random_models import (
     STREAMS,
     Oracle,
     assert_same_tokens,
+    empty_tree,
     plain_tokens,
     random_prompt,
     request,
@@ -29,7 +30,6 @@ from tiny_models import tiny_tokenizer
 from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
-from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import KVQuantization, WindowedQuantizedKVCache
 from specstream_mlx.scheduler import decode
 
@@ -185,17 +185,6 @@ def test_quantized_rows_are_read():
 # Shared mode ----------------------------------------------------------------------------------
 
 
-def one_token_a_step(model, prompt, count, kv_cache):
-    tokens, logits = [], []
-    with pytest.MonkeyPatch.context() as patch:
-        watch = Oracle([]).install(patch, drafts=False)
-        for step in decode(model, request(prompt, DraftSettings(speculation=False), **kv_cache)):
-            tokens += step.tokens
-            logits.append(np.array(step.result.logits[0]))
-            if len(tokens) == count:
-                return tokens, np.stack(logits), watch.decoders[0].caches
-
-
 @pytest.mark.parametrize(
     ("case", "bits", "start", "streams"),
     [
@@ -210,7 +199,7 @@ def test_shared_text_is_that_of_one_token_a_step(case, bits, start, streams, mon
     fields = {"stream_mlp": "base", "stream_adapter_rank": 0, **STREAMS[streams]}
     model = with_streams(case, mode="shared", **fields)
     prompt, kv_cache = prompt_of(case), arguments(case, bits, start)
-    expected, logits, caches = one_token_a_step(model, prompt, 36, kv_cache)
+    expected, logits, caches = empty_tree(model, 36, prompt, kv_cache)
     assert expected != plain(case, bits, start)[0][:36], "streams are part of the target"
     oracle = Oracle(expected, width=2, vocab_size=VOCAB_SIZE).install(monkeypatch)
     found = tokens_of(model, prompt, 30, kv_cache=kv_cache)
@@ -225,7 +214,7 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
     prompt = random_prompt(30, seed=1, vocab_size=VOCAB_SIZE)
     assert len(prompt) > WINDOW
     kv_cache = {"kv_bits": 8, "kv_group_size": 64, "quantized_kv_start": 0}
-    expected, logits, caches = one_token_a_step(found_pair.model, prompt, 30, kv_cache)
+    expected, logits, caches = empty_tree(found_pair.model, 30, prompt, kv_cache)
     assert expected != plain_tokens(found_pair.model.model, prompt, 30, **kv_cache)
     assert {type(found) for found in caches} == {WindowedQuantizedKVCache}
     assert {found.window for found in caches} == {WINDOW}
@@ -242,6 +231,7 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
     ("case", "group_size", "sentence"),
     [
         ("Phi-2", 64, "model_type is 'phi', whose attention is not known to read a quantized"),
+        ("Gemma 2", 64, "model_type is 'gemma2', whose attention is not known to read a quantized"),
         ("Gemma 3", 64, "layer 0 has a sliding window, for which mlx_lm keeps a RotatingKVCache"),
         ("OpenLLaMA, linear rope", 32, "kv_group_size is 32, expected one that divides .* of 100"),
         ("Qwen3 8B", 128, None),

@@ -68,33 +68,29 @@ def tree_error(model, tree):
     return relative_error(result.logits, expected)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize(
-    ("streams", "base"), paired(PLAIN_HEADS, ["grouped heads, tied", "sliding windows"])
+    ("streams", "mode", "base", "pruning"),
+    paired(
+        PLAIN_HEADS,
+        ["lossless", "shared"],
+        ["grouped heads, tied", "sliding windows"],
+        ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}),
+        count=20,
+    ),
 )
-def test_tree_with_streams_equals_the_row_list(streams, mode, base):
-    model, tree = speculative_model(base, mode=mode, **PLAIN_HEADS[streams]), some_tree()
-    rows = {node: row_list(model, tree, node) for node in range(0, len(tree), 3)}
-    result = take(decoder_after(model, PROMPT), tree, "beside")
-    for node, (main, _, _) in rows.items():
-        assert_close(result.logits[node], main)
-    _, by_stream, _ = rows[result.last.item()]
-    assert_close(result.streams.logits, by_stream)
-
-
-@pytest.mark.parametrize(
-    ("streams", "pruning"), paired(PLAIN_HEADS, ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}))
-)
-def test_streams_at_the_end_of_an_accepted_path(streams, pruning):
-    """At a node with accepted ancestors, after rows that are not its ancestors."""
-    model = speculative_model(**PLAIN_HEADS[streams])
+def test_a_tree_with_streams_equals_the_row_list(streams, mode, base, pruning):
+    """Streams of a node with accepted ancestors, after rows that are not its ancestors."""
+    model = speculative_model(base, mode=mode, **PLAIN_HEADS[streams])
     tree = true_tree(model)
     result = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4, **pruning)
-    last = result.last.item() if result.kept is None else result.kept[result.last].item()
-    if not pruning:
+    kept, last = kept_nodes(tree, result), result.last.item()
+    if mode == "lossless" and not pruning:
         assert tree.depths[last] == 2
-    _, expected, _ = row_list(model, tree, last)
-    assert_close(result.streams.logits, expected)
+    for row in {0, last, *(() if pruning else range(0, len(tree), 3))}:
+        main, by_stream, _ = row_list(model, tree, kept[row])
+        assert_close(result.logits[row], main)
+        if row == last:
+            assert_close(result.streams.logits, by_stream)
     best = np.argsort(-np.array(result.streams.logits), axis=1)[:, :4]
     assert (np.array(result.streams.candidates) == best).all()
 
