@@ -56,23 +56,19 @@ def test_a_text_does_not_depend_on_drafts(exported):
     assert raw["prompt_tokens"] == len(tokenizer.encode("the meeting")) < drafted["prompt_tokens"]
 
 
-def with_metadata(made):
-    """What changes a package's description of itself."""
+def with_facts(facts):
+    """What changes a package's description of itself; ``None``: it has none."""
 
     def changed(package):
         spec, file = Model(), model_file(package)
         spec.ParseFromString(file.read_bytes())
         fields = spec.description.metadata.userDefined
-        text = made(fields.pop(METADATA))
-        if text is not None:
-            fields[METADATA] = text
+        known = json.loads(fields.pop(METADATA))
+        if facts is not None:
+            fields[METADATA] = json.dumps(known | facts)
         file.write_bytes(spec.SerializeToString())
 
     return changed
-
-
-def with_facts(**facts):
-    return with_metadata(lambda text: json.dumps(json.loads(text) | facts))
 
 
 def weights(package):
@@ -89,10 +85,10 @@ DAMAGES = {
     "cannot run streams_prefill8: ": lambda p: cut(weights(p)),
     "is no Core ML package": lambda p: cut(model_file(p)),
     "x.mlpackage is no Core ML package of export-coreml: it does not exist": shutil.rmtree,
-    "there is no function streams_step3": with_facts(sizes=NODES),
-    "is damaged (AttributeError": with_facts(adapters=3),
-    "has no metadata called 'specstream'": with_metadata(lambda _: None),
-    "its version is 9, expected 1": with_facts(version=9),
+    "there is no function streams_step3": with_facts({"sizes": NODES}),
+    "is damaged (AttributeError": with_facts({"adapters": 3}),
+    "has no metadata called 'specstream'": with_facts(None),
+    "its version is 9, expected 1": with_facts({"version": 9}),
     "x.tokenizer is missing": lambda p: shutil.rmtree(p.with_suffix(".tokenizer")),
 }
 

@@ -1,4 +1,4 @@
-"""A saved package computes what the MLX engine computes on the weights that the package holds."""
+"""A saved package decodes as the MLX engine does on the weights that it holds, call by call."""
 
 from dataclasses import replace
 
@@ -19,9 +19,8 @@ from coreml_packages import (
     random_model,
 )
 from mlx_lm.sample_utils import make_logits_processors
-from random_models import random_prompt, random_tree, relative_error
+from random_models import random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
-from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.recordings import Recorder
 from specstream_mlx.convert.to_coreml.weights import encode
 from trees import Planned, fixed_trees
@@ -29,9 +28,7 @@ from trees import Planned, fixed_trees
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.drafting import best_first
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.verify.keyed import KeyedRule
-from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.request import Request
 
 BOUND = 1e-4
@@ -39,112 +36,6 @@ BOUND = 1e-4
 
 def prompt_of(length, seed=0):
     return random_prompt(length, seed=seed, vocab_size=VOCAB_SIZE)
-
-
-def tree_of(rng, root, truth, count):
-    """A random tree of at most ``count`` nodes with a path of the true tokens, cut at random."""
-    truth = truth[: rng.integers(0, 4)]
-    tree = random_tree(rng, root, depth=3, width=2, vocab_size=VOCAB_SIZE, truth=truth)
-    parts = tree.tokens, tree.parents, tree.depths, tree.log_probs
-    return DraftTree(*(part[:count] for part in parts))
-
-
-class WithLogits(VerifyRule):
-    """``greedy`` by the functions that return logits, and ``draft``."""
-
-
-def differences(pair, *, steps=6, seed=0, adapter="one", ours=None, before=None):
-    """Decode the same trees on both sides by both halves of a step, committing what MLX accepts.
-
-    Returns the largest relative differences of logits and of log-probabilities, and whether all
-    integers are equal; ``before`` is called with the package's side before each step.
-    """
-    rng = np.random.default_rng(seed)
-    prompt = prompt_of(21, seed)
-    truth = plain_text(pair.decoder(adapter), Request(prompt, max_tokens=4 * steps))
-    theirs, ours = pair.decoder(adapter), ours or pair.package_decoder(adapter)
-    plan_of = SETTINGS.plans(theirs.streams and theirs.streams.config)
-    theirs.prefill(mx.array(prompt[:-1]))
-    for first in range(0, 20, SIZES.chunk):
-        ours.prefill(mx.array(prompt[first : min(first + SIZES.chunk, 20)]))
-    logits, guesses, equal, tokens, longest = 0.0, 0.0, True, [], 0
-    for number in range(steps):
-        count = SIZES.nodes[number % len(SIZES.nodes)]
-        tree = tree_of(rng, [prompt[-1], *tokens][-1], truth[len(tokens) :], count)
-        [expected] = theirs.step([plan_of(tree)], [VerifyRule()])
-        if before is not None:
-            before(ours)
-        for rule in (WithLogits(), VerifyRule()):
-            [found] = ours.step([plan_of(tree)], [rule])
-            if found.logits is not None:
-                logits = max(logits, relative_error(found.logits, expected.logits))
-            pairs = [(found.predictions, expected.predictions), (found.last, expected.last)]
-            if (streams := expected.streams) is not None:
-                guesses = max(guesses, relative_error(found.streams.log_probs, streams.log_probs))
-                pairs.append((found.streams.candidates, streams.candidates))
-                if streams.parents is not None:
-                    pairs.append((found.streams.parents, streams.parents))
-            equal &= all(mx.array_equal(one, other) for one, other in pairs)
-        _, path, kept = expected.accepted(tree)
-        theirs.commit([path], [kept])
-        ours.commit([path], [path])
-        tokens += [*(int(t) for t in tree.tokens[path[1:]]), expected.prediction()]
-        longest = max(longest, len(path))
-    assert tokens[: len(truth)] == truth[: len(tokens)]
-    assert longest > 2
-    return logits, guesses, bool(equal)
-
-
-def check(pair, **how):
-    logits, guesses, equal = differences(pair, **how)
-    assert equal
-    assert max(logits, guesses) <= BOUND
-
-
-@pytest.mark.parametrize("kind", ["lossless", "conditioned", "bare", "shared"])
-def test_a_package_computes_what_the_engine_does(kind, request):
-    pair = request.getfixturevalue(kind)
-    check(pair)
-    if kind == "shared":
-        check(pair, adapter="other", seed=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_packages_of_other_kinds_do(name, tmp_path):
-    check(Pair(tmp_path / "x.mlpackage", CASES[name]))
-
-
-# Negative controls: what is wrong shows as at least a hundred times the bound ---------------------
-
-
-def test_what_is_wrong_shows(shared):
-    """A commit left out, and the functions of the other adapter."""
-
-    def forget(ours):
-        ours._order = ours._in_order
-
-    logits, _, _ = differences(shared, before=forget)
-    assert logits > 100 * BOUND
-    logits, guesses, _ = differences(shared, ours=shared.package_decoder("other"))
-    assert min(logits, guesses) > 100 * BOUND
-
-
-def test_half_precision_stays_near(shared):
-    ours = shared.package_decoder("one", Package(shared.path, "fp16"))
-    logits, guesses, _ = differences(shared, ours=ours)
-    assert BOUND < max(logits, guesses) < 0.1
-
-
-def test_weights_are_written_once(shared):
-    """For all functions of both adapters."""
-    (file,) = shared.path.rglob("weight.bin")
-    content = file.read_bytes()
-    for layer in random_model(shared.case).layers:
-        assert content.count(encode(layer.mlp.gate_proj).q.tobytes()) == 1
-
-
-# By the loop: the same tokens and trees in every call -------------------------------------------
 
 
 class WithoutNoise(KeyedRule):
@@ -184,15 +75,43 @@ class MixedTrees:
         return best_first.tree_of(root, best_first.best_nodes(children, self._size))
 
 
-def both(pair, request, *, seed=0, adapter="one", ours=None):
-    """The steps of package and engine with drafts that are right as often as not."""
+def results_of(decoder):
+    """A list to which each of a decoder's steps adds its result."""
+    results, step = [], decoder.step
+
+    def recorded(plans, rules):
+        results.extend(step(plans, rules))
+        return results[-1:]
+
+    decoder.step = recorded
+    return results
+
+
+def compared(pair, request, *, seed=0, adapter="one", ours=None):
+    """The steps of a package whose drafts are right as often as not: the engine's, call by call."""
     theirs, ours = pair.decoder(adapter), ours or pair.package_decoder(adapter)
     plan_of = SETTINGS.plans(theirs.streams and theirs.streams.config)
     truth = plain_text(pair.decoder(adapter), request)
     planners = [Planned(MixedTrees(truth, seed), plan_of) for _ in range(2)]
+    sides = results_of(ours), results_of(theirs)
     expected = by_engine(theirs, request, planners[0])
     found = list(ours.decode(ours.fitted(replace(request, drafting=planners[1]))))
-    return found, expected
+    assert_same_steps(found, expected)
+    for result, other in zip(*sides, strict=True):
+        assert mx.array_equal(result.predictions, other.predictions)
+        assert mx.array_equal(result.last, other.last)
+        if result.logits is not None:
+            assert relative_error(result.logits, other.logits) <= BOUND
+        if result.streams is not None:
+            assert_same_guesses(result.streams, other.streams)
+    return found
+
+
+def assert_same_guesses(found, expected):
+    assert mx.array_equal(found.candidates, expected.candidates)
+    assert relative_error(found.log_probs, expected.log_probs) <= BOUND
+    if expected.parents is not None:
+        assert mx.array_equal(found.parents, expected.parents)
 
 
 def assert_same_steps(found, expected):
@@ -220,8 +139,7 @@ def test_texts_and_trees(kind, adapter, lengths, request):
             one = Request(prompt_of(length, seed), max_tokens=14, **how)
             recorder = Recorder(pair.package)
             ours = pair.package_decoder(adapter, recorder)
-            found, expected = both(pair, one, seed=seed, adapter=adapter, ours=ours)
-            assert_same_steps(found, expected)
+            found = compared(pair, one, seed=seed, adapter=adapter, ours=ours)
             assert max(len(step.tokens) for step in found) > 2
             # The smallest functions that hold the trees are called.
             sizes = [min(n for n in SIZES.nodes if n >= len(step.tree)) for step in found]
@@ -231,6 +149,37 @@ def test_texts_and_trees(kind, adapter, lengths, request):
             chunks = -(-(length - 1) // SIZES.chunk)
             expected = ["prefill8"] * chunks + [f"{step}{size}" for size in sizes]
             assert names == [f"{adapter}_{name}" for name in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_packages_of_other_kinds_do(name, tmp_path):
+    pair = Pair(tmp_path / "x.mlpackage", CASES[name])
+    for how in (GREEDY, KEYED):
+        compared(pair, Request(prompt_of(21), max_tokens=18, **how))
+
+
+def test_what_is_wrong_shows(shared):
+    """The functions of the other adapter, and a commit left out."""
+    request, ours = Request(prompt_of(21), max_tokens=14), shared.package_decoder("one")
+    own = ours.commit
+
+    def forget(paths, kept):
+        own(paths, kept)
+        ours._order = ours._in_order
+
+    ours.commit = forget
+    for wrong in (ours, shared.package_decoder("other")):
+        with pytest.raises(AssertionError):
+            compared(shared, request, ours=wrong)
+
+
+def test_weights_are_written_once(shared):
+    """For all functions of both adapters."""
+    (file,) = shared.path.rglob("weight.bin")
+    content = file.read_bytes()
+    for layer in random_model(shared.case).layers:
+        assert content.count(encode(layer.mlp.gate_proj).q.tobytes()) == 1
 
 
 def test_a_base_without_streams_drafts_by_lookup(bare):
@@ -246,8 +195,7 @@ def test_a_base_without_streams_drafts_by_lookup(bare):
 
 def test_processors_see_the_path_of_each_node(lossless):
     request = Request(prompt_of(9), max_tokens=15, **PROCESSED)
-    found, expected = both(lossless, request)
-    assert_same_steps(found, expected)
+    found = compared(lossless, request)
     assert found[-1].tokens != plain_text(lossless.decoder(), replace(request, **PLAIN))[-1]
 
 
@@ -259,8 +207,7 @@ def test_a_text_ends_where_the_context_does(lossless):
     for how in (GREEDY, KEYED):
         fitted = decoder.fitted(Request(prompt_of(SIZES.context - 12), **how))
         assert fitted.max_tokens == 13  # the last is not read any more
-        found, expected = both(lossless, replace(fitted, drafting=None))
-        assert_same_steps(found, expected)
+        found = compared(lossless, replace(fitted, drafting=None))
         assert max(len(step.tree) for step in found[-2:]) > SIZES.nodes[0]
         assert sum(len(step.tokens) for step in found) >= 13
     with pytest.raises(UserError, match="97 tokens, the package's context holds 96"):
@@ -279,8 +226,7 @@ def test_a_prompt_after_a_text(kind, how, request):
     for turn in range(3):
         recorder.calls.clear()
         one = Request(prompt, max_tokens=7 + turn, **how)
-        found, expected = both(pair, one, seed=turn, ours=ours)
-        assert_same_steps(found, expected)
+        found = compared(pair, one, seed=turn, ours=ours)
         assert recorder.calls[0]["function"] == f"one_prefill{SIZES.chunk}"
         assert recorder.calls[0]["inputs"]["length"] == known
         settled = [token for step in found[:-1] for token in step.tokens]
@@ -297,8 +243,7 @@ def test_another_prompt_goes_back(lossless):
         next(text)
     text.close()
     for changed in (prompt[:13] + prompt_of(4, seed=1), prompt, prompt[:5]):
-        found, expected = both(lossless, Request(changed, max_tokens=8), ours=ours)
-        assert_same_steps(found, expected)
+        compared(lossless, Request(changed, max_tokens=8), ours=ours)
 
 
 # What a package cannot do -----------------------------------------------------------------------
