@@ -100,7 +100,7 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     not computed.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
-    trunk = model.trunk(batch.tokens, positions, valid, need_main=bool(alphas[0]))
+    trunk = model.trunk(batch.tokens, positions, valid)
     targets, has_target = targets_of(batch, positions, valid, len(alphas))
     head, norm = model.backbone.head, model.backbone.norm
     drafted, drafted_bias = drafted_head(model)
@@ -116,7 +116,7 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
     sums = losses.new_zeros(len(alphas))
     sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
-    if trunk.main is not None:
+    if alphas[0]:
         hidden = norm(gather_rows(trunk.main, positions)[scored[..., 0]])
         losses = cross_entropy(hidden, head.weight, targets[..., 0][scored[..., 0]], head.bias)
         sums = sums.index_add(0, sums.new_zeros(len(losses), dtype=torch.int64), losses)

@@ -5,7 +5,6 @@ A row at absolute position p holds token x_p. The main stream predicts x_{p+1}; 
 p + j. Shapes below: B sequences of T tokens, C positions with streams, h hidden size, d head size.
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,7 +140,7 @@ class Trunk:
     """The hidden states before the final norm; those of single layers only if asked for."""
 
     seed: Tensor  # (B, T, h), the main stream's input to the first MSA layer
-    main: Tensor | None  # (B, T, h) after the last layer, or None if it was not wanted
+    main: Tensor  # (B, T, h) after the last layer
     streams: Tensor  # (B, C, gamma, h) after the last layer
     main_layers: list[Tensor]  # after every layer
     stream_layers: list[Tensor]  # at their start, and after every MSA layer
@@ -251,19 +250,9 @@ class SpeculativeStreamingModel(nn.Module):
         return self.backbone.norm(seed + self.pruner(seed))
 
     def trunk(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        valid: Tensor,
-        *,
-        need_main: bool = True,
-        keep_layers: bool = False,
+        self, tokens: Tensor, positions: Tensor, valid: Tensor, *, keep_layers: bool = False
     ) -> Trunk:
-        """Run all layers on ``tokens`` (B, T), with streams at ``positions``; no norm, no head.
-
-        ``need_main``: whether to compute the main stream's last MLP, which no stream reads, and,
-        where the main stream does not train, its last attention.
-        """
+        """Run all layers on ``tokens`` (B, T), with streams at ``positions``; no norm, no head."""
         config, backbone = self.config, self.backbone
         training = torch.is_grad_enabled()
         train_main = training and config.mode == "shared"
@@ -277,41 +266,31 @@ class SpeculativeStreamingModel(nn.Module):
                     main_layers.append(seed)
         rows = flat_rows(positions, tokens.shape[1])[valid.flatten()]
         main, streams = seed, self.streams.seed(gather_rows(seed, positions))
-        stream_layers = [streams]
+        stream_layers = [streams] if keep_layers else []
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             """The main stream's attention in layer ``index``; it takes the streams along."""
             nonlocal streams
-            attends = wanted or train_main
-            attended = queries.transpose(1, 2)
-            if attends:
-                attended = causal_attention(queries, keys, values, scoring)
-            shared = attends and config.mode == "shared"
-            asks = shared or config.stream_keys
-            own = gather_rows(queries.transpose(1, 2), positions) if asks else None
+            attended, own = causal_attention(queries, keys, values, scoring), None
+            if config.mode == "shared" or config.stream_keys:
+                own = gather_rows(queries.transpose(1, 2), positions)
             with torch.set_grad_enabled(training):
                 streams, own = self.stream_rows(
-                    index, ropes[index], keys, values, shared, streams, own, positions
+                    index, ropes[index], keys, values, streams, own, positions
                 )
-            stream_layers.append(streams)
+            if keep_layers:
+                stream_layers.append(streams)
             if own is None:
                 return attended
             own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
             return attended.flatten(0, 1).index_copy(0, rows, own).view(attended.shape)
 
         for index in range(config.first_msa_layer, config.num_hidden_layers):
-            wanted = need_main or index < config.num_hidden_layers - 1
-            with ExitStack() as context:
-                if not wanted:
-                    context.enter_context(backbone.mlp_replaced(index, nn.Identity()))
-                context.enter_context(torch.set_grad_enabled(train_main))
+            with torch.set_grad_enabled(train_main):
                 main = backbone.layer(index, main, _main_rows(ropes[index], main), attend)
-            if wanted:
+            if keep_layers:
                 main_layers.append(main)
-            if not keep_layers:
-                main_layers.clear()
-                stream_layers.clear()
-        return Trunk(seed, main if need_main else None, streams, main_layers, stream_layers)
+        return Trunk(seed, main, streams, main_layers, stream_layers)
 
     def stream_rows(
         self,
@@ -319,7 +298,6 @@ class SpeculativeStreamingModel(nn.Module):
         rope: Rope,
         keys: Tensor,
         values: Tensor,
-        main_sees_streams: bool,
         streams: Tensor,
         own_queries: Tensor | None,
         positions: Tensor,
@@ -330,7 +308,6 @@ class SpeculativeStreamingModel(nn.Module):
             index: number of the layer.
             rope: cosines and sines at all positions.
             keys, values: (B, Hkv, T, d) of the main stream.
-            main_sees_streams: Eq. 3, shared mode.
             streams: before the layer.
             own_queries: (B, C, Hq, d) of the main rows of the streams, where these select keys
                 or the main stream sees its streams.
@@ -341,7 +318,7 @@ class SpeculativeStreamingModel(nn.Module):
             these see their streams.
         """
         config, own = self.config, None
-        by_row = streams.shape[1:3]
+        by_row, shared = streams.shape[1:3], config.mode == "shared"
         steps = torch.arange(1, config.num_streams + 1, device=streams.device)
         if rope is not None:
             places = (positions[:, :, None] + steps).flatten(1)
@@ -360,11 +337,11 @@ class SpeculativeStreamingModel(nn.Module):
             selected = None
             if config.stream_keys:
                 selected = likeliest_keys(own_queries, keys, positions, scoring, config.stream_keys)
-            if main_sees_streams and own_queries is not None:
+            if shared and own_queries is not None:
                 queries = torch.cat((own_queries.transpose(1, 2)[:, :, :, None], queries), dim=3)
             of_streams = stream_keys, stream_values, positions
             attended = stream_attention(queries, keys, values, *of_streams, scoring, selected)
-            if main_sees_streams:
+            if shared:
                 own, attended = attended[:, :, 0], attended[:, :, 1:]
             return attended.flatten(1, 2)
 
