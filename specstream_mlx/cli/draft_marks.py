@@ -1,47 +1,32 @@
 """``generate --show-drafts``: which tokens of the output were drafted, step by step."""
 
 from rich.console import Console
-from rich.style import Style
-
-_STYLES = (Style(color="green", bold=True), Style(color="magenta", bold=True))
 
 
 class DraftMarks:
-    """Marks each step's accepted drafts and leaves its correction token plain.
-
-    In colour, steps take turns; where stdout shows no colour, a step's drafts are put in brackets.
-    """
+    """Marks each step's accepted drafts, by colour or in brackets where stdout shows none."""
 
     def __init__(self) -> None:
         console = Console()
-        self._in_colour = console.color_system is not None and not console.no_color
-        self._step = 0
-        self._open = False
+        in_colour = console.color_system is not None and not console.no_color
+        self._marks = ("\x1b[1;32m", "\x1b[0m") if in_colour else ("[", "]")
+        self._is_open = False
 
     def legend(self) -> str:
         """One line that explains the marks."""
-        if not self._in_colour:
-            return "Drafts: [accepted in one step] then the target's own token"
-        this, following = _STYLES
-        return (
-            f"Drafts: {this.render('accepted in one step')}, {following.render('in the next')}; "
-            "the target's own tokens are plain"
-        )
+        return f"Drafts: {'accepted in one step'.join(self._marks)} then the target's own token"
 
     def mark(self, text: str, from_draft: bool) -> str:
         """The text that came with a token, marked."""
-        style = _STYLES[self._step % len(_STYLES)]
         if not from_draft:
-            self._step += 1
-        if self._in_colour:
-            return style.render(text) if from_draft and text else text
-        if from_draft and text and not self._open:
-            self._open = True
-            return "[" + text
-        return text if from_draft else self.close() + text
+            return self.close() + text
+        if not text or self._is_open:
+            return text
+        self._is_open = True
+        return self._marks[0] + text
 
     def close(self) -> str:
         """Close the marks of a step that ended without a token of the target's own."""
-        bracket = "]" if self._open else ""
-        self._open = False
-        return bracket
+        mark = self._marks[1] if self._is_open else ""
+        self._is_open = False
+        return mark

@@ -86,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Texts as they stand in the command; an option's metavar once, after its last name."""
+    """An option's metavar stands once, after its last name."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -96,8 +96,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 @dataclass(frozen=True)
 class _Option:
-    """An option of a command line: its name, type, default, the rest of it, and its heading."""
-
     name: str
     type: Any
     default: Any
@@ -128,26 +126,23 @@ class _Option:
             how["action"] = "store_false" if default else "store_true"
         else:
             how |= {"type": reader(kind, self.type), "metavar": self.metavar}
-            if is_list := _is_list(self.type):
+            if _is_list(self.type):
                 how["action"] = "append"
             how["required"] = default is MISSING
-            silent = (None, MISSING, "")
-            if not (is_list or default in silent or "default" in help.lower()):
+            if default not in (None, MISSING, "") and "default" not in help.lower():
                 help = f"{help} Default: {default}.".strip()
         how["help"] = help.replace("%", "%%")
         if spec.positional:
             del how["dest"], how["required"]
-            is_list, needed = how.pop("action", None) is not None, default is MISSING
-            how["nargs"] = ("+" if needed else "*") if is_list else (None if needed else "?")
+            how["nargs"] = "+" if how.pop("action", None) else None
             flags = (self.name,)
         parser.add_argument(*flags, **how)
 
 
-Group = tuple[Callable[..., Any] | None, list[_Option]]
-"""What makes a parameter's value of the options given, and its options; ``None``: its only one."""
-
-
-def _group(name: str, parameter: inspect.Parameter, hidden: bool) -> Group:
+def _group(
+    name: str, parameter: inspect.Parameter, hidden: bool
+) -> tuple[Callable[..., Any] | None, list[_Option]]:
+    """The options of a parameter, and what makes its value of those given, if it is a group."""
     annotation, default = parameter.annotation, parameter.default
     group = next((one for one in (annotation, *get_args(annotation)) if is_dataclass(one)), None)
     if group is None:

@@ -43,7 +43,7 @@ def reported() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered
         raise SystemExit(1) from None
     except OSError as error:
-        _print_error(file_error(error))
+        _print_error(_file_error(error))
     else:
         return
     raise SystemExit(2)
@@ -64,17 +64,15 @@ def _without_stray_warnings() -> Iterator[None]:
         yield
 
 
-def file_error(error: OSError) -> str:
-    """Say in a sentence what went wrong with a file, or, where none is named, with the output."""
-    if error.errno in _OF_WRITING:
-        name = error.filename
-        where = "standard output" if name is None else short(str(name))
-        if name is None:
-            sys.stdout = None  # else Python tries to write the rest of it when it ends
-        return f"{where} cannot be written: {error.strerror}"
-    if error.filename is None:
+def _file_error(error: OSError) -> str:
+    """Say what went wrong with a file, or, where none is named, with the output."""
+    if error.filename is not None:
+        verb = " cannot be written" if error.errno in _OF_WRITING else ""
+        return f"{short(str(error.filename))}{verb}: {error.strerror}"
+    if error.errno not in _OF_WRITING:
         raise error
-    return f"{short(str(error.filename))}: {error.strerror}"
+    sys.stdout = None  # else Python tries to write the rest of it when it ends
+    return f"standard output cannot be written: {error.strerror}"
 
 
 def _print_error(sentence: str) -> None:

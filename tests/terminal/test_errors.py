@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import result_of
+from torch_tiny import tiny_completions
 
 from specstream_mlx import UserError
 from specstream_mlx.options import integer, option
@@ -67,3 +68,31 @@ def test_sigterm_is_not_taken_for_the_exit_of_an_import():
     ):
         signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 143
+
+
+TRAIN_AND_CONVERT = """
+import sys
+from specstream_mlx.convert.pytorch import trainer
+from specstream_mlx.cli import main
+from specstream_mlx.terminal.commands import program
+folder, base = sys.argv[1:]
+program(trainer.main)(
+    f"--mode shared --iters 2 --model {base} --data {folder}/data.jsonl --output {folder}/run "
+    "--num-msa-layers 1 --batch-size 2".split()
+)
+main(f"convert --model {base} --adapter-path {folder}/run/adapter --mlx-path {folder}/mlx".split())
+"""
+
+
+def test_libraries_write_nothing_to_stderr(base, tmp_path):
+    """In processes of their own, where no library has been imported before."""
+    tiny_completions(tmp_path / "data.jsonl")
+    command = [sys.executable, "-c", TRAIN_AND_CONVERT, str(tmp_path), str(base)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'mlx'}\n")
+    command = [sys.executable, "-m", "specstream_mlx", "generate", "-q", "--model", str(base)]
+    text = "the report is late " * 9000  # longer than the tokenizer would have it, too
+    done = subprocess.run(command, capture_output=True, input=text, text=True, timeout=300)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "the model's context (max_position_embeddings) holds " in line
