@@ -353,8 +353,8 @@ def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
     prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
     try:
         with progress("Decoding held-out texts") as show:
-            outcome = measure(start.base, start.tokenizer, prompts, show=show)
+            sentence = measure(start.base, start.tokenizer, prompts, show=show)
     except KeyboardInterrupt:
         note(f"Stopped; {adapter} is complete, and --resume compares it again")
         raise
-    note(outcome.sentence())
+    note(sentence)

@@ -243,10 +243,11 @@ class Visibility:
         batch, segments, count = sequences.positions.shape
         own = own.reshape(batch, segments, -1, count, own.shape[-1]).swapaxes(1, 2)
         own = own.reshape(batch, -1, segments * count, own.shape[-1])
-        place, before = mx.arange(sequences.tokens.shape[1]) - sequences.first[:, None], 0
+        first, before = sequences.positions[:, 0, :1], 0
         if prompt is not None:
             before, own = prompt.shape[2], mx.concatenate([prompt, own], axis=2)
-        place = mx.where(place < 0, place + sequences.first[:, None], place + before)
+        place = mx.arange(sequences.tokens.shape[1])
+        place = mx.where(place < first, place, place - first + before)
         place = mx.minimum(place, own.shape[2] - 1)[:, None, :, None]
         return mx.take_along_axis(own, place, axis=2)
 

@@ -1,10 +1,9 @@
 """The gain of a finished adapter on held-out prompts, over plain decoding and over lookup alone."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
+from statistics import geometric_mean, median
 from typing import Any
 
 import mlx_lm
@@ -20,41 +19,18 @@ _PAYS, _DRAFTED = 1.05, 1.05
 for how much to draft has hardly drafted."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Tokens per second of the adapter, and of lookup alone, over plain mlx_lm's on these weights.
-
-    Geometric means over prompts, after the first token; calls are the target's.
-    """
-
-    speedup: float
-    lookup: float
-    call_reduction: float
-    prompts: int
-
-    def sentence(self) -> str:
-        """The gain in one sentence."""
-        texts = f"{self.prompts} held-out text" + "s" * (self.prompts > 1)
-        won = f"decoding is {self.speedup:.2f} times as fast as plain mlx_lm on {texts}"
-        calls = f"a call of the model writes {self.call_reduction:.2f} tokens"
-        if self.call_reduction < _DRAFTED:
-            calls += ", as hardly a draft was expected to earn its time"
-        lookup = f"prompt lookup, which needs no streams, alone {self.lookup:.2f} times"
-        if self.speedup >= _PAYS * max(1.0, self.lookup):
-            return f"It paid: {won}, {lookup}; {calls}."
-        if self.speedup > self.lookup:
-            return f"It did not pay on this machine: {won}, within its scatter; {calls}."
-        return f"It did not pay on this machine: {won}, and {lookup}; {calls}."
-
-
 def measure(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     prompts: Sequence[Sequence[int]],
     max_tokens: int = 96,
     show: Callable[[float, float], None] = lambda done, total: None,
-) -> Outcome:
-    """Decode prompts greedily in three ways, in turn; a first round on the first is not counted."""
+) -> str:
+    """Say what streams bring, by decoding prompts greedily in three ways, in turn.
+
+    Rates are tokens per second after the first token, over plain mlx_lm's on these weights, and
+    their geometric means over prompts count. The first prompt has a round more, uncounted.
+    """
     bare = replace(model, streams=None)  # with its LoRA
     speedups, lookups, tokens, calls = [], [], 0, 0
     done, total = 0, 3 * (_ROUNDS * len(prompts) + 1)
@@ -81,9 +57,15 @@ def measure(
             speedups.append(median(rates["streams"]) / plain)
             lookups.append(median(rates["lookup"]) / plain)
     reduction = tokens / max(calls, 1)
-    return Outcome(_mean(speedups), _mean(lookups), reduction, len(prompts))
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    """Return the geometric mean; of nothing 1."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+    speedup, lookup = geometric_mean(speedups or [1.0]), geometric_mean(lookups or [1.0])
+    texts = f"{len(prompts)} held-out text" + "s" * (len(prompts) > 1)
+    won = f"decoding is {speedup:.2f} times as fast as plain mlx_lm on {texts}"
+    written = f"a call of the model writes {reduction:.2f} tokens"
+    if reduction < _DRAFTED:
+        written += ", as hardly a draft was expected to earn its time"
+    alone = f"prompt lookup, which needs no streams, alone {lookup:.2f} times"
+    if speedup >= _PAYS * max(1.0, lookup):
+        return f"It paid: {won}, {alone}; {written}."
+    if speedup > lookup:
+        return f"It did not pay on this machine: {won}, within its scatter; {written}."
+    return f"It did not pay on this machine: {won}, and {alone}; {written}."

@@ -22,11 +22,6 @@ class Sequences:
     positions: mx.array  # (B, segments, c) int32, consecutive, also past a sequence's end
     prompt_rows: int  # main rows, from the first on, that a shared main stream has without streams
 
-    @property
-    def first(self) -> mx.array:
-        """Positions (B,) of the first streams."""
-        return self.positions[:, 0, 0]
-
 
 @dataclass(frozen=True)
 class Scored:

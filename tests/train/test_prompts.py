@@ -137,10 +137,8 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
 
 def test_prompts_are_as_long_as_the_context_is_with_its_scaling():
     """YaRN reaches beyond ``max_position_embeddings`` where that is the original length."""
-    config, tokenizer = (
-        tiny_llama_config(max_position_embeddings=32),
-        TokenizerWrapper(tiny_tokenizer()),
-    )
+    config = tiny_llama_config(max_position_embeddings=32)
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     prompts = ["a", "b c d " * 8, "e f g " * 99]
     for scaling, count in ({}, 1), ({"rope_scaling": yarn}, 2):
