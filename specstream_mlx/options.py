@@ -361,10 +361,13 @@ class SamplingOptions(SamplerOptions):
 
 @dataclass(frozen=True)
 class KVCacheOptions:
-    """The KV cache's quantization; ``asdict`` of it is keyword arguments of ``stream_generate``."""
+    """Prefill and KV cache; ``asdict`` of it is keyword arguments of ``stream_generate``."""
 
-    PANEL: ClassVar[str] = "KV cache"
+    PANEL: ClassVar[str] = "Prefill and KV cache"
 
+    prefill_step_size: int = option(
+        2048, integer(1), "Number of prompt tokens to process at a time."
+    )
     kv_bits: int | None = option(
         None, one_of(4, 8), "Quantize the KV cache to 4 or 8 bits. Default: not at all."
     )
@@ -373,17 +376,6 @@ class KVCacheOptions:
     )
     quantized_kv_start: int = option(
         5000, integer(0), "With --kv-bits: tokens from which on the cache is quantized."
-    )
-
-
-@dataclass(frozen=True)
-class PrefillOptions:
-    """The reading of a prompt."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    prefill_step_size: int = option(
-        2048, integer(1), "Number of prompt tokens to process at a time."
     )
 
 
@@ -429,7 +421,7 @@ _DRAFTS = kinds_of(DraftOptions)
 
 _KINDS = {
     **_DRAFTS,
-    **kinds_of(SamplingOptions, KVCacheOptions, LengthOptions, PrefillOptions),
+    **kinds_of(SamplingOptions, KVCacheOptions, LengthOptions),
     # load
     "path_or_hf_repo": instance("a directory or a Hugging Face repository", str, Path),
     "tokenizer_config": _FIELDS,

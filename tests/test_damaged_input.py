@@ -270,11 +270,6 @@ def field(name: str, value: object, part: str = "") -> Callable[[Path], None]:
     return spoil
 
 
-def with_fields(kind: str, file: str, fields: list, part: str = "") -> None:
-    for name, value in fields:
-        CASES.append((kind, file, f"{name}={value!r}"[:60], field(name, value, part)))
-
-
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 MODEL_FIELDS = [
     *((name, value) for name in SIZES for value in ("8", 0, True, None, 10**5, 10**9, HUGE)),
@@ -312,59 +307,71 @@ def test_fields_of_a_model(name, value, copy):
         refused(lambda: load(base), base / "config.json")
 
 
-INDICES = each("weight_map", "x", {"a": 3}, {"a": LONG}, {"a": "zero\0.safetensors"}, None)
-with_fields("base", "model.safetensors.index.json", INDICES)
-
-LORA_FIELDS = [
-    *each("rank", "4", 0, None, 10**9, HUGE),
-    *each("scale", "4", None, HUGE * 10**300),
-    *each("keys", "q", [3], [[]]),
+FIELDS = {
+    ("base", "model.safetensors.index.json", ""): {
+        "weight_map": ["x", {"a": 3}, {"a": LONG}, {"a": "zero\0.safetensors"}, None],
+    },
+    ("adapter", "adapter_config.json", "lora_parameters"): {
+        "rank": ["4", 0, None, 10**9, HUGE],
+        "scale": ["4", None, HUGE * 10**300],
+        "keys": ["q", [3], [[]]],
+    },
+    ("adapter", "adapter_config.json", "speculative_streaming"): {
+        "num_streams": ["4", 0, True, HUGE, None],
+        "num_msa_layers": [0, 5],
+        "num_hidden_layers": [0, 3],
+        "hidden_size": [0, 65],
+        "pruner_rank": [-1, 9],
+        "value_rotation_epsilon": ["x", 0.3],
+        "mode": ["x", {}],
+        "stream_init": ["x", "linear", "value_rotation", []],
+        "base_model": [3],
+        "base_fingerprint": [{}, "x" * 16],
+        "prompt_template": [3, "no text"],
+        "version": [1, "1"],
+        "stream_head": ["x", "conditioned"],
+        "stream_head_rank": [-1, 9],
+        "draft_vocabulary": [-1, 9],
+        "stream_keys": ["4", -1],
+        "stream_prefix": [3],
+        "unknown": [1],
+    },
+    ("adapter", "adapter_config.json", ""): {
+        "num_layers": ["4", 9, None],
+        "fine_tune_type": ["x", None],
+        "lora_parameters": ["x", None],
+        "speculative_streaming": [3, []],
+    },
+    ("peft", "adapter_config.json", ""): {
+        "r": ["4", 0, None, 10**9, HUGE],
+        "lora_alpha": ["4", None, HUGE * 10**300],
+        "peft_type": ["IA3", 3],
+        "rank_pattern": ["x", {"(": 3}, {".*q_proj": "x"}],
+        "alpha_pattern": [[1], {"*": 3}],
+        "init_lora_weights": ["pissa", 3],
+        "use_dora": [True],
+        "bias": ["all"],
+        "modules_to_save": [["lm_head"]],
+        "use_rslora": ["x"],
+        "layer_replication": [[[0, 2], [1, 3]]],
+        "none_such": [1],
+    },
+    ("base", "tokenizer_config.json", ""): {
+        "tokenizer_class": [3],
+        "model_max_length": ["x"],
+        "eos_token": [3, ["a"]],
+        "chat_template": [3, {"a": 1}, [1]],
+        "added_tokens_decoder": ["x", {"a": "b"}],
+        "chat_template_type": ["none_such"],
+        "tool_parser_type": ["none_such"],
+    },
+}
+CASES += [
+    (kind, file, f"{name}={value!r}"[:60], field(name, value, part))
+    for (kind, file, part), fields in FIELDS.items()
+    for name, values in fields.items()
+    for value in values
 ]
-STREAM_FIELDS = [
-    *each("num_streams", "4", 0, True, HUGE, None),
-    *each("num_msa_layers", 0, 5),
-    *each("num_hidden_layers", 0, 3),
-    *each("hidden_size", 0, 65),
-    *each("pruner_rank", -1, 9),
-    *each("value_rotation_epsilon", "x", 0.3),
-    *each("mode", "x", {}),
-    *each("stream_init", "x", "linear", "value_rotation", []),
-    *each("base_model", 3),
-    *each("base_fingerprint", {}, "x" * 16),
-    *each("prompt_template", 3, "no text"),
-    *each("version", 1, "1"),
-    *each("stream_head", "x", "conditioned"),
-    *each("stream_head_rank", -1, 9),
-    *each("draft_vocabulary", -1, 9),
-    *each("stream_keys", "4", -1),
-    *each("stream_prefix", 3),
-    *each("unknown", 1),
-]
-TOP_FIELDS = [
-    *each("num_layers", "4", 9, None),
-    *each("fine_tune_type", "x", None),
-    *each("lora_parameters", "x", None),
-    *each("speculative_streaming", 3, []),
-]
-with_fields("adapter", "adapter_config.json", LORA_FIELDS, "lora_parameters")
-with_fields("adapter", "adapter_config.json", STREAM_FIELDS, "speculative_streaming")
-with_fields("adapter", "adapter_config.json", TOP_FIELDS)
-
-PEFT_FIELDS = [
-    *each("r", "4", 0, None, 10**9, HUGE),
-    *each("lora_alpha", "4", None, HUGE * 10**300),
-    *each("peft_type", "IA3", 3),
-    *each("rank_pattern", "x", {"(": 3}, {".*q_proj": "x"}),
-    *each("alpha_pattern", [1], {"*": 3}),
-    *each("init_lora_weights", "pissa", 3),
-    *each("use_dora", True),
-    *each("bias", "all"),
-    *each("modules_to_save", ["lm_head"]),
-    *each("use_rslora", "x"),
-    *each("layer_replication", [[0, 2], [1, 3]]),
-    *each("none_such", 1),
-]
-with_fields("peft", "adapter_config.json", PEFT_FIELDS)
 
 
 @pytest.mark.parametrize("content", ["code", "a list", "numbers", "cut", "empty", "NaN"])
@@ -401,19 +408,6 @@ def test_code_that_comes_with_a_model_is_not_run(copy, good, tmp_path):
     refused(lambda: load(base), base)
     refused(lambda: train(TrainSettings(**values, num_msa_layers=2, iters=1)), base)
 
-
-TOKENIZER_FIELDS = [
-    *each("tokenizer_class", 3),
-    *each("model_max_length", "x"),
-    *each("eos_token", 3, ["a"]),
-    *each("chat_template", 3, {"a": 1}, [1]),
-    *each("added_tokens_decoder", "x", {"a": "b"}),
-    *each("chat_template_type", "none_such"),
-    *each("tool_parser_type", "none_such"),
-]
-
-
-with_fields("base", "tokenizer_config.json", TOKENIZER_FIELDS)
 
 TEMPLATES = {
     "no jinja": "{% if %}",

@@ -174,7 +174,9 @@ def test_other_models(base, ours, lora, tmp_path, monkeypatch):
 def test_other_quantization_and_bad_names(base, ours, tmp_path):
     path = tmp_path / "int4.safetensors"
     write(path, base, KVQuantization(*KV[1::2]))
-    assert "are 8 and 64, expected 4 and 32" in refusal(path, "--model", base, "--kv-bits", 8)
+    assert "has --kv-bits 4 and --kv-group-size 32" in refusal(
+        path, "--model", base, "--kv-bits", 8
+    )
     assert "expected at most one" in refusal(ours, "--compare")
     for path, reason in (
         (tmp_path / "cache.bin", "ends in .safetensors"),

@@ -88,13 +88,12 @@ def generate(
             -p "table t(name, city): for t with city Paris, what are the name?"
     """
     launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
+    settings, verify, quiet = rule.settings(drafts), rule.verify, output.quiet
     if coreml is not None:
         from .generate_coreml import package_run
 
-        settings = rule.settings(drafts)
-        run = package_run(
-            coreml, model.adapter, prompt, length, sampling, settings, rule.verify, output.quiet
-        )
+        adapter = model.adapter
+        run = package_run(coreml, adapter, prompt, length, sampling, settings, verify, quiet)
         _generate(run, output)
         return
     from .. import demonstration
@@ -107,10 +106,10 @@ def generate(
         made_by, tokenizer_config = read_metadata(prompt_cache_file)
     if model.model is None and made_by != str(demonstration.directory()):
         model = replace(model, model=made_by)
-    source = model.source(output.quiet)
-    if model.model is None and not output.quiet:
+    source = model.source(quiet)
+    if model.model is None and not quiet:
         note(f"Using {MODEL}" + (f" with {source.adapter_name}" if source.adapter else ""))
-    elif source.by_default and not output.quiet:
+    elif source.by_default and not quiet:
         note("The bundled streams fit this model; --no-streams leaves them out")
     text = prompt.text()
 
@@ -120,9 +119,8 @@ def generate(
     from ..loading import load_draft_model, model_directory
     from .comparison import compare
 
-    if device.slow_blas() and not output.quiet:
+    if device.slow_blas() and not quiet:
         note(blas.OPENBLAS_HINT)
-    settings = rule.settings(drafts)
     if settings is not None and settings.draft_model is not None and launched.is_first():
         model_directory(settings.draft_model)  # or fail before the model is loaded
     loaded, tokenizer = source.load(tokenizer_config)
@@ -133,14 +131,13 @@ def generate(
         cache = PromptCache.load(prompt_cache_file, loaded, str(source.model))
         kv_cache = _as_cached(kv_cache, cache, prompt_cache_file)
     sampler = sampling.sampler(tokenizer)
-    verify = find_rule(rule.verify, sampler)
+    found_rule = find_rule(verify, sampler)
     decoding = Decoding(
         loaded,
         tokenizer,
         prompt.encoded(text, tokenizer, loaded.prompt_template, cache),
         common={
             "max_tokens": length.max_tokens,
-            "prefill_step_size": prompt.prefill_step_size,
             "sampler": sampler,
             "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
             **asdict(kv_cache),
@@ -148,7 +145,7 @@ def generate(
         own={
             "settings": settings,
             "stop": tuple(length.stop or ()),
-            "verify": verify,
+            "verify": found_rule,
             "prompt_cache": cache,
         },
     )
@@ -157,7 +154,7 @@ def generate(
         source.adapter_name,
         loaded.mode,
         _drafts(loaded, settings),
-        verify.name,
+        found_rule.name,
         None if sampler is None else sampler.seed,
         length.max_tokens,
         decoding.responses,
@@ -177,7 +174,7 @@ def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVC
             f"{file} has --kv-bits {bits} and --kv-group-size {group_size}, expected no others"
         )
     start = min(options.quantized_kv_start, cache.rows)  # what is quantized stays so
-    return KVCacheOptions(bits, group_size, start)
+    return replace(options, kv_bits=bits, kv_group_size=group_size, quantized_kv_start=start)
 
 
 def _drafts(model: "SpeculativeModel", settings: "DraftSettings | Proposers | None") -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from .. import bundled, options
 from ..errors import UserError
 from ..files import decoded
-from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, PrefillOptions, choice, option
+from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -107,8 +107,10 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class PromptOptions(PrefillOptions):
-    """The prompt, and how it is read."""
+class PromptOptions:
+    """The prompt, and its template."""
+
+    PANEL: ClassVar[str] = "Text"
 
     prompt: str = option(
         "-", TEXT, "The text; '-' reads standard input.", "--prompt", "-p", metavar="TEXT"
