@@ -60,8 +60,7 @@ class DraftTree:
         That is so if the path is right and no child is: P(path) - sum P(path of child), since at
         most one child is right. Ties go to the lower index.
         """
-        if self.log_probs is None:
-            raise ValueError("nobody knows how probable the nodes are")
+        assert self.log_probs is not None  # as of all trees that planners make
         paths = np.exp(self.log_probs)
         further = np.bincount(self.parents[1:], paths[1:], minlength=len(self))
         best = np.argsort(further - paths, kind="stable")[:count]

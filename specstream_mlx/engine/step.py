@@ -17,7 +17,6 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from ..errors import UserError
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
 from .draft_head import AcceptedRows, DraftHead, MountedHead, Rank, accepted_rows
@@ -116,8 +115,7 @@ class Decoder:
     quantized ones may replace them in the decoder's own list. Conditioned streams score
     ``shortlists`` alone, by default where more tokens than ``WHOLE_HEAD`` may be drafted. ``share``
     returns rank 0's array on all ranks; ``None``: there is one process. ``head`` guesses where
-    there are no streams. A model that cannot be run in stages, or a cache of another kind, raises
-    ``UserError``.
+    there are no streams. A model that cannot be run in stages raises ``UserError``.
     """
 
     def __init__(
@@ -129,15 +127,8 @@ class Decoder:
         share: Callable[[mx.array], mx.array] | None = None,
         head: MountedHead | None = None,
     ):
-        self._share = share
+        self._share, self._shortlists = share, shortlists
         self.caches: list[CommittedRows] = list(caches)
-        self._shortlists = shortlists
-        for number, cache in enumerate(caches):
-            if not isinstance(cache, KVCache | QuantizedKVCache):
-                raise UserError(
-                    f"layer {number} has a {type(cache).__name__}, "
-                    "expected a KVCache or a QuantizedKVCache"
-                )
         boundaries = () if head is None else head.boundaries
         borrowed = BorrowedModel(model, streams, boundaries=boundaries)
         # Of each sequence, none where no head is mounted.

@@ -1,0 +1,151 @@
+"""Greedy text is mlx_lm's; of shared streams, the same model's with an empty tree (Eq. 3)."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from brute_force import forward
+from mlx_lm.models.cache import KVCache
+from random_models import (
+    BASES,
+    PROMPT,
+    STREAMS,
+    Oracle,
+    assert_close,
+    assert_lossless,
+    assert_same_rows,
+    assert_same_tokens,
+    empty_tree,
+    paired,
+    plain_caches,
+    plain_tokens,
+    random_prompt,
+    relative_error,
+    sequel,
+    speculative_model,
+    tokens_of,
+)
+
+from specstream_mlx.engine import step
+from specstream_mlx.engine.kv import WindowedKVCache
+
+PLACEMENTS = {"beside": {}, "beside one": {"stream_nodes": 1}, "beside three": {"stream_nodes": 3}}
+WAYS = PLACEMENTS | {"pruned": {"max_nodes": 30}, "threshold": {"prune_threshold": 1e-4}}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_random_models_are_a_fair_test(base):
+    """Logits spread out, a text that does not repeat one token, no near-ties."""
+    model, tokens = speculative_model(base, seed=1), sequel(base)
+    logits = model.model(mx.array([[*PROMPT, *tokens]]))[0]
+    assert mx.std(logits).item() >= 1
+    assert len(set(tokens)) >= 10
+    best = np.sort(np.array(logits[len(PROMPT) - 1 :]), axis=-1)
+    assert (best[:, -1] - best[:, -2]).min() > 5e-4
+
+
+@pytest.mark.parametrize(("way", "streams", "base"), paired(WAYS, STREAMS, BASES, count=12))
+def test_accepted_paths(way, streams, base, monkeypatch):
+    """Long right paths among distractors: tokens, and the rows that stay in the KV cache.
+
+    The trees are random but for the path, so that no tree of any drafter can change the text.
+    """
+    model, count = speculative_model(base, seed=1, **STREAMS[streams]), 40
+    expected = sequel(base)
+    oracle = Oracle(expected).install(monkeypatch)
+    found = tokens_of(model, PROMPT, count, **WAYS[way])
+    assert_lossless(model.model, PROMPT, found, expected)
+    if way in PLACEMENTS:
+        assert oracle.longest == 6
+        assert len(oracle.paths) < 0.5 * count
+    assert oracle.longest >= 3
+    assert oracle.gathered >= 5
+    caches = oracle.decoders[0].caches
+    assert_same_rows(caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
+    windowed = {WindowedKVCache} if base == "sliding windows" else set()
+    assert {type(cache) for cache in caches} == {KVCache} | windowed
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk"), [(1, 2048), (2, 2048), (2, 1), (23, 1), (23, 5), (300, 64)]
+)
+def test_prompts_of_every_length_in_chunks(length, chunk):
+    model, prompt = speculative_model(seed=1), random_prompt(length)
+    expected = plain_tokens(model.model, prompt, 12)
+    found = tokens_of(model, prompt, 12, prefill_step_size=chunk)
+    assert_lossless(model.model, prompt, found, expected)
+
+
+def test_committing_the_wrong_rows_is_noticed(monkeypatch):
+    """Negative control: compaction that keeps the first rows instead of the accepted ones."""
+    model, expected = speculative_model(seed=1), sequel("grouped heads, tied")
+    oracle = Oracle(expected).install(monkeypatch)
+    right = step.commit
+    first = lambda caches, paths: right(caches, [range(len(path)) for path in paths])  # noqa: E731
+    monkeypatch.setattr(step, "commit", first)
+    found = tokens_of(model, PROMPT, 40)
+    assert found[:40] != expected[:40]
+    with pytest.raises(AssertionError, match="relative difference"):
+        assert_same_rows(
+            oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1])
+        )
+
+
+# Shared mode ---------------------------------------------------------------------------------
+
+
+def row_list(model, tokens, prompt=PROMPT):
+    """The reference's logits, with streams from the last prompt token on."""
+    return forward(model.model, model.config, tokens, model.streams, len(prompt) - 1)[0]
+
+
+@pytest.mark.parametrize(("streams", "prompt_length"), paired(STREAMS, [1, 2, 9]))
+def test_one_token_a_step_equals_the_row_list(streams, prompt_length):
+    """Eq. 3 with streams beside the last prompt token and every generated one, none earlier."""
+    model = speculative_model(mode="shared", **STREAMS[streams])
+    prompt = random_prompt(prompt_length)
+    tokens, logits, _ = empty_tree(model, 12, prompt)
+    expected = row_list(model, [*prompt, *tokens[:-1]], prompt)
+    assert_close(logits, expected[prompt_length - 1 :])
+    assert tokens == expected[prompt_length - 1 :].argmax(axis=1).tolist()
+
+
+def test_streams_are_part_of_the_target():
+    """Negative control: the plain model, and streams beside every prompt token, differ."""
+    model = speculative_model(mode="shared")
+    tokens, logits, _ = empty_tree(model, 12)
+    sequence = [*PROMPT, *tokens[:-1]]
+    for wrong in (
+        forward(model.model, model.config, sequence)[0],
+        forward(model.model, model.config, sequence, model.streams, 0)[0],
+    ):
+        assert relative_error(logits, wrong[len(PROMPT) - 1 :]) > 1e-2
+    assert tokens != plain_tokens(model.model, PROMPT, 12)
+
+
+@pytest.mark.parametrize(
+    ("base", "streams", "settings"), paired(BASES, STREAMS, ({}, {"max_nodes": 30}), count=12)
+)
+def test_accepted_paths_of_shared_streams(base, streams, settings, monkeypatch):
+    model = speculative_model(base, mode="shared", seed=1, **STREAMS[streams])
+    expected, logits, _ = empty_tree(model, 40)
+    oracle = Oracle(expected).install(monkeypatch)
+    found = tokens_of(model, PROMPT, 30, **settings)
+    assert_same_tokens(found, expected, logits.__getitem__)
+    assert oracle.longest >= 3
+    assert oracle.gathered >= 3
+    monkeypatch.undo()
+    _, _, caches = empty_tree(model, len(found))
+    assert_same_rows(oracle.decoders[0].caches, caches)
+
+
+def test_fewer_streams_limit_the_depth_only():
+    """All trained streams run; with the control that fewer of them would change the target."""
+    model = speculative_model(mode="shared", seed=1)
+    expected, logits, _ = empty_tree(model, 20)
+    found = tokens_of(model, PROMPT, 20, num_streams=1)
+    assert_same_tokens(found, expected, logits.__getitem__)
+    tokens = [*PROMPT, *expected[:-1]]
+    fewer = speculative_model(mode="shared", seed=1, num_streams=2)
+    fewer.streams.streams["embeddings"] = model.streams.streams["embeddings"][:2]
+    main = row_list(fewer, tokens)
+    assert relative_error(logits, main[len(PROMPT) - 1 :]) > 1e-2
