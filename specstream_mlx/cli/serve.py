@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..loading import SpeculativeModel
 
-_NEEDED = "llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"
+_NEEDED = "llguidance", "pydantic", "starlette", "uvicorn"
 
 
 def serve(

@@ -25,11 +25,10 @@ class Sharded(nn.Module):
 
     Attributes:
         DIVIDED: the LoRA tensor that is divided as the weight is, and along which of its axes.
-        LORA: the LoRA layer around such a layer.
     """
 
     DIVIDED: tuple[str, int]
-    LORA: type[LoRALinear] = LoRALinear
+    LORA: type[LoRALinear] = LoRALinear  # the LoRA layer around such a layer
 
     @property
     def own_shape(self) -> tuple[int, int]:

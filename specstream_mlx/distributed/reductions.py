@@ -14,19 +14,12 @@ _LARGE, _LARGE_ROUNDS = 1 << 24, 3
 
 @dataclass(frozen=True)
 class ReductionCosts:
-    """Measured reductions.
+    """Measured reductions."""
 
-    Attributes:
-        processes: number of ranks.
-        backend: MLX's distributed backend.
-        latency: median seconds of a reduction of 4 kB.
-        bandwidth: bytes of a reduction of 16 MB over its median seconds.
-    """
-
-    processes: int
-    backend: str
-    latency: float
-    bandwidth: float
+    processes: int  # number of ranks
+    backend: str  # MLX's distributed backend
+    latency: float  # median seconds of a reduction of 4 kB
+    bandwidth: float  # bytes of a reduction of 16 MB over its median seconds
 
 
 def measure(ranks: Ranks) -> ReductionCosts:

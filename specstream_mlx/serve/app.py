@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import UserError
@@ -33,7 +33,6 @@ from .fields import (
     checked,
     without_nulls,
 )
-from .metrics import Metrics
 from .openai_api import ChatWriter, CompletionWriter, request_of_chat, request_of_completion
 from .replies import Reply, sentence_of
 from .resident import BASE
@@ -92,7 +91,7 @@ def make_app(
             its name resolved to this machine gets nothing.
         body_bytes: of one request.
     """
-    metrics, started = Metrics(service.worker), int(time.time())
+    started, worker = int(time.time()), service.worker
     base_bytes = parameter_bytes(service.models[BASE].model)
 
     @asynccontextmanager
@@ -104,7 +103,7 @@ def make_app(
         body = checked(kind, await _json(request, body_bytes))
         bodies = [*map(without_nulls, body.get("chats", [body]))]
         jobs = await service.prepare(*map(request_of, bodies))
-        reply = Reply(service, jobs, writer(bodies[0], service.tokenizer), metrics)
+        reply = Reply(service, jobs, writer(bodies[0], service.tokenizer))
         return await reply.answer(request, kind is TOGETHER or bool(body.get("stream")))
 
     def model_object(name: str) -> dict[str, Any]:
@@ -121,28 +120,21 @@ def make_app(
 
     def route(path: str, method: str, answer: Any) -> Route:
         async def guarded(request: Request) -> Response:
-            start = time.perf_counter()
             try:
                 _check_caller(request, hosts, api_key)
                 response: Any = answer(request)
-                if method == "POST":
-                    response = await response
+                return await response if method == "POST" else response
             except ClientDisconnect:
-                response = Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # nobody reads it
             except Exception as error:
-                response = refusal(path, error)
-            metrics.requests.labels(path, response.status_code).inc()
-            metrics.seconds.labels(path).observe(time.perf_counter() - start)
-            return response
+                return refusal(path, error)
 
         return Route(path, guarded, methods=[method])
 
-    worker, by_prometheus = service.worker, "text/plain; version=0.0.4"
     gets: dict[str, Callable[[Request], Response]] = {
         "/health": lambda _: JSONResponse(
             {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
         ),
-        "/metrics": lambda _: PlainTextResponse(metrics.text(), media_type=by_prometheus),
         "/openapi.json": lambda _: JSONResponse(document()),
         "/v1/models": lambda _: JSONResponse(
             {"object": "list", "data": [*map(model_object, service.models)]}

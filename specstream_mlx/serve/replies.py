@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import UserError
 from .decoding import Ended, Event, Job, Token
-from .metrics import Metrics
 from .service import Service
 from .tool_calls import Piece, Said
 
@@ -154,9 +153,9 @@ class ItemWriter(Writer):
 class Reply:
     """The texts of one request while they are written; making it puts them into the queue."""
 
-    def __init__(self, service: Service, jobs: list[Job], writer: Writer, metrics: Metrics):
+    def __init__(self, service: Service, jobs: list[Job], writer: Writer):
         self._worker, self._patience = service.worker, service.patience
-        self._writer, self._metrics = writer, metrics
+        self._writer = writer
         self.choices = [Choice(n, job, writer.tokenizer) for n, job in enumerate(jobs)]
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Choice, Event]] = asyncio.Queue()
@@ -176,7 +175,6 @@ class Reply:
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self._metrics.left.inc()
                 return Response(status_code=499)  # nobody reads it
             await work
         finally:
@@ -207,27 +205,22 @@ class Reply:
             elif isinstance(event, Ended):
                 left -= 1
                 choice.end(event)
-                self._metrics.wrote(choice.job.client_request.model, event)
             else:
                 yield choice, choice.take(event), event
 
     async def stream(self) -> AsyncIterator[str]:
         """Yield the events of a stream."""
-        left, writer = True, self._writer
+        writer = self._writer
         try:
             for piece in writer.begin(self.choices):
                 yield piece
             async for one in self._news():
                 for piece in [one] if isinstance(one, str) else writer.wrote(*one):
                     yield piece
-            left = False
             for piece in writer.end(self.choices):
                 yield piece
         except Exception as error:  # the status has been sent, so the stream has to say it
-            left = False
             yield writer.failed(sentence_of(error))
-        finally:
-            self._metrics.left.inc(left)
 
     def cancel(self) -> None:
         """Write no further."""
