@@ -14,7 +14,7 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 import coremltools as ct
 import numpy as np
 from command_line import refusal, result_of, run
-from coreml_packages import SIZES, VOCAB_SIZE, plain_text
+from coreml_packages import SIZES, plain_text
 from coremltools.proto.Model_pb2 import Model
 from random_models import random_prompt
 from specstream_mlx.convert.to_coreml import recordings
@@ -178,7 +178,7 @@ def test_core_ml_computes_what_was_recorded(exported, calls):
 
 # Recorded calls, and that a replay finds what is wrong ------------------------------------------
 
-PROMPT = random_prompt(SIZES.chunk + 3, vocab_size=VOCAB_SIZE)
+PROMPT = random_prompt(SIZES.chunk + 3)
 
 
 def silent(done, total, description=None):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
@@ -19,23 +18,20 @@ from coreml_packages import (
     random_model,
 )
 from mlx_lm.sample_utils import make_logits_processors
-from random_models import random_prompt, relative_error
+from random_models import TrueTrees, random_prompt, relative_error
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.recordings import Recorder
 from specstream_mlx.convert.to_coreml.weights import encode
-from trees import Planned, fixed_trees
+from trees import Planned
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
-from specstream_mlx.drafting import best_first
+from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.request import Request
 
 BOUND = 1e-4
-
-
-def prompt_of(length, seed=0):
-    return random_prompt(length, seed=seed, vocab_size=VOCAB_SIZE)
 
 
 class WithoutNoise(KeyedRule):
@@ -50,29 +46,13 @@ PROCESSED = {"logits_processors": make_logits_processors({3: 2.0}, 1.3)}
 PLAIN = {"logits_processors": None}
 
 
-class MixedTrees:
-    """Drafts what the streams guess, and in between some of the true continuation."""
+class SmallTrees(TrueTrees):
+    """As large as a package's largest."""
 
-    def __init__(self, truth, seed=0, size=SIZES.most_nodes - 1):
-        self._left, self._rng, self._size = list(truth), np.random.default_rng(seed), size
-
-    def accept(self, tokens):
-        self._left = self._left[len(tokens) :]
-
-    def finish(self):
-        pass
-
-    def grow(self, root, guesses, tested):
-        true = tuple(self._left[: self._rng.integers(0, 5)])
-
-        def children(path):
-            found = guesses.after(path)[: SIZES.candidates]
-            if path != true[: len(path)] or len(path) == len(true):
-                return found
-            token = true[len(path)]
-            return [(token, -0.5), *((other, score) for other, score in found if other != token)]
-
-        return best_first.tree_of(root, best_first.best_nodes(children, self._size))
+    def grow(self, root, *_):
+        tree = super().grow(root)
+        parts = tree.tokens, tree.parents, tree.depths, tree.log_probs
+        return DraftTree(*(part[: SIZES.most_nodes] for part in parts))
 
 
 def results_of(decoder):
@@ -92,7 +72,7 @@ def compared(pair, request, *, seed=0, adapter="one", ours=None):
     theirs, ours = pair.decoder(adapter), ours or pair.package_decoder(adapter)
     plan_of = SETTINGS.plans(theirs.streams and theirs.streams.config)
     truth = plain_text(pair.decoder(adapter), request)
-    planners = [Planned(MixedTrees(truth, seed), plan_of) for _ in range(2)]
+    planners = [Planned(SmallTrees(truth, seed, width=2), plan_of) for _ in range(2)]
     sides = results_of(ours), results_of(theirs)
     expected = by_engine(theirs, request, planners[0])
     found = list(ours.decode(ours.fitted(replace(request, drafting=planners[1]))))
@@ -136,7 +116,7 @@ def test_texts_and_trees(kind, adapter, lengths, request):
     pair = request.getfixturevalue(kind)
     for seed, length in enumerate(lengths):
         for how in (GREEDY, KEYED):
-            one = Request(prompt_of(length, seed), max_tokens=14, **how)
+            one = Request(random_prompt(length, seed=seed), max_tokens=14, **how)
             recorder = Recorder(pair.package)
             ours = pair.package_decoder(adapter, recorder)
             found = compared(pair, one, seed=seed, adapter=adapter, ours=ours)
@@ -156,12 +136,12 @@ def test_texts_and_trees(kind, adapter, lengths, request):
 def test_packages_of_other_kinds_do(name, tmp_path):
     pair = Pair(tmp_path / "x.mlpackage", CASES[name])
     for how in (GREEDY, KEYED):
-        compared(pair, Request(prompt_of(21), max_tokens=18, **how))
+        compared(pair, Request(random_prompt(21), max_tokens=18, **how))
 
 
 def test_what_is_wrong_shows(shared):
     """The functions of the other adapter, and a commit left out."""
-    request, ours = Request(prompt_of(21), max_tokens=14), shared.package_decoder("one")
+    request, ours = Request(random_prompt(21), max_tokens=14), shared.package_decoder("one")
     own = ours.commit
 
     def forget(paths, kept):
@@ -182,19 +162,24 @@ def test_weights_are_written_once(shared):
         assert content.count(encode(layer.mlp.gate_proj).q.tobytes()) == 1
 
 
-def test_a_base_without_streams_drafts_by_lookup(bare):
-    for settings in (DraftSettings(lookup=True, tree_size=7), DraftSettings(speculation=False)):
-        request = Request(prompt_of(60), settings, max_tokens=12)
-        decoder = bare.package_decoder()
-        found = list(decoder.decode(decoder.fitted(request)))
+def test_trees_are_those_that_settings_plan(bare, lossless):
+    for pair, settings in (
+        (lossless, DraftSettings(tree_size=7)),
+        (bare, DraftSettings(lookup=True, tree_size=7)),
+        (bare, DraftSettings(speculation=False)),
+    ):
+        ours, theirs = pair.package_decoder(), pair.decoder()
+        request = ours.fitted(Request(random_prompt(60), settings, max_tokens=12))
+        plan_of = request.drafting.plans(theirs.streams and theirs.streams.config)
         proposers = [make(Material(request.prompt)) for make in settings.makers]
-        planner = fixed_trees(settings, proposers, streams=False)
-        assert_same_steps(found, by_engine(bare.decoder(), request, planner))
-        assert any(len(step.tree) > 1 for step in found) == bool(settings.makers)
+        planner = FixedPlanner(request.drafting, plan_of, theirs.streams is not None, proposers)
+        found = list(ours.decode(request))
+        assert_same_steps(found, by_engine(theirs, request, planner))
+        assert any(len(step.tree) > 1 for step in found) == settings.speculation
 
 
 def test_processors_see_the_path_of_each_node(lossless):
-    request = Request(prompt_of(9), max_tokens=15, **PROCESSED)
+    request = Request(random_prompt(9), max_tokens=15, **PROCESSED)
     found = compared(lossless, request)
     assert found[-1].tokens != plain_text(lossless.decoder(), replace(request, **PLAIN))[-1]
 
@@ -205,13 +190,13 @@ def test_processors_see_the_path_of_each_node(lossless):
 def test_a_text_ends_where_the_context_does(lossless):
     decoder = lossless.package_decoder()
     for how in (GREEDY, KEYED):
-        fitted = decoder.fitted(Request(prompt_of(SIZES.context - 12), **how))
+        fitted = decoder.fitted(Request(random_prompt(SIZES.context - 12), **how))
         assert fitted.max_tokens == 13  # the last is not read any more
         found = compared(lossless, replace(fitted, drafting=None))
         assert max(len(step.tree) for step in found[-2:]) > SIZES.nodes[0]
         assert sum(len(step.tokens) for step in found) >= 13
     with pytest.raises(UserError, match="97 tokens, the package's context holds 96"):
-        decoder.fitted(Request(prompt_of(SIZES.context + 1)))
+        decoder.fitted(Request(random_prompt(SIZES.context + 1)))
 
 
 # One prompt after another ------------------------------------------------------------------------
@@ -222,7 +207,7 @@ def test_a_prompt_after_a_text(kind, how, request):
     """What the last call accepted and no further call committed is read again."""
     pair = request.getfixturevalue(kind)
     recorder = Recorder(pair.package)
-    ours, prompt, known = pair.package_decoder("one", recorder), prompt_of(11), 0
+    ours, prompt, known = pair.package_decoder("one", recorder), random_prompt(11), 0
     for turn in range(3):
         recorder.calls.clear()
         one = Request(prompt, max_tokens=7 + turn, **how)
@@ -231,18 +216,18 @@ def test_a_prompt_after_a_text(kind, how, request):
         assert recorder.calls[0]["inputs"]["length"] == known
         settled = [token for step in found[:-1] for token in step.tokens]
         known = len(prompt) - 1 + (len(settled) if kind == "lossless" else 0)
-        prompt = [*prompt, *settled, *found[-1].tokens, *prompt_of(9, seed=turn + 5)]
+        prompt = [*prompt, *settled, *found[-1].tokens, *random_prompt(9, seed=turn + 5)]
 
 
 def test_another_prompt_goes_back(lossless):
     """Also where a text was broken off, with a call under way."""
-    ours, prompt = lossless.package_decoder(), prompt_of(20)
+    ours, prompt = lossless.package_decoder(), random_prompt(20)
     request = ours.fitted(Request(prompt, max_tokens=30))
     text = ours.decode(request)
     for _ in range(3):
         next(text)
     text.close()
-    for changed in (prompt[:13] + prompt_of(4, seed=1), prompt, prompt[:5]):
+    for changed in (prompt[:13] + random_prompt(4, seed=1), prompt, prompt[:5]):
         compared(lossless, Request(changed, max_tokens=8), ours=ours)
 
 
