@@ -13,6 +13,7 @@ import parity
 import pytest
 import torch
 from architecture_models import VOCAB_SIZE, pair, scratch
+from command_line import refusal, run
 from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model
 from parity import BOUND, close, mlx_logits, peft_directory, torch_logits
@@ -24,7 +25,6 @@ from specstream_mlx.convert.pytorch.backbone import linear_layers
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
-from specstream_mlx.convert.to_pytorch import convert_to_pytorch
 from tiny_models import tiny_tokenizer
 from torch_tiny import CONDITIONED, tiny_model
 from transformers import AttentionInterface
@@ -152,7 +152,9 @@ def test_streams_are_those_of_pytorch(case, mode, prompt_length, more, tmp_path)
     assert set(found) == names | {"logits", "stream logits", "early-exit logits"}
     if not more:
         (hf, base), back = bases(case), tmp_path / "back"
-        convert_to_pytorch(tmp_path / "mlx", base, back)
+        flags = "--model", base, "--adapter-path", tmp_path / "mlx", "--to-pytorch", back
+        assert run("convert", *flags).exit_code == 0
+        assert "exists already" in refusal(run("convert", *flags))
         tokens, *sizes = (torch.tensor(x) for x in ([TOKENS], [21], [30]))
         first, second = (load_adapter(hf, path) for path in (tmp_path / "torch", back))
         with torch.no_grad():

@@ -145,6 +145,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
 
 def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, monkeypatch):
     monkeypatch.setattr(own_answers, "_AT_ONCE", 4)
+    monkeypatch.setattr(own_answers, "PROMPTED_TOKENS", 24)
     wanted = [{"prompt": prompt, "source": "single"} for prompt in words(7)]
     wanted.append({"turns": ["baba", "lolo ki", "mumu"], "source": "talk"})
     prompts = tmp_path / "prompts.jsonl"
