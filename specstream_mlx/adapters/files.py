@@ -104,24 +104,10 @@ def read_adapter(
 
 def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx.array]:
     """Read LoRA's tensors by name, in mlx-lm's format; empty if the adapter has none."""
-    kind = description.config.get("fine_tune_type", "lora")
-    if kind not in ("lora", "dora"):
-        raise UserError(
-            f"{description.config_path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'"
-        )
-    expected = _expected_lora(description, model, dora=kind == "dora")
-    path = description.path / LORA_FILE
-    if expected or path.exists():
-        check_tensors(path, tensor_headers(path), expected)
-    return own_parts(model, read_arrays(path)) if expected else {}
-
-
-def _expected_lora(
-    description: AdapterDescription, model: nn.Module, dora: bool
-) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every LoRA or DoRA tensor that the configuration calls for."""
     path, config = description.config_path, description.config
-    parameters = config.get("lora_parameters")
+    kind, parameters = config.get("fine_tune_type", "lora"), config.get("lora_parameters")
+    if kind not in ("lora", "dora"):
+        raise UserError(f"{path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'")
     if not isinstance(parameters, dict) or "num_layers" not in config:
         raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
     count, keys, layers = config["num_layers"], parameters.get("keys"), len(model.layers)
@@ -131,18 +117,20 @@ def _expected_lora(
         )
     if keys is not None and not (isinstance(keys, list) and all(isinstance(k, str) for k in keys)):
         raise UserError(f"{path}: the LoRA keys are {shown(keys)}, expected a list of names")
-    if keys == [] or (count == 0 and parameters.get("rank") == 0):
-        return {}
-    rank, _ = description.rank_and_scale()
     expected: dict[str, tuple[int, ...]] = {}
-    for name, module in selected_modules(model, keys, count).items():
-        shapes = adapter_shapes(module, rank, dora)
-        if not shapes:
-            raise UserError(
-                f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
-            )
-        expected |= {f"{name}.{kind}": shape for kind, shape in shapes.items()}
-    return expected
+    if keys != [] and (count or parameters.get("rank") != 0):
+        rank, _ = description.rank_and_scale()
+        for name, module in selected_modules(model, keys, count).items():
+            shapes = adapter_shapes(module, rank, kind == "dora")
+            if not shapes:
+                raise UserError(
+                    f"{path}: fine_tune_type is 'dora' with {name}, which is not a linear layer"
+                )
+            expected |= {f"{name}.{part}": shape for part, shape in shapes.items()}
+    file = description.path / LORA_FILE
+    if expected or file.exists():
+        check_tensors(file, tensor_headers(file), expected)
+    return own_parts(model, read_arrays(file)) if expected else {}
 
 
 def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Streams | None]:
