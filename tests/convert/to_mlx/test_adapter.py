@@ -27,12 +27,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 VARIANTS = {
-    "regular expression": {"target_modules": r".*\.[23]\.self_attn\.[qv]_proj"},
-    "rslora, layers in between": {
-        "target_modules": LINEAR,
-        "use_rslora": True,
-        "layers_to_transform": [0, 2],
-    },
     "patterns that PEFT does not match, or matches later": {
         "target_modules": LINEAR,
         "alpha_pattern": {"roj": 70, "o_proj": 3, "layers.0.self_attn.o_proj": 50},
@@ -44,9 +38,7 @@ VARIANTS = {
         "alpha_pattern": {"^model.layers.0.mlp.up_proj": 5, "k_proj": 2},
     },
     "last layers": {"target_modules": LINEAR, "layers_to_transform": [2, 3]},
-    "rank of the model's width, where shapes cannot tell": {
-        **{"target_modules": ["q_proj", "o_proj"], "r": 32}
-    },
+    "rank of the model's width": {"target_modules": ["q_proj", "o_proj"], "r": 32},
     "head": {"target_modules": ["v_proj", "lm_head"]},
     "embedding": {"target_modules": ["v_proj", "embed_tokens"], "rank_pattern": {"v_proj": 2}},
     "dora with patterns, layers in between": {

@@ -350,7 +350,6 @@ METADATA = {
     "llama.expert_count": (8, "llama.expert_count is a setting that is not known"),
     "tokenizer.ggml.pre": ("new", "pre is 'new', which is not known here"),
     "tokenizer.ggml.model": ("rwkv", "model is 'rwkv', expected gpt2 or"),
-    "tokenizer.ggml.model llama": ("llama", "scores is missing, expected 320 numbers"),
     "tokenizer.ggml.tokens": (["a"] * 320, "tokens has 'a' twice"),
     "tokenizer.ggml.token_type": ([1, 2], "token_type is a list of 2, expected 320"),
     "tokenizer.ggml.merges": (["a zebra"], "its tokens and merges do not fit"),
@@ -393,16 +392,12 @@ def tensors(one):
     return header(b"", one + b"\0" * 4096, pair_count=0, tensor_count=1)
 
 
-LONG, FOUR = struct.pack("<Q", 2**63), struct.pack("<I", 4)
+FOUR = struct.pack("<I", 4)
 NESTED = struct.pack("<I", 9) + struct.pack("<QIQ", 1, 9, 1) * 5000
 HOSTILE = {
-    "empty": (b"", "is no GGUF file"),
-    "magic alone": (b"GGUF", "its header goes on after byte 4"),
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "big-endian": (header(version=3 << 24), "it is big-endian, expected a little-endian file"),
     "metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
-    "a key's length": (header(LONG + b"\0" * 9), "it is cut short or damaged"),
-    "an array's length": (header(pair(b"a", 9, FOUR + LONG)), f"announces {2**63} values of a"),
     "arrays in arrays": (
         header(pair(b"a", 9, NESTED)),
         "a has a value of type 9, expected a",
