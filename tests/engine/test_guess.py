@@ -138,20 +138,6 @@ def test_shortlists_are_what_a_stream_might_guess_without_a_token_before(vocabul
     assert len(check_guesses(result, 3, expected_after)) > 4
 
 
-@pytest.mark.parametrize("shortlists", [False, True])
-def test_streams_deeper_than_the_tree_guess_nothing(shortlists):
-    """In shared mode they run all the same; a full tree of width 16 has 4,096 paths of depth 3."""
-    model = speculative_model(seed=2, mode="shared", **HEAD)
-    every = DraftSettings(tree_width=16, tree_size=8)
-    few = DraftSettings(tree_width=16, tree_size=None, num_streams=1)
-    _, result, _ = step_of(model, few, shortlists)
-    assert result.streams.candidates.shape == (1, 1, 16)
-    expected = step_of(model, every, shortlists)[1].guesses().after(())
-    found = result.guesses().after(())
-    assert [token for token, _ in found] == [token for token, _ in expected]
-    assert [score for _, score in found] == pytest.approx([s for _, s in expected], abs=1e-4)
-
-
 def test_a_draft_vocabulary_is_some_rows_of_the_head():
     fields = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
     every = speculative_model(seed=2, **fields)

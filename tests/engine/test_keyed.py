@@ -118,18 +118,6 @@ def test_a_sampler_counts_the_calls_of_mlx_lm():
         keyed_sampler(5, sampler=make_sampler(temp=0.5), top_p=0.9)
 
 
-@pytest.mark.parametrize("sampler", [Sampling(temp=1.0), make_sampler(temp=1.0, top_k=9)])
-def test_samplers_without_a_seed_take_one_from_mlxs_random_state(sampler):
-    """And a function that draws from that state leaves it as it was."""
-    model, prompt, found = speculative_model(), random_prompt(9), []
-    for drafts in ({"speculation": False}, {"tree_size": 8, "max_nodes": 4}):
-        mx.random.seed(3)
-        text, _ = tokens_of(model, prompt, COUNT, drafts, sampler=sampler)
-        found.append((text, mx.random.uniform().item()))
-    assert found[0] == found[1]
-    assert tokens_of(model, prompt, COUNT, {}, sampler=sampler)[0] != found[0][0]
-
-
 # The distribution ---------------------------------------------------------------------------
 
 PROMPT = (1, 0, 2)

@@ -14,7 +14,7 @@ import pytest
 from architecture_models import VOCAB_SIZE, WINDOW, pair, with_streams
 from changing_drafts import AnyDrafting
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
@@ -27,10 +27,9 @@ from random_models import (
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
-from trees import full_tree
 
 from specstream_mlx import UserError, stream_generate
-from specstream_mlx.engine.kv import KVQuantization, WindowedQuantizedKVCache
+from specstream_mlx.engine.kv import WindowedQuantizedKVCache
 from specstream_mlx.scheduler import decode
 
 CASES = {
@@ -89,25 +88,6 @@ def assert_rows_of(caches, expected):
         pairs = zip(dequantized(found, count), dequantized(plain_cache, count), strict=True)
         for (values, _), (plain_values, scales) in pairs:
             assert (np.abs(values - plain_values) / scales).max() < 4
-
-
-@pytest.mark.parametrize(
-    ("bits", "offset", "quantized", "depth"),
-    [
-        (None, 7, False, 3),
-        (8, 7, False, 2),
-        (8, 9, False, 0),
-        (8, 12, True, 3),
-    ],
-)
-def test_a_tree_ends_where_quantized_rows_begin(bits, offset, quantized, depth):
-    tree = full_tree(1, np.array([[2, 3], [4, 5], [6, 7]]), 2)
-    kv_cache = QuantizedKVCache(64, 8) if quantized else KVCache()
-    kv_cache.offset = offset
-    found = KVQuantization(bits, 64, 10).fitting(tree, kv_cache)
-    assert len(found) == 2 ** (depth + 1) - 1
-    assert found.depths.max() == depth
-    assert (found.tokens == tree.tokens[: len(found)]).all()
 
 
 PAIRED = [

@@ -171,28 +171,19 @@ def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatc
     assert missed.guesses().depth == 0
 
 
-@pytest.mark.parametrize("stream_nodes", [None, 2])
-def test_only_the_streams_asked_for_are_computed(stream_nodes, monkeypatch):
-    """Their rows are counted, and they guess what they guess beside all the others."""
-    model, tree = speculative_model(seed=1, **PLAIN_HEADS["value rotation"]), some_tree()
-    seeded = stream_nodes or len(tree)
-    rows, layer = [], BorrowedModel.layer
+def test_only_the_streams_asked_for_are_computed(monkeypatch):
+    model, tree, rows, layer = speculative_model(), some_tree(), [], BorrowedModel.layer
 
-    def counted(self, number, hidden, cache, main_rows):
-        if main_rows is not None:
-            rows.append(hidden.shape[1] - main_rows)
-        return layer(self, number, hidden, cache, main_rows)
+    def counted(self, number, hidden, *args):
+        rows.append(hidden.shape[1])
+        return layer(self, number, hidden, *args)
 
     monkeypatch.setattr(BorrowedModel, "layer", counted)
-    found = {}
-    for count in (None, 1, 2):
+    for count, nodes in ((None, None), (1, None), (2, 2)):
         rows.clear()
-        settings = DraftSettings(num_streams=count, stream_nodes=stream_nodes)
-        result = step_by(decoder_after(model, PROMPT), tree, settings)
-        found[count] = np.array(result.streams.logits)
-        assert max(rows) == seeded * (count or model.streams.config.num_streams)
-    for count in (1, 2):
-        assert_close(found[count], found[None][:count])
+        settings = DraftSettings(num_streams=count, stream_nodes=nodes)
+        step_by(decoder_after(model, PROMPT), tree, settings)
+        assert max(rows) == len(tree) + (nodes or len(tree)) * (count or 3)
 
 
 # The nodes of a tree: which are accepted last, and which are pruned ---------------------------
@@ -229,24 +220,6 @@ def random_case(seed, spread=2.0):
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, 1, depth=4, width=3, vocab_size=FEW, truth=[2, 3])
     return tree, rng.normal(0, spread, (len(tree), FEW))
-
-
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.05, 0.999])
-def test_path_scores(threshold):
-    cut = 0
-    for seed in range(20):
-        tree, logits = random_case(seed)
-        expected = reference_scores(logits, tree, threshold)
-        [found] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree), threshold))
-        assert found.dtype == np.float32
-        assert found[0] == 0
-        finite = np.isfinite(expected)
-        assert (np.isfinite(found) == finite).all()
-        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
-        inner = np.isin(np.arange(len(tree)), tree.parents) & ~finite
-        cut += inner.sum()
-        assert all(not finite[n] for n in range(1, len(tree)) if not finite[tree.parents[n]])
-    assert (cut > 0) == (threshold is not None and threshold > 0), "an inner edge was cut"
 
 
 def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():

@@ -9,9 +9,7 @@ from random_models import random_tree, request, speculative_model
 from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.verify.by_name import find_rule
-from specstream_mlx.engine.verify.keyed import KeyedRule
-from specstream_mlx.engine.verify.rejection import RejectionRule
-from specstream_mlx.engine.verify.rule import VerifyRule, follow
+from specstream_mlx.engine.verify.rule import follow
 from specstream_mlx.engine.verify.typical import typical
 from specstream_mlx.scheduler import decode
 
@@ -50,22 +48,6 @@ def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
     asked = request([1], chain, sampler=Sampling(temp=1), verify="rejection")
     with pytest.raises(UserError, match="stream_head is 'conditioned'"):
         decode(conditioned, asked)
-
-
-@pytest.mark.parametrize(
-    ("verify", "sampler", "expected"),
-    [
-        (None, None, VerifyRule),
-        (None, Sampling(temp=1), KeyedRule),
-        (None, lambda log_probs: log_probs.argmax(axis=-1), KeyedRule),
-        (None, keyed_sampler(1, 0.0), VerifyRule),
-        ("keyed", None, VerifyRule),
-        ("rejection", keyed_sampler(1), RejectionRule),
-        (RejectionRule, Sampling(temp=1), RejectionRule),
-    ],
-)
-def test_the_rule_follows_from_its_name_and_the_sampler(verify, sampler, expected):
-    assert find_rule(verify, sampler) is expected
 
 
 def walk(tree, predictions, in_play):
