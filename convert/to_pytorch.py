@@ -32,12 +32,7 @@ _EMBEDDING = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
 
 
 def convert_to_pytorch(adapter: Path, base: Path, target: Path) -> None:
-    """Write an adapter of MLX's format as the PyTorch side and PEFT have it.
-
-    Args:
-        adapter: directory in MLX's format.
-        base: directory of its base.
-        target: directory for the result, which appears once it is complete.
+    """Write an adapter of MLX's format, of a base, as the PyTorch side and PEFT have it.
 
     Raises:
         UserError: the adapter does not fit the base, PEFT cannot hold it, or ``target`` exists or

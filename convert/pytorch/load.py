@@ -132,14 +132,9 @@ def load_adapter(
     config: StreamConfig | None = None,
     drops: Collection[str] = (),
 ) -> SpeculativeStreamingModel:
-    """Load a base and mount an adapter with streams on it.
+    """Load a base and mount an adapter with streams on it, see ``adapter_files``.
 
-    Args:
-        model_dir: directory of the base.
-        directory: adapter directory, see ``adapter_files``.
-        dtype: of the base's linear layers, see ``load_base``.
-        config: the streams' configuration, if training changes it.
-        drops: names of tensors that are left out.
+    ``config`` is the streams', if training changes it; tensors named in ``drops`` are left out.
     """
     found = describe(directory)
     tensors = {name: t for name, t in read_streams(found).items() if name not in drops}

@@ -302,20 +302,11 @@ class SpeculativeStreamingModel(nn.Module):
         own_queries: Tensor | None,
         positions: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the streams (B, C, gamma, h) through one MSA layer.
+        """Run the streams (B, C, gamma, h) at ``positions`` (B, C) through one MSA layer.
 
-        Args:
-            index: number of the layer.
-            rope: cosines and sines at all positions.
-            keys, values: (B, Hkv, T, d) of the main stream.
-            streams: before the layer.
-            own_queries: (B, C, Hq, d) of the main rows of the streams, where these select keys
-                or the main stream sees its streams.
-            positions: (B, C), where the streams are.
-
-        Returns:
-            The streams after it, and the attention output (B, C, Hq, d) of their main rows, if
-            these see their streams.
+        Keys and values (B, Hkv, T, d) are the main stream's, ``own_queries`` (B, C, Hq, d) those
+        of the streams' main rows, where these select keys or see their streams. If they see them,
+        the second result is their attention's output (B, C, Hq, d).
         """
         config, own = self.config, None
         by_row, shared = streams.shape[1:3], config.mode == "shared"
