@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -47,14 +48,6 @@ def package(tmp_path, monkeypatch):
     return file
 
 
-@pytest.fixture
-def no_package(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(demonstration.metadata, "distribution", missing)
-
-
 def digest(file):
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -89,23 +82,22 @@ def test_another_file_is_refused_and_nothing_is_left(package, cache):
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_without_package_the_hub_has_it(no_package, tmp_path, monkeypatch):
+def test_without_package_the_hub_has_it_or_one_sentence_names_both(tmp_path, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    def unreachable(repository):
+        raise UserError(f"{repository} cannot be reached")
+
+    monkeypatch.setattr(demonstration.metadata, "distribution", missing)
+    monkeypatch.setattr(loading, "model_directory", unreachable)
+    with pytest.raises(UserError, match=re.escape(demonstration.INSTALL)) as error:
+        demonstration.base_path()
+    assert demonstration.REPOSITORY in str(error.value)
     original = tiny_llama_directory(tmp_path / "original")
     monkeypatch.setattr(loading, "model_directory", lambda repository: original)
-    path = demonstration.base_path()
-    config = json.loads((path / "config.json").read_text())
+    config = json.loads((demonstration.base_path() / "config.json").read_text())
     quantization = config["quantization"]
     assert (quantization["bits"], quantization["group_size"]) == (4, 32)
     assert quantization["model.embed_tokens"]["bits"] == 8
     assert quantization["model.layers.0.mlp.down_proj"]["bits"] == 4
-
-
-def test_without_both_one_sentence_names_both_ways(no_package, monkeypatch):
-    def unreachable(repository):
-        raise UserError(f"{repository} cannot be reached")
-
-    monkeypatch.setattr(loading, "model_directory", unreachable)
-    with pytest.raises(UserError) as error:
-        demonstration.base_path()
-    assert demonstration.INSTALL in str(error.value)
-    assert demonstration.REPOSITORY in str(error.value)

@@ -23,13 +23,12 @@ def print_table(
         title_justify="left",
         title_style="bold",
     )
-    count = len(headings) or len(rows[0])
-    for number in range(count):
-        heading = headings[number] if headings else ""
-        if number >= count - figures:
+    headings = headings or [""] * len(rows[0])
+    for number, heading in enumerate(headings):
+        if number >= len(headings) - figures:
             table.add_column(heading, justify="right", no_wrap=True)
         else:
-            table.add_column(heading, overflow="fold", no_wrap=not headings and not number)
+            table.add_column(heading, overflow="fold", no_wrap=not heading and not number)
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)

@@ -166,25 +166,13 @@ def last_line(result):
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("wrong", "sentence"),
     [
         (("--mode", "shared"), "mode is 'shared' without --data, expected"),
-        (("--data", "DATA", "--max-tokens", 9), "--data and --max-tokens were both given"),
+        (("--data", "data", "--max-tokens", 9), "--data and --max-tokens were both given"),
         (("--data", ""), "data is empty, expected a directory"),
         (("--num-prompts", 5), "--num-prompts was given without --prompts self"),
-        (("-c", "c.yaml"), "c.yaml is missing"),
-    ],
-)
-def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = [data if flag == "DATA" else flag for flag in flags]
-    assert sentence in refusal(run("train", "--model", base, *flags, "--adapter-path", "out"))
-    assert not (tmp_path / "out.training").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
+        (("-c", "none.yaml"), "none.yaml is missing"),
         ("a: [\n", "c.yaml, line 2, is not valid YAML"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
         ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank (at"),
@@ -199,11 +187,14 @@ def test_mistakes(flags, sentence, base, data, tmp_path, monkeypatch):
         ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
     ],
 )
-def test_mistakes_in_a_configuration_file(text, sentence, base, data, tmp_path, monkeypatch):
+def test_wrong_flags_and_configuration_files(wrong, sentence, base, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(text)
-    result = run("train", "--model", base, "--data", data, "-c", "c.yaml", "--adapter-path", "out")
-    assert sentence in last_line(result)
+    flags = wrong
+    if isinstance(wrong, str):
+        (tmp_path / "c.yaml").write_text(wrong)
+        flags = ("--data", data, "-c", "c.yaml")
+    assert sentence in refusal(run("train", "--model", base, *flags, "--adapter-path", "out"))
+    assert not (tmp_path / "out.training").exists()
 
 
 def test_the_shipped_prompts_and_files_of_prompts(tmp_path):
