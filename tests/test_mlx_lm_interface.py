@@ -25,7 +25,6 @@ from specstream_mlx import (
     UserError,
     batch_generate,
     generate,
-    keyed_sampler,
     load,
     stream_generate,
 )
@@ -47,7 +46,6 @@ def directory(tmp_path_factory):
     )
     write_ascii_only(base)
     stream_adapter_directory(root / "streams", base, prompt_template=TEMPLATE)
-    stream_adapter_directory(root / "shared", base, mode="shared", lora_rank=4)
     return root
 
 
@@ -239,21 +237,6 @@ def test_a_model_that_chooses_its_caches():
     assert found["ours"] == found["theirs"] == found["mixed"]
     with pytest.raises(UserError, match="layer 1 of prompt_cache has a RotatingKVCache that drop"):
         generate(model, tokenizer, [5], prompt_cache=caches["theirs"])
-
-
-def test_a_list_of_caches_is_a_conversation(directory):
-    """Each turn is what reading everything again would write; the adapter decides how."""
-    model, tokenizer = load(directory / "base", adapter_path=directory / "shared")
-    cache, read = make_prompt_cache(model), []
-    for turn in range(3):
-        prompt = [turn + 30, 7, 60 + turn]
-        options = {"sampler": keyed_sampler(turn), "max_tokens": 10}
-        steps = stream_generate(model, tokenizer, prompt, prompt_cache=cache, **options)
-        found = [response.token for response in steps]
-        steps = stream_generate(model, tokenizer, [*read, *prompt], **options)
-        assert found == [response.token for response in steps]
-        read += [*prompt, *found]
-        assert {layer.offset for layer in cache} == {len(read)}
 
 
 # Prompts ----------------------------------------------------------------------------------------

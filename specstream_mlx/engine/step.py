@@ -360,17 +360,12 @@ class Decoder:
     ) -> tuple[list[TreeNodes], list[StepResult]]:
         """Verify each tree under its sequence's rule; also returns each one's kept nodes."""
         each = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
-        judged = [
-            rule.verify(tree, kept, own)
-            for rule, tree, kept, own in zip(rules, trees, each, logits, strict=True)
-        ]
-        decided = self._shared([last for last, _, _ in judged] + [own for _, own, _ in judged])
-        lasts, predictions = decided[: len(rules)], decided[len(rules) :]
+        judged = [rule.verify(trees[n], each[n], logits[n]) for n, rule in enumerate(rules)]
+        lasts, predictions, processed = zip(*judged, strict=True)
+        decided = self._shared([*lasts, *predictions])
         results = [
-            StepResult(last, predicted, processed, own.kept, own.in_play)
-            for last, predicted, (_, _, processed), own in zip(
-                lasts, predictions, judged, each, strict=True
-            )
+            StepResult(decided[n], decided[len(each) + n], processed[n], own.kept, own.in_play)
+            for n, own in enumerate(each)
         ]
         return each, results
 
@@ -398,10 +393,8 @@ class Decoder:
         def candidates(
             logits: mx.array, ids: mx.array | None, stream: int | None
         ) -> list[tuple[mx.array, mx.array]]:
-            return [
-                rank(logits[number], ids if ids is None or ids.ndim == 1 else ids[number], stream)
-                for number, rank in enumerate(ranks)
-            ]
+            columns = [ids if ids is None or ids.ndim == 1 else ids[n] for n in numbers]
+            return [rank(logits[n], columns[n], stream) for n, rank in enumerate(ranks)]
 
         if streams.head is None:
             logits = without_barred(model.stream_head(hidden), streams.barred)
@@ -437,10 +430,7 @@ class Decoder:
         if not self._heads:
             return []
         features = self.model.take_features()
-        return [
-            (head, tuple(one[number] for one in features))
-            for number, head in enumerate(self._heads)
-        ]
+        return [(head, tuple(one[n] for one in features)) for n, head in enumerate(self._heads)]
 
     def _with_guesses_of_heads(
         self,
@@ -480,10 +470,7 @@ def _padded(tokens: Sequence[np.ndarray], count: int) -> mx.array:
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
     """Split an array (sequences, m, ..) by sequence, each cut to its number of nodes."""
     whole = array.shape[1]
-    return [
-        array[number] if size == whole else array[number, :size]
-        for number, size in enumerate(sizes)
-    ]
+    return [array[n] if size == whole else array[n, :size] for n, size in enumerate(sizes)]
 
 
 def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
