@@ -166,10 +166,13 @@ def sql(tmp_path_factory):
 @needs_weights
 @pytest.mark.slow  # half precision is the stricter one, below
 def test_a_question_is_answered_as_by_mlx(sql):
+    """And recorded calls stay within the bound, in half precision and guess by guess."""
     question = ("-p", QUESTION, "-m", 32)
     result = run("generate", "--coreml", sql, *question)
     assert result.stdout == f"{ANSWER}\n"
     assert run("generate", "--adapter", "sql", *question).stdout == result.stdout
+    result = result_of(verify, sql, "-m", 4)
+    assert result.exit_code == 0, result.output
 
 
 @needs_weights
@@ -180,11 +183,3 @@ def test_a_question_is_answered_as_by_mlx_in_half_precision(sql):
     request = Request(prompt, max_tokens=32, end_tokens=tokenizer.eos_token_ids)
     text = "".join(response.text for response in decoder.responses(tokenizer, request))
     assert text == ANSWER
-
-
-@needs_weights
-@pytest.mark.slow
-def test_recorded_calls_stay_within_the_bound(sql):
-    """In half precision, guess by guess; all adapters are of this kind (benchmarks have theirs)."""
-    result = result_of(verify, sql, "-m", 4)
-    assert result.exit_code == 0, result.output
