@@ -53,15 +53,6 @@ def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, code, tmp
     assert [path.name for path in target.parent.rglob("*")] == ["model", "new"]
 
 
-@pytest.mark.parametrize("staged", [staged_directory, staged_file])
-def test_an_interrupted_block_leaves_nothing_behind(staged, tmp_path):
-    for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), staged(tmp_path / "new") as scratch:
-            (scratch / "half" if staged is staged_directory else scratch).touch()
-            raise error
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_is_replaced_unless_asked_for(tmp_path):
     """What comes while the block runs is kept too, and the sentence names it."""
     for staged, name in ((staged_directory, "model/weights"), (staged_file, "file")):
