@@ -60,8 +60,9 @@ def export(
         check: see whether the package writes what the model does, in half precision.
         show: called as it goes on.
     """
-    sources = {function_name(path): path for path in adapters}
-    check_names([function_name(path) for path in adapters])
+    names = [path.resolve().name.replace("-", "_") for path in adapters]
+    check_names(names)
+    sources = dict(zip(names, adapters, strict=True))
     if output.suffix != ".mlpackage":
         raise UserError(f"the output is {output}, expected a name that ends in .mlpackage")
     tokenizer_path = output.with_suffix(".tokenizer")
@@ -116,11 +117,6 @@ def export(
         package.rmdir()
         tokenizer.save_pretrained(tokenizer_place)
     return builder.store.report
-
-
-def function_name(adapter: Path) -> str:
-    """The beginning of an adapter's functions: the directory's name."""
-    return adapter.resolve().name.replace("-", "_")
 
 
 @contextmanager
