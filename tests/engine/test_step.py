@@ -9,6 +9,7 @@ from brute_force import forward
 from random_models import (
     PLAIN_HEADS,
     PROMPT,
+    STREAMS,
     assert_close,
     decoder_after,
     paired,
@@ -23,6 +24,7 @@ from random_models import (
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.key_selection import SelectingRows
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.prune import keep_best, path_scores
 from specstream_mlx.engine.rows import TreeShapes
@@ -68,19 +70,26 @@ def tree_error(model, tree):
     return relative_error(result.logits, expected)
 
 
+FEW_KEYS = {
+    f"{keys} keys, {kind}": {**STREAMS[kind], "stream_keys": keys}
+    for keys, kind in ((1, "value rotation"), (3, "every layer"), (5, "adapter"))
+}
+
+
 @pytest.mark.parametrize(
     ("streams", "mode", "base", "pruning"),
     paired(
-        PLAIN_HEADS,
+        PLAIN_HEADS | FEW_KEYS,
         ["lossless", "shared"],
-        ["grouped heads, tied", "sliding windows"],
+        ["grouped heads, tied", "sliding windows", "one kv head, untied"],
         ({}, {"max_nodes": 8}, {"prune_threshold": 1e-9}),
-        count=20,
+        count=33,
     ),
 )
 def test_a_tree_with_streams_equals_the_row_list(streams, mode, base, pruning):
     """Streams of a node with accepted ancestors, after rows that are not its ancestors."""
-    model = speculative_model(base, mode=mode, **PLAIN_HEADS[streams])
+    streams = (PLAIN_HEADS | FEW_KEYS)[streams]
+    model = speculative_model(base, mode=mode, **streams)
     tree = true_tree(model)
     result = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4, **pruning)
     kept, last = kept_nodes(tree, result), result.last.item()
@@ -139,6 +148,29 @@ def test_a_planted_error_is_noticed(error, monkeypatch):
 
     monkeypatch.setattr(step, "shapes_of", wrong_shapes)
     assert tree_error(model, tree) > 1e-2
+
+
+def the_least(rows, *args):
+    weights = WEIGHTS(rows, *args)
+    return mx.where(weights < 0, weights, 1e3 - weights)
+
+
+def of_one_head(rows, queries, keys, seen):
+    kept = mx.arange(queries.shape[1])[:, None, None] == 0
+    return WEIGHTS(rows, mx.where(kept, queries, 0), keys, seen)
+
+
+WEIGHTS = SelectingRows._weights
+
+
+@pytest.mark.parametrize("wrong", [the_least, of_one_head])
+def test_other_keys_are_noticed(wrong, monkeypatch):
+    model = speculative_model(**STREAMS["few keys"])
+    tree = true_tree(model)
+    monkeypatch.setattr(SelectingRows, "_weights", wrong)
+    result = take(decoder_after(model, PROMPT), tree, "beside")
+    _, expected, _ = row_list(model, tree, result.last.item())
+    assert relative_error(result.streams.logits, expected) > 1e-2
 
 
 # Streams beside some nodes alone ----------------
