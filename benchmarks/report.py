@@ -76,12 +76,7 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
 class Store:
     """Results measured so far, a line each, so that a command that was broken off can go on.
 
-    Args:
-        path: JSONL that every value is appended to; ``None``: nothing is stored.
-        facts: what all of it depends on; values of other facts are not used.
-
-    Raises:
-        UserError: the file cannot be read or written, or holds other things.
+    Values of other ``facts`` are not used; without a ``path`` nothing is stored.
     """
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):

@@ -67,10 +67,7 @@ def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
 
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step, as the rule says.
-
-    A way that is made of it has a history of its own.
-    """
+    """Drafts as is worth most, step by step; a way made of it has a history of its own."""
 
     proposers: Proposers = USUAL  # what proposes besides the streams
     streams: bool = True  # whether mounted streams draft too; lossless ones may be left out
@@ -91,11 +88,7 @@ ALONE = {
 
 @dataclass(frozen=True)
 class Run:
-    """A finished generation.
-
-    Attributes:
-        lengths: how many of the tokens each call wrote; the first one ends the prompt.
-    """
+    """A finished generation."""
 
     tokens: list[int]  # generated token ids, the end token included
     text: str  # their text
@@ -103,7 +96,7 @@ class Run:
     decode_tps: float  # tokens after the first, per second after the first; 0 where there is none
     drafted: int = 0  # drafted tokens that the target tested
     seconds: float = 0.0  # of it all, reading the prompt included
-    lengths: Sequence[int] = ()
+    lengths: Sequence[int] = ()  # tokens of each call, of which the first ends the prompt
 
 
 _FEW = 8  # tokens that are too few to be timed
@@ -228,12 +221,7 @@ class Mounted:
 
 
 class Base:
-    """A base model for us, and for mlx_lm on the weights that are fastest for it.
-
-    Attributes:
-        model: ours; ``mount`` changes its adapter.
-        tokenizer: of both.
-    """
+    """A base model for us, and for mlx_lm on the weights that are fastest for it."""
 
     def __init__(
         self,

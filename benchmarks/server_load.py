@@ -62,15 +62,11 @@ class Ask:
 
 @dataclass
 class Load:
-    """What became of the requests.
-
-    Attributes:
-        complete, begun: texts that were read to their end, and in part.
-    """
+    """What became of the requests."""
 
     counts: Counter[str] = field(default_factory=Counter)  # requests by how they ended
-    complete: list[tuple[Ask, str]] = field(default_factory=list)
-    begun: list[tuple[Ask, str]] = field(default_factory=list)
+    complete: list[tuple[Ask, str]] = field(default_factory=list)  # texts that were read whole
+    begun: list[tuple[Ask, str]] = field(default_factory=list)  # and in part
     memory: list[tuple[float, int]] = field(default_factory=list)  # pairs of seconds and bytes
     held: int = 0  # the most texts that waited or were written
 

@@ -34,12 +34,7 @@ _WARM_UP = 2
 def measure(
     model: SpeculativeModel, tokenizer: TokenizerWrapper, names: Sequence[str], max_tokens: int
 ) -> dict[str, Any]:
-    """Write a text with several adapters in both ways.
-
-    Returns:
-        ``at_once``, ``in_turn``: tokens per second of decoding; ``speedup``: of these; ``whole``:
-        time in turn over that at once, prompts included; ``tokens``; ``passes``: of the target.
-    """
+    """Write a text with several adapters in both ways: tokens per second, and what is gained."""
     options: dict[str, Any] = {"max_tokens": max_tokens, "settings": None}
     together = batch_generate(
         model, tokenizer, [MESSAGE] * len(names), adapters=list(names), **options

@@ -331,17 +331,7 @@ def compare(
     answers: Path | None = None,
     runs_file: Path | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``.
-
-    Args:
-        questions: to be answered.
-        subject: the base with its streams.
-        output: directory of the report.
-        max_tokens: of an answer.
-        acceptance: whether nothing is timed.
-        answers: directory of the answers in Spec-Bench's format; ``None``: none are written.
-        runs_file: of the runs so far, see ``Store``.
-    """
+    """Answer questions; writes ``spec-bench-MACHINE``, or ``spec-bench-acceptance-MACHINE``."""
     as_fastest = subject.weights == "auto" and not acceptance
     base = Base(subject.directory, max_tokens, subject.weights, fastest_baseline=as_fastest)
     mounted = mount_lossless(base, subject)

@@ -318,14 +318,7 @@ def compare(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run a suite; the files ``SUITE-MACHINE`` grow with every comparison that is through.
 
-    Args:
-        suite_name: one of ``SUITES``.
-        texts: that are decoded.
-        tasks: tasks, or a name for the user's texts.
-        subject: the model.
-        output: directory of the report.
-        writers: who answers, of the demonstration model; empty: all.
-        rounds, max_tokens: how often each text is decoded, and how far; ``None``: the suite's.
+    What is ``None`` or empty is the suite's: how often each text is decoded and how far, by whom.
     """
     suite = SUITES[suite_name]
     rounds = rounds or suite.rounds

@@ -76,14 +76,10 @@ _FUSED = re.compile(r"Compiled\w+")
 
 @dataclass(frozen=True)
 class StepGraph:
-    """The operations and host times of one step.
-
-    Attributes:
-        first_ms: Python from reading the step before to the first hand-over to the device.
-    """
+    """The operations and host times of one step."""
 
     operations: Mapping[str, int]  # of its graph, by kind; what ``mx.compile`` has fused is one
-    first_ms: float | None
+    first_ms: float | None  # Python from reading the step before to the first hand-over
     last_ms: float | None  # the same to the last one
     all_ms: float | None  # the same to where the host waits; medians
 
@@ -141,10 +137,7 @@ def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
 
 
 class _Uncomputed(Decoder):
-    """A decoder whose results are not those of its graphs, which are kept, but made-up ones.
-
-    Every step accepts one draft, and the streams' guesses are all different.
-    """
+    """A decoder of made-up results, each with one accepted draft, whose graphs are kept."""
 
     def __init__(self, model: SpeculativeModel):
         super().__init__(model.model, model.streams, make_caches(model.model, model.config))

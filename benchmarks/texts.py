@@ -51,23 +51,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a comparison is made on.
+    """The texts that a comparison is made on."""
 
-    Attributes:
-        origin: a set of the demonstration tasks' texts, or the name of a file of the user's.
-    """
-
-    origin: TextSet | str
+    origin: TextSet | str  # of the demonstration's tasks, or the name of a file of the user's
     count: int  # of a task
     own: tuple[str, ...] = ()  # the user's texts, which belong to no task
 
     def facts(self) -> dict[str, Any]:
         """Describe the texts for a report: what they are, and how many a task."""
         if self.own:
-            return {
-                "texts": f"prompts of {self.origin}",
-                "items": min(self.count, len(self.own)),
-            }
+            count = min(self.count, len(self.own))
+            return {"texts": f"prompts of {self.origin}", "items": count}
         return {"texts": f"typed texts ({self.origin})", "items": self.count}
 
     def of_task(
@@ -103,13 +97,12 @@ def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[s
     return [(values["input"], values["accepted"]) for values in map(json.loads, lines)]
 
 
-def names_in(text: str, known: Sequence[str], kind: str, between: str = ",") -> list[str]:
+def names_in(text: str, known: Sequence[str], kind: str) -> list[str]:
     """The names in an option, all known ones where it is empty."""
-    names = [name.strip() for name in text.split(between)] if text else list(known)
+    names = [name.strip() for name in text.split(",")] if text else list(known)
     for name in names:
         if name not in known:
-            expected = f"{between} ".join(known)
-            raise UserError(f"unknown {kind} {name!r}, expected one of {expected}")
+            raise UserError(f"unknown {kind} {name!r}, expected one of {', '.join(known)}")
     return names
 
 
@@ -157,14 +150,10 @@ def _evened(text: str) -> str:
 
 
 def rouge_l(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
-    """Mean ROUGE-L F1 over lower-cased, white-space separated words (Lin 2004).
-
-    Of several answers the closest one counts.
-    """
+    """Mean ROUGE-L F1 of words (Lin 2004); of several answers the closest one counts."""
     pairs = zip(outputs, answers, strict=True)
-    return sum(max(_rouge_l(o, answer) for answer in accepted) for o, accepted in pairs) / len(
-        outputs
-    )
+    total = sum(max(_rouge_l(o, answer) for answer in accepted) for o, accepted in pairs)
+    return total / len(outputs)
 
 
 def _rouge_l(output: str, answer: str) -> float:

@@ -33,9 +33,10 @@ from tiny_models import (
     tiny_llama_directory,
     tiny_tokenizer,
 )
-from torch_tiny import tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch_tiny import tiny_llama, tiny_model
+from transformers import LlamaConfig
 
+from benchmarks.rivals.head_networks import Eagle3
 from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.cli import main
 from specstream_mlx.prompts import chat_prompt
@@ -257,9 +258,7 @@ def test_flags_named_in_running_text_exist():
 def hugging_face(directory: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-    config = LlamaConfig(vocab_size=VOCAB_SIZE, max_position_embeddings=512, **sizes, **heads)
-    LlamaForCausalLM(config).save_pretrained(directory)
+    tiny_llama(tied=False, vocab=VOCAB_SIZE, **sizes).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
 
 
@@ -272,14 +271,9 @@ def torch_eagle3(directory: Path) -> None:
     directory.mkdir()
     config = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     (directory / "config.json").write_text(json.dumps(config))
-    shapes = {"fc": (64, 192), "norm": (64,), "lm_head": (VOCAB_SIZE, 64)}
-    shapes |= {f"midlayer.{name}": (64,) for name in ("input_layernorm", "hidden_norm")}
-    shapes |= {"midlayer.post_attention_layernorm": (64,), "midlayer.self_attn.o_proj": (64, 64)}
-    shapes |= {f"midlayer.self_attn.{name}_proj": (64, 128) for name in "qkv"}
-    shapes |= {f"midlayer.mlp.{name}_proj": (96, 64) for name in ("gate", "up")}
-    shapes["midlayer.mlp.down_proj"] = (64, 96)
-    tensors = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
-    torch.save(tensors, directory / "pytorch_model.bin")
+    norm, lm_head = torch.ones(64), torch.zeros(VOCAB_SIZE, 64)
+    head = Eagle3(LlamaConfig(**config), 1, (1, 2, 3), norm, lm_head)
+    torch.save(head.state_dict(), directory / "pytorch_model.bin")
 
 
 def mlx_model(directory: Path) -> None:
@@ -287,8 +281,7 @@ def mlx_model(directory: Path) -> None:
 
 
 def core_ml_package(path: Path) -> None:
-    reason = "coremltools is not installed: the extra [coreml]"
-    pytest.importorskip("coremltools", reason=reason)
+    pytest.importorskip("coremltools", reason="the extra [coreml] is not installed")
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 

@@ -62,34 +62,14 @@ def tiny_tokenizer(
     )
 
 
-def tiny_llama_config(
-    *,
-    hidden_size: int = 64,
-    num_hidden_layers: int = 4,
-    num_attention_heads: int = 4,
-    num_key_value_heads: int = 2,
-    intermediate_size: int = 96,
-    vocab_size: int = VOCAB_SIZE,
-    max_position_embeddings: int = 512,
-    tie_word_embeddings: bool = True,
-) -> dict[str, Any]:
+def tiny_llama_config(**fields: Any) -> dict[str, Any]:
     """A Llama ``config.json``."""
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_hidden_layers,
-        "num_attention_heads": num_attention_heads,
-        "num_key_value_heads": num_key_value_heads,
-        "head_dim": hidden_size // num_attention_heads,
-        "intermediate_size": intermediate_size,
-        "vocab_size": vocab_size,
-        "max_position_embeddings": max_position_embeddings,
-        "tie_word_embeddings": tie_word_embeddings,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "eos_token_id": SPECIAL_TOKENS.index(END),
-    }
+    config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config |= {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 96}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE}
+    config |= {"max_position_embeddings": 512, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
+    config |= {"rope_theta": 10000.0, "eos_token_id": SPECIAL_TOKENS.index(END)} | fields
+    return config | {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
 
 
 def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int = 0) -> Model:

@@ -33,47 +33,27 @@ NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
 @dataclass(frozen=True)
 class AcceptanceTable:
-    """Acceptance of candidates, from a JSON file ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``.
+    """The probability of each rank at each depth, if the tokens before it were right."""
 
-    Attributes:
-        acceptance: for each depth from 1 on, for each rank, the probability that this candidate is
-            right, given that the tokens before it were.
-
-    Raises:
-        UserError: it does not hold probabilities.
-    """
-
-    acceptance: tuple[tuple[float, ...], ...]
-
-    def __post_init__(self) -> None:
-        rows = self.acceptance
-        if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
-            raise UserError("acceptance is no table, expected as many ranks at each depth")
-        for row in rows:
-            if not all(is_number(p) and 0 <= p <= 1 for p in row) or sum(row) > 1 + 1e-6:
-                raise UserError(f"acceptance has {shown(list(row))}, expected probabilities")
+    acceptance: tuple[tuple[float, ...], ...]  # by depth from 1 on, then by rank
 
     @classmethod
     def load(cls, path: Path) -> "AcceptanceTable":
-        """Read the file."""
+        """Read a file such as ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``."""
         rows = read_json(path).get("acceptance")
-        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-            raise UserError(f"{path}: acceptance is not a list of lists, expected one a depth")
-        try:
-            return cls(tuple(map(tuple, rows)))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+        lists = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+        if not lists or len({len(row) for row in rows}) != 1:
+            raise UserError(f"{path}: acceptance is no table, expected as many ranks at each depth")
+        for row in rows:
+            if not all(is_number(p) and 0 <= p <= 1 for p in row) or sum(row) > 1 + 1e-6:
+                raise UserError(f"{path}: acceptance has {shown(row)}, expected probabilities")
+        return cls(tuple(map(tuple, rows)))
 
 
 class AcceptanceCounts:
-    """Counts of right candidates.
+    """Right candidates (depth, rank) in ``hits``, and how often a depth was ``reached``.
 
-    A depth counts only if every token before it was among its own depth's candidates: only then are
-    deeper nodes reached.
-
-    Attributes:
-        hits: (depth, rank) times that the candidate was right.
-        reached: (depth,) times that the depth was reached.
+    A depth counts only if every token before it was among its own depth's candidates.
     """
 
     def __init__(self, depth: int, width: int):

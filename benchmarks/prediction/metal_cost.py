@@ -63,11 +63,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, as in its ``config.json``.
-
-    Attributes:
-        layers, hidden, intermediate, heads, kv_heads, head_dim, vocab: of its config.
-    """
+    """A Llama, as in its ``config.json``."""
 
     name: str  # of the model
     layers: int

@@ -69,11 +69,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """One chip, model and number of bits.
-
-    Attributes:
-        chip, model, bits: what is predicted.
-    """
+    """One chip, model and number of bits."""
 
     chip: str
     model: str
@@ -167,10 +163,7 @@ def predict(
     tree: AcceptanceTable,
     setting: Setting = USUAL,
 ) -> Prediction:
-    """The fastest of plain decoding and all best trees of up to ``MOST_NODES`` nodes.
-
-    All trained streams run, as many as ``tree`` is deep, beside every node.
-    """
+    """The fastest of plain decoding and all best trees, all trained streams beside every node."""
     plain = forward_ms(chip, model, bits, 1, setting.context)
     named = (chip.name, model.name, bits)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:

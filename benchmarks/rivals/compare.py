@@ -236,15 +236,7 @@ def rows_of(
 
 
 def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Let all methods write all texts; writes ``rivals-NAME-MACHINE`` after every class.
-
-    Returns:
-        the Markdown text and the rows.
-
-    Raises:
-        UserError: the streams are shared; model, sources and texts do not go together; or a file
-            cannot be read.
-    """
+    """Let all methods write all texts; writes and returns ``rivals-NAME-MACHINE`` and its rows."""
     directory = model_directory(demonstration.model_path(options.model, demonstration.silent))
     config = read_config(directory)
     subject = Subject(

@@ -64,19 +64,8 @@ class Eagle:
         return lambda output: shared_head(output[None])[0]
 
 
-def is_eagle(tensors: Tensors) -> bool:
-    """Whether the tensors are those of an EAGLE or EAGLE-2 head."""
-    names = tensors.arrays
-    layer = "layers.0.self_attn.q_proj.weight" in names
-    return "fc.weight" in names and layer and "layers.0.hidden_norm.weight" not in names
-
-
 def read_eagle(tensors: Tensors) -> Eagle:
-    """Make an EAGLE head of its tensors and its configuration, which has the layer's sizes.
-
-    Raises:
-        UserError: they do not fit together, or do not fit the target.
-    """
+    """Make an EAGLE head of its tensors and its configuration, which has the layer's sizes."""
     named = {name: array for name, array in tensors.arrays.items() if name not in _UNUSED}
     biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
     fields = {field: f"layers.0.{name}" in named for field, name in biases.items()}

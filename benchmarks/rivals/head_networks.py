@@ -211,11 +211,7 @@ class _WideLayer(nn.Module):
 
 
 class _Paths:
-    """Attention of rows drafted after every position of a text, level by level.
-
-    Level 0 is the text's own rows. A row of a later level sees those of level 0 up to its position,
-    and the rows of its own path.
-    """
+    """Attention of rows drafted after every position, which see the text before and their path."""
 
     def __init__(self) -> None:
         self._levels: list[tuple[Tensor, Tensor]] = []

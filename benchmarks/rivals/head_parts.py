@@ -58,11 +58,7 @@ class Tensors:
         return load_weights(self.directory, network, named, activations_dtype(self.target.model))
 
     def check_values(self, known: Mapping[str, tuple[Any, ...]]) -> None:
-        """Check that settings, where they are there, have one of the known values.
-
-        Raises:
-            UserError: one has another, so the head is of a form that is not known here.
-        """
+        """Check that settings, where they are there, have one of the known values."""
         for name, values in known.items():
             if (value := self.values.get(name, values[0])) not in values:
                 raise UserError(
@@ -87,10 +83,8 @@ class ResidualLayer(nn.Module):
 class ResidualHeads(nn.Module):
     """Heads of residual layers and, unless they share the target's, an LM head each.
 
-    Args:
-        named: the weights, ``heads.I.J.linear.weight``, .. and ``lm_heads.I.weight``, ..
-        width: function that returns the width of what a head reads.
-        hidden_size: the width of hidden states.
+    Of the weights ``heads.I.J.linear.weight``, .. and ``lm_heads.I.weight``, ..; ``width`` is that
+    of what a head reads.
     """
 
     def __init__(
@@ -124,11 +118,7 @@ class ResidualHeads(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A head's weights, a ``MountedHead``.
-
-    Attributes:
-        of_text: makes the ``DraftHead`` of a text, for ``begin``.
-    """
+    """A head's weights, a ``MountedHead``; ``of_text`` makes the ``DraftHead`` of a text."""
 
     config: HeadConfig  # what drafting knows of it
     weights: Any  # its modules or arrays

@@ -11,24 +11,20 @@ from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json
 
-from .eagle import is_eagle, read_eagle
+from .eagle import read_eagle
 from .head_parts import Tensors
-from .hydra import is_hydra, read_hydra
-from .medusa import is_medusa, read_medusa
-from .prompt_tokens import is_prompt_tokens, read_prompt_tokens
+from .hydra import read_hydra
+from .medusa import LAYER, read_medusa
+from .prompt_tokens import EMBEDDINGS, read_prompt_tokens
 
 _WITHIN_A_MODEL = "medusa_head."
 
 
 def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
-    """Read a draft head of Medusa, Hydra, EAGLE, EAGLE-3 or of prompt tokens.
-
-    Args:
-        directory: safetensors or torch's files, and ``config.json`` where there is one.
-        model: the target.
+    """Read a draft head of Medusa, Hydra, EAGLE, EAGLE-3 or of prompt tokens, for a target.
 
     Raises:
-        UserError: it is none of these, or does not fit the target.
+        UserError: it is none of these, or does not fit.
     """
     arrays: dict[str, mx.array] = {}
     for some in arrays_of_files(directory, "the draft head"):
@@ -39,13 +35,14 @@ def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
     file = directory / ADAPTER_CONFIG  # PEFT's
     values = read_json(file) if file.is_file() else head_config(directory)
     tensors = Tensors.of(directory, arrays, values, model)
-    if is_medusa(tensors):
+    if any(map(LAYER.match, arrays)):
         return read_medusa(tensors)
-    if is_hydra(tensors):
+    if any(name.startswith("hydra_mlp.") for name in arrays):
         return read_hydra(tensors)
-    if is_eagle(tensors):
+    of_eagle = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= arrays.keys()
+    if of_eagle and "layers.0.hidden_norm.weight" not in arrays:  # that would be EAGLE-3's
         return read_eagle(tensors)
-    if is_prompt_tokens(tensors):
+    if EMBEDDINGS in arrays:
         return read_prompt_tokens(tensors)
     return read_head(directory, model.model, model.config)
 

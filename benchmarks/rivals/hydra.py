@@ -50,18 +50,8 @@ class HydraOfText(WithoutRows):
         return guess(of_head, self._root, expansion, width)
 
 
-def is_hydra(tensors: Tensors) -> bool:
-    """Whether the tensors are those of Hydra heads."""
-    return any(name.startswith("hydra_mlp.") for name in tensors.arrays)
-
-
 def read_hydra(tensors: Tensors) -> Head:
-    """Make Hydra heads of their tensors.
-
-    Raises:
-        UserError: they do not fit together or do not fit the target, or are of a form that is not
-            known here, such as Hydra++.
-    """
+    """Make Hydra heads of their tensors; others, such as Hydra++, are refused."""
     tensors.check_values(_KNOWN)
     named = dict(tensors.arrays)
     for published, ours in _NAMES.items():

@@ -24,10 +24,8 @@ _PATIENCE = 8  # rounds of a full window before it is judged
 class Lookahead(Proposer):
     """The window and the pool of one text.
 
-    Args:
-        material: see there.
-        columns, ngram: W and N; the authors' are 5 and 7, which add 29 rows to every step.
-        most: G, n-grams after a token that the pool holds.
+    ``columns`` and ``ngram`` are W and N, the authors' 5 and 7, which add 29 rows to every step;
+    ``most`` is G, the n-grams after a token that the pool holds.
     """
 
     def __init__(self, material: Material, columns: int = 5, ngram: int = 3, most: int = 5):

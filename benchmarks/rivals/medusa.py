@@ -18,7 +18,7 @@ from specstream_mlx.engine.draft_head import AcceptedRows, HeadConfig, Rank
 
 from .head_parts import Head, ResidualHeads, Tensors, WithoutRows
 
-_LAYER = re.compile(r"^(\d+)\.(\d+)\.(linear\.(?:weight|bias))$")
+LAYER = re.compile(r"^(\d+)\.(\d+)\.(linear\.(?:weight|bias))$")
 _LM_HEAD = re.compile(r"^(\d+)\.\d+\.weight$")
 
 
@@ -41,20 +41,11 @@ class MedusaOfText(WithoutRows):
         return *rank(mx.concatenate(logits), self._head.tokens, None), None
 
 
-def is_medusa(tensors: Tensors) -> bool:
-    """Whether the tensors are those of Medusa heads."""
-    return any(_LAYER.match(name) for name in tensors.arrays)
-
-
 def read_medusa(tensors: Tensors) -> Head:
-    """Make Medusa heads of their tensors.
-
-    Raises:
-        UserError: they do not fit together, or do not fit the target.
-    """
+    """Make Medusa heads of their tensors."""
     named = {}
     for name, array in tensors.arrays.items():
-        if layer := _LAYER.match(name):
+        if layer := LAYER.match(name):
             named[f"heads.{layer[1]}.{layer[2]}.{layer[3]}"] = array
         elif lm_head := _LM_HEAD.match(name):
             named[f"lm_heads.{lm_head[1]}.weight"] = array

@@ -30,15 +30,11 @@ OUTSIDE = (MLX_LM_DRAFTS, LLAMA, LLAMA_LOOKUP)
 
 @dataclass(frozen=True)
 class Sources:
-    """What methods draft from, besides the text.
-
-    Attributes:
-        heads: the base with each draft head, or with other streams, by name.
-    """
+    """What methods draft from, besides the text."""
 
     datastore: Path | None = None  # REST's file
     draft_model: SpeculativeModel | None = None  # a second model
-    heads: Mapping[str, SpeculativeModel] | None = None
+    heads: Mapping[str, SpeculativeModel] | None = None  # the base with each, by name
 
 
 def _retrieval(sources: Sources, answers: Answers) -> dict[str, Any]:
@@ -125,15 +121,10 @@ class Method:
 
 
 def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
-    """List the methods.
+    """List the methods of these names.
 
-    Args:
-        sources: what they draft from.
-        chosen: names with commas between; empty: every proposer alone that has what it needs, and
-            streams, heads and the draft model with lookup too.
-
-    Raises:
-        UserError: a name is not known, or a method lacks what it needs.
+    Without names every proposer alone that has what it needs; and streams, heads and the draft
+    model with lookup too.
     """
     heads = list(sources.heads or ())
     for head in heads:
@@ -164,15 +155,7 @@ def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
 def mounted_heads(
     model: SpeculativeModel, directories: Sequence[Path]
 ) -> dict[str, SpeculativeModel]:
-    """Mount what competes with the streams, each on the same base, which is not copied.
-
-    Args:
-        model: the base, whose streams stay where they are.
-        directories: of draft heads, or of other lossless streams.
-
-    Raises:
-        UserError: a directory is neither for this base, or two have one name.
-    """
+    """Mount draft heads, or other lossless streams, on the same base, which is not copied."""
     models: dict[str, SpeculativeModel] = {}
     for directory in directories:
         name = directory.resolve().name

@@ -23,9 +23,6 @@ class PromptLookup(Proposer):
     The draft is the papers'. So that the rule may draft a part of it, each token has a probability:
     how often runs after n-grams of that length have begun rightly in this text. A token of the run
     makes its n-gram longer.
-
-    Args:
-        material: see there.
     """
 
     def __init__(self, material: Material):

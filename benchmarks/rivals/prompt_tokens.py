@@ -27,7 +27,7 @@ from .head_parts import Head, Tensors
 
 PROMPT_TOKENS = "prompt tokens"
 
-_NAME = "prompt_embeddings"
+EMBEDDINGS = "prompt_embeddings"
 _KNOWN = {
     "virtual_tokens_per_special_token": (1,),
     "num_exits": (1,),
@@ -89,23 +89,14 @@ class _PromptTokensOfText:
             cache.offset -= min(count, cache.offset)
 
 
-def is_prompt_tokens(tensors: Tensors) -> bool:
-    """Whether the tensors are those of prompt tokens."""
-    return _NAME in tensors.arrays
-
-
 def read_prompt_tokens(tensors: Tensors) -> Head:
-    """Make prompt tokens (gamma, h) for a target.
-
-    Raises:
-        UserError: they do not fit it, or have what cannot be run here.
-    """
+    """Make prompt tokens (gamma, h) for a target."""
     tensors.check_values(_KNOWN)
     target = tensors.target
-    embeddings = tensors.arrays[_NAME].astype(activations_dtype(target.model))
+    embeddings = tensors.arrays[EMBEDDINGS].astype(activations_dtype(target.model))
     if embeddings.ndim != 2 or embeddings.shape[1] != tensors.hidden_size:
         raise UserError(
-            f"{tensors.directory}: {_NAME} has shape {embeddings.shape}, expected rows of "
+            f"{tensors.directory}: {EMBEDDINGS} has shape {embeddings.shape}, expected rows of "
             f"{tensors.hidden_size}"
         )
     count, size = len(embeddings), embeddings.size

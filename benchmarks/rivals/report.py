@@ -26,10 +26,7 @@ READING = (
 
 
 def means_of(rows: Rows, figure: str) -> dict[str, float]:
-    """The geometric means over the base's classes by method, the best first.
-
-    Only methods that took part in every class have one, since others cannot be compared.
-    """
+    """The means over the base's classes of the methods that took part in all, the best first."""
     classes: dict[str, set[str]] = {}
     for row in rows:
         classes.setdefault(row["method"], set()).add(row["class"])

@@ -32,10 +32,10 @@ _OCCURRENCES, _DEPTH, _LONGEST = 5000, 10, 4
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Sort the suffixes of (n,) tokens; returns (n,) the places where they begin.
+    """Sort the suffixes of (n,) tokens, by doubling of prefixes (Manber and Myers 1990).
 
-    By doubling of prefixes (Manber and Myers 1990): each round's ranks tell twice as many tokens
-    apart. A suffix that ends is less than one that goes on.
+    Each round's ranks tell twice as many tokens apart. A suffix that ends is less than one that
+    goes on.
     """
     count = len(tokens)
     _, ranks = np.unique(tokens, return_inverse=True)
@@ -61,11 +61,7 @@ def write_datastore(path: FilePath, tokens: np.ndarray) -> None:
 
 
 class Datastore:
-    """An open datastore, which is mapped into memory.
-
-    Raises:
-        UserError: it cannot be read or holds other things.
-    """
+    """An open datastore, which is mapped into memory."""
 
     def __init__(self, path: FilePath):
         try:

@@ -28,11 +28,8 @@ _BETWEEN_TEXTS = -1
 class SuffixAutomaton:
     """All substrings of a text that grows; appending a token takes constant time on average.
 
-    Attributes:
-        follow: for each state, the states after one more token; state 0 is the empty string's.
-        link: for each state, the state of its longest suffix elsewhere; -1 at the start.
-        length: for each state, the length of its longest string.
-        count: for each state, the number of places where its strings end.
+    By state: those after one more token (``follow``), the longest suffix elsewhere (``link``), and
+    of its strings the longest's ``length`` and the ``count`` of places where they end.
     """
 
     def __init__(self) -> None:

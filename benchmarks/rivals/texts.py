@@ -27,11 +27,7 @@ _WORDS = 120  # of a text that nobody can foresee
 
 @dataclass(frozen=True)
 class TextClass:
-    """A class of texts.
-
-    Attributes:
-        prompts: makes so many prompts; ``None``: they are Spec-Bench's questions.
-    """
+    """A class of texts; those without ``prompts`` are Spec-Bench's questions."""
 
     name: str  # what reports call it
     group: str  # one of ``GROUPS``
@@ -42,16 +38,7 @@ class TextClass:
 
 
 def classes_of(chosen: str, adapters: Collection[str], questions: bool) -> list[TextClass]:
-    """List the classes, those with adapters last.
-
-    Args:
-        chosen: names of groups, classes or tasks, with commas between; empty: all.
-        adapters: names of the bundled adapters that fit the model.
-        questions: whether there are Spec-Bench's.
-
-    Raises:
-        UserError: a name is not known here.
-    """
+    """List the classes, those with adapters last; ``chosen``: groups, classes or tasks."""
     every = [TextClass(task, SPEC_BENCH, task) for task in TASKS if questions]
     every += [TextClass(t, TYPED, t, prompts=partial(_typed, t)) for t in INSTRUCTIONS]
     every.append(TextClass(PROSE, PROSE, PROSE, prompts=partial(_typed, PROSE)))

@@ -104,12 +104,7 @@ class HeadSettings(RunSettings):
 
 
 class Drafts:
-    """A frozen base, and the tokens that may be drafted.
-
-    Attributes:
-        vocabulary: (n,) int64; ``None``: all.
-        shared: weight and bias of the base's LM head, of the drafted tokens.
-    """
+    """A frozen base, the tokens that may be drafted, and its LM head of these, ``shared``."""
 
     def __init__(self, causal_lm: Any, vocabulary: Tensor | None) -> None:
         causal_lm.requires_grad_(False)
@@ -138,10 +133,8 @@ class _Guessed:
 
     Attributes:
         features: (B, C, D, h) what the LM heads read; last: (B, T, h) the base's own.
-        positions, valid: (B, C) where heads stand.
         places: (B, C, 1 + D) columns of the tokens from the root on, -1 outside the vocabulary.
         there: (B, C, 1 + D) bool, whether there is such a token.
-        heads: the LM head of each depth.
     """
 
     def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
@@ -196,9 +189,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure how often top-1 guesses are the data's tokens; each sees the true ones before it.
 
-    Returns:
-        ``depths``: shares that are right; and ``chain``: tokens that a chain draft would gain per
-        step if the text were the data's.
+    ``chain``: tokens that a chain draft would gain per step if the text were the data's.
     """
     correct: Any = 0
     counts: Any = 0
@@ -216,11 +207,7 @@ def evaluate(
 
 
 def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
-    """Build the untrained head of a run.
-
-    Raises:
-        UserError: the base has too few layers.
-    """
+    """Build the untrained head of a run."""
     config, depth = drafts.config, settings.num_heads
     if settings.kind == "medusa":
         return Medusa(
@@ -238,12 +225,7 @@ def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
 
 
 def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
-    """Train a draft head and write it to ``settings.output / "head"``.
-
-    Raises:
-        UserError: a setting is out of range or does not fit the base, a file cannot be read or
-            written, or the output holds an earlier run that is not resumed.
-    """
+    """Train a draft head and write it to ``settings.output / "head"``."""
     check_options(settings)
     settings.check_run()
     target = settings.output / "head"

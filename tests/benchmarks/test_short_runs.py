@@ -1,11 +1,15 @@
-"""Benchmarks of the demonstration model, each for one short text on the toy."""
+"""Benchmarks that decode, each for short texts on tiny models or the toy."""
 
 import json
 
 import pytest
-from command_line import run_program
+from command_line import result_of, run_program
+from serving import Resident
+from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from benchmarks import answers, step_times, texts
+from benchmarks import answers, several_adapters, step_times, texts
+from benchmarks.server_load import compare, press
+from specstream_mlx import bundled, demonstration
 
 
 @pytest.mark.slow
@@ -28,3 +32,54 @@ def test_a_step_takes_longer_than_its_parts(tmp_path, monkeypatch):
     rows = json.loads(path.read_text())["rows"]
     assert {row["method"].split(",")[0] for row in rows} >= {"mlx_lm", "lossless"}
     assert all(0 < row["first"] <= row["last"] <= row["step"] for row in rows)
+
+
+def test_at_once_takes_fewer_passes_and_another_text_ends_the_run(base, tmp_path, monkeypatch):
+    flags = ("--pairs", 1, "--max-tokens", 12)
+    (tmp_path / "adapters").mkdir()
+    for seed, name in enumerate(("friendly", "sql", "summary")):
+        directory = tmp_path / "adapters" / name
+        stream_adapter_directory(directory, base, mode="shared", lora_rank=4, seed=seed)
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    monkeypatch.setattr(demonstration, "base_path", lambda: base)
+    run_program(several_adapters.main, *flags, "--output", tmp_path)
+    (file,) = tmp_path.glob("several-adapters-*.json")
+    (pair,) = json.loads(file.read_text())["pairs"]
+    at_once, in_turn = pair["passes"]
+    assert pair["tokens"] == 36 and at_once < in_turn <= 36
+    assert "3 adapters, 1 pairs" in file.with_suffix(".md").read_text()
+
+    write = several_adapters.batch_generate
+
+    def other(model, tokenizer, prompts, **arguments):
+        return write(model, tokenizer, [*prompts[1:], f"{len(prompts)} x"], **arguments)
+
+    monkeypatch.setattr(several_adapters, "batch_generate", other)
+    result = result_of(several_adapters.main, *flags, "--counts")
+    assert result.exit_code == 2 and "beside others and" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_short_load(tmp_path):
+    base = tiny_llama_directory(tmp_path / "model", max_position_embeddings=2048)
+    streams = stream_adapter_directory(tmp_path / "streams", base)
+    shared = {
+        f"shared{seed}": stream_adapter_directory(
+            tmp_path / f"shared{seed}", base, mode="shared", lora_rank=4, seed=seed
+        )
+        for seed in (1, 2)
+    }
+    tiny = Resident(base, streams, **shared)
+    service = tiny.service(most_texts=4, most_waiting=4)
+    load = press(service, 8, 12, 24)
+    assert compare(load, tiny.models, tiny.tokenizer, 24) == []
+    known = {"complete", "complete, read slowly", "left", "status 400", "status 413", "status 429"}
+    assert set(load.counts) <= known, load.counts
+    assert load.counts["complete"] > 2
+    assert load.counts["left"] > 0
+    assert load.held <= 8
+    ask, text = load.complete[0]
+    load.complete.append((ask, f"{text}x"))
+    load.begun.append((ask, f"x{text}"))
+    wrong = compare(load, tiny.models, tiny.tokenizer, 24)
+    assert [(a, t) for a, t, _ in wrong] == [(ask, f"{text}x"), (ask, f"x{text}")]

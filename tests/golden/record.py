@@ -48,15 +48,12 @@ KEPT = HERE / "kept"
 class Observed:
     """What was seen of the steps, and the clock that they set.
 
-    Attributes:
-        passes: of every pass a word for each sequence: ``place/nodes/width:accepted``, or ``p`` for
-            a plain step; those of one pass are joined by ``+``.
-        now: the seconds of the clock.
+    A sequence of a pass is ``place/nodes/width:accepted``, or ``p`` where the step is plain.
     """
 
     def __init__(self) -> None:
         self.passes: list[list[str]] = []
-        self.now = 1000.0
+        self.now = 1000.0  # seconds
 
     def clock(self) -> float:
         """Read the clock, which takes no time to speak of."""
@@ -198,11 +195,6 @@ def tiny_together(seen: Observed) -> Any:
             )
             found[f"{kind}, {sampling}"] = [*map(words, response.token_ids), seen.taken()]
     return found
-
-
-def quick(seen: Observed) -> Any:
-    """One prompt of each kind."""
-    return tiny_alone(seen, count=1, length=16)
 
 
 def ended(command: str) -> list[Any]:
@@ -469,7 +461,7 @@ def real_prompts() -> list[tuple[str, Any]]:
 
 
 PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
-    "quick": (quick, True),
+    "quick": (partial(tiny_alone, count=1, length=16), True),
     "tiny alone": (tiny_alone, False),
     "tiny together": (tiny_together, False),
     "two processes": (two_processes, False),

@@ -1,13 +1,18 @@
-"""The prediction for Apple chips: its kernels, its choice of a tree, and how far off it is."""
+"""The prediction for Apple chips, and the acceptance that it takes."""
 
+import numpy as np
 import pytest
 from command_line import result_of
+from random_models import random_prompt, request, speculative_model
 
 from benchmarks.prediction import simulation
+from benchmarks.prediction.acceptance_table import AcceptanceCounts, measure_acceptance
 from benchmarks.prediction.apple_machines import chip
 from benchmarks.prediction.metal_cost import batch_limit, work
 from benchmarks.prediction.published_points import points
 from benchmarks.report import RESULTS
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.scheduler import decode
 
 MOST_OFF = 1.25
 """Predicted over published and the reverse, of every point but the next."""
@@ -50,3 +55,27 @@ def test_the_command_writes_what_is_committed(tmp_path):
     assert result.exit_code == 0, result.output
     for name in ("simulation.json", "simulation.md"):
         assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+def test_the_measured_table_counts_what_was_written(mode):
+    """All of the vocabulary as candidates: each depth is reached, and one rank is right."""
+    model, prompts = speculative_model(mode=mode, seed=1), [random_prompt(9), random_prompt(4)]
+    settings = DraftSettings(tree_width=97, tree_size=4)
+    counts = measure_acceptance(model, prompts, settings, max_tokens=20)
+    expected = AcceptanceCounts(3, 97)
+    for prompt in prompts:
+        text, drafts = [], []
+        for step in decode(model, request(prompt, settings)):
+            text += step.tokens
+            drafts.append((len(text), np.array(step.result.streams.candidates)))
+            if len(text) >= 20:
+                break
+        for start, candidates in drafts:
+            for depth, token in enumerate(text[start : start + 3]):
+                expected.reached[depth] += 1
+                expected.hits[depth] += candidates[depth] == token
+    assert (counts.hits == expected.hits).all()
+    assert (counts.reached == expected.reached).all()
+    assert counts.reached.min() >= 15
+    assert np.sum(counts.rates(), axis=1) == pytest.approx([1, 1, 1])
