@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,11 +39,6 @@ class BatchStats(PlainStats):
     """mlx_lm's statistics, with tokens per sequence and target call as ``accepted_length``."""
 
     accepted_length: float = 0.0
-
-    @property
-    def target_calls(self) -> int:
-        """The number of forward passes of the target over the batch."""
-        return self.generation_steps
 
 
 @dataclass
@@ -82,18 +78,13 @@ def batch_generate(
     mlx_lm's; those that are not listed are as for ``stream_generate``.
 
     Args:
-        prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``. An empty
-            list gives an empty response.
+        prompts: texts, token ids or chat messages, of any lengths; see ``encode_prompt``.
         prompt_caches: for each prompt ``None`` or a list of mlx_lm's caches, after whose rows it
             goes; they are not changed.
         max_tokens: the most tokens to generate: one number for all texts, or one for each.
-        verbose: print the number of texts that have ended, as it grows, and figures.
         return_prompt_caches: also return each text's caches, lists that hold prompt and text.
-        return_token_ids: also return each text's token ids.
-        return_logprobs: also return the log-probability of each token.
         sampler: draws the tokens of all texts. Not a ``keyed_sampler``, with which several
             texts would draw with the same noise: see ``samplers``.
-        logits_processors: for all texts.
         completion_batch_size: the most texts at once; others join as these end.
         prefill_batch_size: raises ``completion_batch_size`` to at least itself, as in mlx_lm;
             prompts are read one after another.
@@ -104,12 +95,10 @@ def batch_generate(
             through one pass, others one after the other.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
-        **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
     Raises:
-        UserError: an argument has a wrong type or is out of range; there is not one number,
-            sampler, adapter or cache for each prompt; or the model cannot run in batches, see
-            ``check_side_by_side``.
+        UserError: an argument is wrong, there is not one number, sampler, adapter or cache for each
+            prompt, or the model cannot run in batches.
     """
     refuse_stream(stream)
     check_side_by_side(model)
@@ -170,18 +159,15 @@ def batch_generate(
         entry.request.check(entry.model)
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
-    ended = 0
-    if verbose:
-        print(_PROGRESS.format(ended, count), end="\r")
     with device.wired(model.model):
-        for group in _groups(sequences):
-            for _ in _written(group, size, stats):
-                ended += 1
-                if verbose:
-                    print(_PROGRESS.format(ended, count), end="\r")
+        written = (one for group in _groups(sequences) for one in _written(group, size, stats))
+        for ended, _ in enumerate(chain([None], written)):
+            if verbose:
+                print(f"[batch_generate] Finished processing {ended}/{count} ...", end="\r")
         if return_prompt_caches:
             for entry, cache in zip(sequences, begun, strict=True):
-                fill(cache, entry.model, entry.rows, prefill_step_size)
+                rows = [*entry.request.prompt, *entry.tokens, *entry.end]
+                fill(cache, entry.model, rows, prefill_step_size)
     stats.wall_time = stats.prompt_time + stats.decode_time
     if count:
         stats.accepted_length = stats.generation_tokens / sum(entry.calls for entry in sequences)
@@ -206,9 +192,6 @@ def batch_generate(
     )
 
 
-_PROGRESS = "[batch_generate] Finished processing {}/{} ..."
-
-
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
     """List a value for each prompt, from one for all or a list with one for each."""
     if not isinstance(values, list | tuple):
@@ -222,7 +205,7 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
 
 @dataclass
 class _Sequence:
-    """One sequence: its model and request, what is written, and why it ended (empty: not yet)."""
+    """One sequence: what is written, and why it ended (empty: not yet)."""
 
     model: SpeculativeModel
     request: Request
@@ -232,11 +215,6 @@ class _Sequence:
     log_probs: list[float] = field(default_factory=list)
     reason: str = ""
     calls: int = 0
-
-    @property
-    def rows(self) -> list[int]:
-        """Token ids of prompt and text, an end token included."""
-        return [*self.request.prompt, *self.tokens, *self.end]
 
     def take(self, step: Step) -> None:
         """Append a step's tokens until the text ends."""
@@ -264,17 +242,16 @@ def _groups(sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
     """Group sequences by what can go through one pass."""
     groups: list[list[_Sequence]] = []
     for entry in sequences:
-        for group in groups:
-            if all(share_a_pass(entry.model, other.model) for other in group):
-                group.append(entry)
-                break
-        else:
-            groups.append([entry])
+        fits = (g for g in groups if all(share_a_pass(entry.model, one.model) for one in g))
+        group = next(fits, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(entry)
     return groups
 
 
 def _written(sequences: Sequence[_Sequence], size: int, stats: BatchStats) -> Iterator[_Sequence]:
-    """Decode all sequences, ``size`` at once; yields each as it ends."""
+    """Decode all sequences, ``size`` at once, and yield each as it ends."""
     start, scheduler = time.perf_counter(), Scheduler()
     waiting, reading = list(sequences), 0.0
     going: dict[TokenSequence, _Sequence] = {}

@@ -12,10 +12,7 @@ from .errors import UserError
 
 
 class Broadcast:
-    """Decisions of rank 0, on all ranks: every plan, and whether a step follows.
-
-    The others receive a checksum of all tokens so far with each.
-    """
+    """Decisions of rank 0, on all ranks, with a checksum of all tokens so far."""
 
     def __init__(self, ranks: Ranks):
         self._ranks, self._checksum = ranks, 0
@@ -45,7 +42,6 @@ class Broadcast:
 
 
 def _values(plan: Plan) -> dict[str, Any]:
-    """The plan as values of JSON."""
     values, tree = {**vars(plan)}, plan.tree
     values["expand"] = [None if one is None else one.tolist() for one in plan.expand]
     values["tree"] = [tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()]
@@ -54,7 +50,6 @@ def _values(plan: Plan) -> dict[str, Any]:
 
 
 def _plan(values: dict[str, Any]) -> Plan:
-    """The plan of ``_values``."""
     tokens, parents, depths = (np.array(one, np.int32) for one in values.pop("tree"))
     log_probs = values.pop("log_probs")
     tree = DraftTree(tokens, parents, depths, None if log_probs is None else np.array(log_probs))

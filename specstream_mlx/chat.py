@@ -20,16 +20,9 @@ class Chat:
     reads them again. An adapter with a prompt template was trained on one task and single texts:
     its turns do not see those before.
 
-    Attributes:
-        messages: the messages so far, each with a ``role`` and a ``content``.
-        cache: the KV rows of ``messages``.
-
-    Args:
-        model, tokenizer: from ``load``.
-        system: the system prompt; ``None``: the chat template's own, if it has one.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
+    ``messages`` are those so far, each with a ``role`` and a ``content``, and ``cache`` holds their
+    KV rows. ``system`` is the system prompt, ``None`` the chat template's own, if any. A tokenizer
+    without a chat template is a ``UserError``.
     """
 
     def __init__(
@@ -52,22 +45,13 @@ class Chat:
 
         Of a reply that is not read to its end, the part that was read stays; if nothing was read,
         the conversation stays as it was.
-
-        Raises:
-            UserError: an option is refused, or the conversation is longer than the model's context.
         """
         template, before = self._model.prompt_template, self.messages
         if template is not None:
             text, before = in_template(text, template), []
-        said = {"role": "user", "content": text}
-        written = ""
-        responses: Any = stream_generate(
-            self._model,
-            self._tokenizer,
-            [*before, said],
-            prompt_cache=self.cache,
-            **options,
-        )
+        said, written = {"role": "user", "content": text}, ""
+        options["prompt_cache"] = self.cache
+        responses: Any = stream_generate(self._model, self._tokenizer, [*before, said], **options)
         try:
             for response in responses:
                 written += response.text

@@ -60,47 +60,35 @@ def stream_generate(
     The arguments up to ``num_draft_tokens`` are mlx_lm's.
 
     Args:
-        model: from ``load``.
-        tokenizer: from ``load``.
+        model, tokenizer: from ``load``.
         prompt: text, token ids, or the messages of a chat; see ``encode_prompt``.
-        max_tokens: the most tokens to generate; -1 for no limit. A model with learned positions
-            ends where they do.
-        draft_model: a second model with the same vocabulary, from ``load`` here or in mlx_lm, which
-            drafts too.
-        stream: refused if it is another than mlx_lm's own, on which everything here runs.
+        max_tokens: -1 for no limit. A model with learned positions ends where they do.
+        draft_model: a second model with the same vocabulary, from ``load`` here or in mlx_lm.
+        stream: mlx_lm's own alone, on which everything here runs.
         sampler: ``keyed_sampler(seed)``; or a ``Sampling`` or what mlx_lm's ``make_sampler``
             returns, under a seed drawn from mlx's random state. ``None``: take the likeliest token.
         logits_processors: functions of (tokens, logits), as in mlx_lm; see ``NodeProcessors``.
-        max_kv_size: number of rows of the KV cache, into which prompt and text must fit. Without
-            effect with ``prompt_cache``, or where the model chooses its caches.
+        max_kv_size: rows of the KV cache, into which prompt and text must fit. Without effect with
+            ``prompt_cache``, or where the model chooses its caches.
         prompt_cache: a ``PromptCache``: what it holds of ``prompt`` is not read again, and
             afterwards it holds this prompt too, in lossless mode also the text. Or a list from
             mlx_lm's ``make_prompt_cache``: ``prompt`` goes after its rows, as in mlx_lm.
-        prefill_step_size: number of prompt tokens per pass.
-        kv_bits: 4 or 8 for a quantized KV cache, ``None`` for none.
-        kv_group_size: number of a head's elements that share a scale, if quantized: 32, 64 or 128.
-        quantized_kv_start: length in tokens at which the cache is quantized, as in mlx_lm.
+        kv_bits, kv_group_size, quantized_kv_start: 4 or 8 for a KV cache that is quantized from
+            that length on, 32, 64 or 128 elements to a scale.
         prompt_progress_callback: called with the number of prompt tokens read so far and of all.
         input_embeddings: refused: drafts are verified as tokens.
-        num_draft_tokens: the most tokens that ``draft_model`` drafts ahead.
         settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
-            rule drafts what is worth most in every step, by the cost of steps on this machine and
-            the hits of guesses in this text; ``lookup``, ``draft_model`` and ``proposers`` alone
-            say of what. Or a ``drafting.Planner`` of one's own.
+            rule drafts what is worth most in every step; ``lookup``, ``draft_model`` and
+            ``proposers`` alone say of what. Or a ``drafting.Planner`` of one's own.
         stop: strings that end the text; only the text before the first of them is yielded.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
-            to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy: its text is
-            not distributed as the model's.
+            to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy.
         **overrides: fields of ``DraftSettings`` that replace those of ``settings``.
 
-    Yields:
-        ``GenerationResponse``; the last one carries ``finish_reason``.
-
     Raises:
-        UserError: an argument has a wrong type or is out of range, refused, or does not fit the
-            model, its KV cache or the verify rule; the prompt is empty or longer than the model's
-            context; while generating, the sampler drew a token outside the vocabulary.
+        UserError: an argument is wrong or does not fit model, KV cache or verify rule, or the
+            prompt the context; later, the sampler drew a token outside the vocabulary.
     """
     refuse_stream(stream)
     if input_embeddings is not None:
@@ -145,7 +133,6 @@ def stream_generate(
 def drafting_of(
     settings: DraftSettings | Proposers | Planner | None, verify: object, overrides: dict[str, Any]
 ) -> DraftSettings | Proposers | Planner | None:
-    """Put the settings of drafts together with fields that replace theirs."""
     if isinstance(settings, DraftSettings):
         return replace(settings, **overrides)
     if settings is None or isinstance(settings, Proposers):
@@ -158,7 +145,6 @@ def drafting_of(
 
 
 def refuse_stream(stream: Any) -> None:
-    """Refuse a stream of MLX's other than mlx_lm's."""
     if stream is not None and stream is not device.generation_stream:
         raise UserError(
             f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
@@ -190,13 +176,6 @@ async def astream_generate(
 
     The work is done in one thread of its own; several generations take turns there. Cancelling the
     task that reads, or closing the generator, ends the work with the step under way.
-
-    Args:
-        model, tokenizer, prompt: see ``stream_generate``.
-        **kwargs: its other arguments.
-
-    Raises:
-        UserError: see ``stream_generate``.
     """
     run = asyncio.get_running_loop().run_in_executor
     begin = partial(stream_generate, model, tokenizer, prompt, **kwargs)
@@ -227,11 +206,7 @@ def generate(
     verbose: bool = False,
     **kwargs: Any,
 ) -> str:
-    """Generate a complete text; see ``stream_generate`` for the arguments.
-
-    Args:
-        verbose: print the text as it comes, and figures after it.
-    """
+    """Generate a complete text, and with ``verbose`` print it; see ``stream_generate``."""
     written = stream_generate(model, tokenizer, prompt, **kwargs)
     if verbose:
         print("=" * 10)

@@ -47,19 +47,13 @@ class PromptCache:
     The rows belong to one model and the LoRA mounted on it; with another they are dropped. A row is
     used again only if reading the prompt from the beginning would make the same row: those of a
     prompt except the last, and in lossless mode those of the generated text.
-
-    Attributes:
-        caches: one KV cache per layer; they may hold more rows than can be used again.
-        unknown_rows: rows at the front from a file of mlx_lm's, which does not name their tokens.
-        tokens: token ids of the reusable rows after the unknown ones.
-        reused: number of tokens of the last prompt that were not read again.
     """
 
     def __init__(self) -> None:
-        self.caches: list[Any] = []
-        self.unknown_rows = 0
-        self.tokens: list[int] = []
-        self.reused = 0
+        self.caches: list[Any] = []  # one a layer; they may hold more rows than can be used again
+        self.unknown_rows = 0  # at the front, from mlx_lm, which does not name their tokens
+        self.tokens: list[int] = []  # of the reusable rows after these
+        self.reused = 0  # tokens of the last prompt that were not read again
         self._owner: tuple[Any, Any] | None = None
         self._generation = 0
 
@@ -79,11 +73,7 @@ class PromptCache:
 
     @classmethod
     def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
-        """Make a prompt cache of a list from mlx_lm's ``make_prompt_cache``.
-
-        Raises:
-            UserError: it is no such list, or one of its caches cannot drop rejected drafts.
-        """
+        """Make a prompt cache of a list from mlx_lm's ``make_prompt_cache``, or refuse it."""
         windows = layer_windows(model.config, model.model)
         if not isinstance(caches, list) or len(caches) != len(windows):
             raise UserError(
@@ -122,8 +112,7 @@ class PromptCache:
         """Read a prompt cache that ``save`` or mlx_lm wrote; ``model_name``: the user's name.
 
         Raises:
-            UserError: the file is damaged, was made with another model or LoRA, or holds a kind of
-                cache that cannot drop rejected drafts.
+            UserError: the file is damaged, another model's or LoRA's, or cannot drop drafts.
         """
         path = Path(path)
         metadata = _metadata(path)
@@ -157,7 +146,7 @@ class PromptCache:
         model_name: str | None = None,
         tokenizer_config: dict[str, Any] | None = None,
     ) -> None:
-        """Write the rows to a ``.safetensors`` file, all of it or, on an error, no file at all.
+        """Write the rows to a ``.safetensors`` file, whole or not at all.
 
         ``model_name`` is the ``--model`` to give to mlx_lm, by default the model's directory, and
         ``tokenizer_config`` the tokenizer's further arguments.
@@ -192,7 +181,7 @@ class PromptCache:
             raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
-        """Copy the rows, to branch a conversation; model and adapter stay the same objects."""
+        """Branch a conversation; model and adapter stay the same objects."""
         return self._with(deepcopy(self.caches, memo))
 
     def without_spare_rows(self) -> "PromptCache":
@@ -209,7 +198,6 @@ class PromptCache:
         return self._with(caches)
 
     def _with(self, caches: list[Any]) -> "PromptCache":
-        """Copy all but the KV caches, with these in their place."""
         copied = copy(self)
         copied.caches, copied.tokens, copied._generation = caches, list(self.tokens), 0
         return copied
@@ -218,10 +206,7 @@ class PromptCache:
         return self.rows
 
     def __repr__(self) -> str:
-        kind = ""
-        if self.quantized is not None:
-            kind = ", {} bits in groups of {}".format(*self.quantized)
-        return f"PromptCache({self.rows} rows of {len(self.caches)} layers{kind})"
+        return f"PromptCache({self.rows} rows of {len(self.caches)} layers)"
 
     @property
     def rows(self) -> int:
@@ -241,9 +226,6 @@ class PromptCache:
 
         The last token's logits are needed, so its row is dropped. Returns the generation's number,
         for ``extend`` and ``check_current``.
-
-        Raises:
-            UserError: ``unknown_rows`` were made with another model, adapter or quantization.
         """
         other, quantized = self._other_model(model), self.quantized
         if other is None and quantized not in (None, (quantization.bits, quantization.group_size)):
@@ -290,11 +272,7 @@ class PromptCache:
 
 
 def _owner(model: SpeculativeModel) -> tuple[Any, Any]:
-    """Return the owner of prompt rows: the base, and the adapter if it has LoRA."""
     return model.base, model.adapter if model.adapter and model.adapter.lora else None
-
-
-# Files ----------------------------------------------------------------------------------------
 
 
 def read_metadata(path: Path) -> tuple[str | None, dict[str, Any]]:
@@ -399,7 +377,7 @@ def _check_made_by(
 def _check_name(
     path: Path, found: str | None, model: SpeculativeModel, model_name: str | None
 ) -> None:
-    """Compare the models' names, as mlx_lm does; two names of one directory are the same here."""
+    """Compare the models' names, as mlx_lm does, but two names of one directory are the same."""
     expected = model_name or str(model.path)
     if found in (expected, None) or (os.path.isdir(found) and os.path.samefile(found, model.path)):
         return

@@ -67,7 +67,6 @@ def _chat(
     continue_final_message: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """Apply the template to messages, left open or up to the answer."""
     try:
         text = tokenizer.apply_chat_template(
             messages,
@@ -88,21 +87,13 @@ def encode_prompt(
     template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Encode a prompt.
+    """Encode text, token ids or messages.
 
-    Token ids are taken as they are. Messages are put into the chat template; if the last one is the
-    assistant's, it is continued. Text is encoded as in mlx_lm, which adds special tokens unless it
-    begins with the bos token; but with a ``template``, raw text is put into that and the chat
-    template, see ``chat_prompt``. Text is not raw if it begins with a special token or like the
-    chat template's own text.
-
-    Args:
-        tokenizer, prompt: from ``load``; text, token ids or messages.
-        template: the adapter's ``prompt_template``.
-        tools: descriptions of tools for the chat template, if the prompt is messages.
-
-    Raises:
-        UserError: the prompt is none of these, or the chat template refuses it.
+    Token ids are taken as they are. Messages are put into the chat template, with ``tools``; if the
+    last one is the assistant's, it is continued. Text is encoded as in mlx_lm, which adds special
+    tokens unless it begins with the bos token; but with an adapter's ``template``, raw text is put
+    into that and the chat template, see ``chat_prompt``. Text is not raw if it begins with a
+    special token or like the chat template's own text.
     """
     if isinstance(prompt, str):
         try:
@@ -127,7 +118,6 @@ def encode_prompt(
 
 
 def _is_templated(tokenizer: TokenizerWrapper, text: str) -> bool:
-    """Tell whether a text begins like those of ``apply_chat_template``."""
     openings = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     if tokenizer.has_chat_template:
         openings.append(_turn(tokenizer, _TEXT).partition(_TEXT)[0])

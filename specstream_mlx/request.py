@@ -25,18 +25,12 @@ Progress = Callable[[int, int], Any]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and all else that a generation depends on besides its model.
+    """A prompt and all else that a generation depends on; see ``stream_generate``.
 
-    Attributes:
-        prompt: token ids, at least one.
-        drafting: settings of every step's drafts, or a ``Planner`` of this sequence's own; ``None``
-            or ``Proposers``: the rule plans the steps.
-        max_tokens, end_tokens: end the sequence with the step that reaches or writes them.
-        prefill_step_size: number of prompt tokens per pass.
-        quantization: settings of the KV cache's quantization.
-        sampler, logits_processors, verify, prompt_cache: see ``stream_generate``.
-        progress: called before prefill, after each pass and at the first token, with the tokens
-            read so far, those of ``prompt_cache`` included.
+    ``drafting``: settings of every step's drafts, or a ``Planner`` of this sequence's own; ``None``
+    or ``Proposers``: the rule plans the steps. ``max_tokens`` and ``end_tokens`` end the sequence
+    with the step that reaches or writes them. ``progress`` is called before prefill, after each
+    pass and at the first token, with the tokens read so far, those of ``prompt_cache`` included.
     """
 
     prompt: Sequence[int]
@@ -53,7 +47,6 @@ class Request:
 
     @property
     def rule(self) -> type[VerifyRule]:
-        """The verify rule; where none is set, the sampler decides."""
         return find_rule(self.verify, self.sampler)
 
     @property

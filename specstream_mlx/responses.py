@@ -20,9 +20,7 @@ from .scheduler import Step, fill
 
 @dataclass
 class GenerationResponse(PlainResponse):
-    """mlx_lm's response, with counts so far: target calls, tokens per target call, drafted nodes
-    that the target has tested, and those that were emitted.
-    """
+    """mlx_lm's response, with counts so far; ``drafted_tokens`` are those that were tested."""
 
     target_calls: int = 0
     accepted_length: float = 0.0

@@ -26,8 +26,7 @@ from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .request import Request
 
-_AWAY = 0.2
-"""Share of a step's time that others may have had the thread, if it is to count as the step's."""
+_AWAY = 0.2  # of a step's time others may have had the thread, if it is to count as the step's
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,6 @@ class Step:
 
     @property
     def tree(self) -> DraftTree:
-        """The tree that was drafted."""
         return self.plan.tree
 
     def log_probs(self) -> mx.array | None:
@@ -70,11 +68,7 @@ class TokenSequence:
     plan: Plan
 
     def __init__(
-        self,
-        model: SpeculativeModel | None,
-        request: Request,
-        decoder: Any = None,
-        reused: int = 0,
+        self, model: SpeculativeModel | None, request: Request, decoder: Any = None, reused: int = 0
     ):
         self.model, self.request, self._cache = model, request, request.prompt_cache
         self._mounted = _mounted(model)
@@ -89,8 +83,7 @@ class TokenSequence:
                 self._generation = self._cache.begin(model, request.prompt, request.quantization)
                 caches, reused = self._cache.caches, self._cache.reused
             share = model.ranks.share if model.ranks else None
-            parts = model.model, model.streams, caches
-            decoder = Decoder(*parts, share=share, head=model.head)
+            decoder = Decoder(model.model, model.streams, caches, share=share, head=model.head)
             if self._cache is not None:
                 self._cache.caches = decoder.caches
         self.decoder = decoder
@@ -139,15 +132,13 @@ class TokenSequence:
         self.plan = self._planned(lambda planner: planner.first(self.root))
 
     def _new_planner(self) -> Planner:
-        request, model, drafting = self.request, self.model, self.request.drafting
+        model, prompt, drafting = self.model, self.request.prompt, self.request.drafting
         if isinstance(drafting, Planner):
             return drafting
         assert model is not None
         if isinstance(drafting, DraftSettings):
-            return fixed_planner(drafting, model, request.prompt, self.rule)
-        return rule_planner(
-            model, request.prompt, request.quantization, drafting or USUAL, self.rule
-        )
+            return fixed_planner(drafting, model, prompt, self.rule)
+        return rule_planner(model, prompt, self.request.quantization, drafting or USUAL, self.rule)
 
     def _planned(self, make: Callable[[Planner], Plan]) -> Plan:
         """Make a plan where there is a planner, on rank 0, and broadcast it."""
@@ -163,7 +154,6 @@ class TokenSequence:
         return self.plan.pipelined and self._left != 1 and not self.ended
 
     def share_pass(self, count: int) -> BatchCosts | None:
-        """Let the planner weigh passes of so many sequences; returns what notes their cost."""
         return None if self._planner is None else self._planner.share_pass(count)
 
     def take(self, step: Step, seconds: float | None) -> None:
@@ -202,7 +192,7 @@ class TokenSequence:
             self._unrecorded = []
 
     def finish(self, caches_of: Callable[[], list[Any]]) -> None:
-        """Hand the rows of ``caches_of()``, one cache per layer, to the prompt cache."""
+        """Hand the rows of ``caches_of()`` to the prompt cache."""
         if self._cache is not None and self._unrecorded:
             self._cache.caches = caches_of()
             self._cache.extend(self._generation, self._unrecorded)
@@ -219,13 +209,11 @@ class TokenSequence:
 
 
 def _mounted(model: SpeculativeModel | None) -> tuple[Any, ...]:
-    """What is mounted on a model."""
     return () if model is None else (model.adapter, model.streams, model.head)
 
 
 Steps = list[tuple[TokenSequence, Step]]
 """The steps of one target call, one for each sequence that was part of it."""
-
 
 _Call = tuple[list[Plan], list[StepResult], float]
 """A target call under way: its plans and results, and when it was enqueued."""
@@ -254,23 +242,16 @@ class Scheduler:
         self._on_time = False  # whether the last step's time is its own
 
     def __len__(self) -> int:
-        """Count the sequences that go on."""
         return len(self._going)
 
     def takes(self, model: SpeculativeModel) -> bool:
         """Whether a sequence of a model may go through one pass with the others."""
-        try:
-            check_side_by_side(model)
-        except UserError:
-            return False
-        return all(one.model is None or share_a_pass(model, one.model) for one in self._going)
+        return not _stays_alone(model) and all(
+            one.model is None or share_a_pass(model, one.model) for one in self._going
+        )
 
     def add(self, sequence: TokenSequence) -> TokenSequence:
-        """Read the rest of a sequence's prompt and let it join the calls after the one under way.
-
-        Raises:
-            UserError: the prompt cannot be read, or model or KV cache cannot run with others.
-        """
+        """Read the rest of a sequence's prompt and let it join after the call under way."""
         model = sequence.model
         if self._going and model is not None:
             check_side_by_side(model)
@@ -308,7 +289,6 @@ class Scheduler:
             self.close()
 
     def close(self) -> None:
-        """Stop all sequences."""
         if self._broadcast is not None:
             self._broadcast.over()
         for sequence in list(self._going):
@@ -360,7 +340,7 @@ class Scheduler:
         self._costs = {one for one in costs if one is not None}
 
     def _caches_of(self, sequence: TokenSequence) -> list[Any]:
-        """Return the KV caches of a sequence that was part of the last call, one per layer."""
+        """Return the KV caches of a sequence that was part of the last call."""
         with mx.stream(device.generation_stream):
             caches: list[Any] = self._decoder.rows_of(self._present.index(sequence))
         if caches is not self._decoder.caches:
@@ -368,7 +348,6 @@ class Scheduler:
         return caches
 
     def _enqueue(self) -> _Call:
-        """Enqueue the call of the sequences' plans."""
         start, plans = time.perf_counter(), [sequence.plan for sequence in self._present]
         if all(plan.pipelined for plan in plans):
             roots = [mx.array([sequence.root]) for sequence in self._present]
@@ -451,7 +430,6 @@ class Scheduler:
         return seconds
 
     def _plan(self, steps: Steps) -> None:
-        """Plan the sequences' next steps."""
         count = len(self._present)
         if count > 1 and steps:
             rows = count * max(len(step.tree) for _, step in steps)
@@ -470,21 +448,15 @@ class Scheduler:
 
 
 def _is_plain(call: _Call) -> bool:
-    """Whether a call is one of plain steps."""
     return all(plan.pipelined for plan in call[0])
 
 
 def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
-    """List the arrays that the host will read."""
     return [array for result in results for array in result.arrays()]
 
 
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
-    """Generate from a request, one ``Step`` per target call.
-
-    Raises:
-        UserError: the model cannot do what is requested; later, see ``Scheduler.step``.
-    """
+    """Check that a model can do what is requested, and decode it, one ``Step`` per target call."""
     request.check(model)
     return _decode(model, request)
 
@@ -501,21 +473,23 @@ def steps_of(sequence: TokenSequence) -> Iterator[Step]:
         yield step
 
 
+def _stays_alone(model: SpeculativeModel) -> str | None:
+    """Say why several sequences cannot go through a model at once; ``None``: they can."""
+    architecture = architecture_of(model.config["model_type"])
+    if architecture.positions != "rope":
+        return "its positions are learned"
+    if architecture.array_masks:
+        return "its attention is not known to take a mask per sequence"
+    windows = any(window is not None for window in layer_windows(model.config, model.model))
+    return "it has sliding windows" if windows else None
+
+
 def check_side_by_side(model: SpeculativeModel) -> None:
     """Check that several sequences may go through a model at once."""
-    name = model.config["model_type"]
-    architecture = architecture_of(name)
-    reason = None
-    if architecture.positions != "rope":
-        reason = "its positions are learned"
-    elif architecture.array_masks:
-        reason = "its attention is not known to take a mask per sequence"
-    elif any(window is not None for window in layer_windows(model.config, model.model)):
-        reason = "it has sliding windows"
-    if reason:
+    if reason := _stays_alone(model):
         raise UserError(
-            f"model_type is {name!r}, which cannot decode in batches: {reason}; "
-            "expected one prompt at a time"
+            f"model_type is {model.config['model_type']!r}, which cannot decode in batches: "
+            f"{reason}; expected one prompt at a time"
         )
 
 
@@ -535,12 +509,12 @@ def fill(
     """Read a prompt into ``prompt_cache``, so that it holds a KV row for each of its tokens."""
     quantization.check(model.model, model.config)
     # A sequence leaves its last token unread: that of the prompt is read by itself, as by mlx_lm.
+    request = Request(
+        prompt,
+        prefill_step_size=prefill_step_size,
+        quantization=quantization,
+        prompt_cache=prompt_cache,
+    )
     for tokens in (prompt, [*prompt, prompt[-1]]):
-        request = Request(
-            tokens,
-            prefill_step_size=prefill_step_size,
-            quantization=quantization,
-            prompt_cache=prompt_cache,
-        )
-        for _ in TokenSequence(model, request):
+        for _ in TokenSequence(model, replace(request, prompt=tokens)):
             pass

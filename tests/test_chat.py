@@ -4,7 +4,6 @@ import json
 
 import pytest
 from command_line import run
-from tiny_models import tiny_llama_directory
 
 from specstream_mlx import Chat, UserError, generate, load
 
@@ -52,10 +51,6 @@ def test_an_adapters_turns_stand_alone(toy_directory):
     first = said(chat, "table t(name): list it")
     said(chat, "table u(city): list it")
     assert said(chat, "table t(name): list it") == first
-
-
-def test_without_a_chat_template_there_is_no_chat(tmp_path):
-    model, tokenizer = load(tiny_llama_directory(tmp_path))
     tokenizer.has_chat_template = False
     with pytest.raises(UserError, match="no chat template"):
         Chat(model, tokenizer)

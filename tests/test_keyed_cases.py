@@ -56,7 +56,6 @@ EVERY = range(len(MODELS))
 CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]
 FAMILIES = ["Mistral 0.3", "Phi-2", "Phi-3 mini 128k, longrope", "Qwen2.5, yarn", "Qwen3 8B"]
 FAMILIES += ["Gemma 3", "OPT"]
-"""Models of other architectures; mlx_lm's own caches have the windows of the one that has any."""
 DRAFTS = [*(DraftSettings(**fields) for fields in TREES.values()), *KINDS]
 
 
@@ -83,12 +82,8 @@ def datastore():
 def random_sampler(rng):
     """Makes the same sampler again and again; ``None`` at temperature 0."""
     temp, seed = rng.choice([0, 0.5, 1.0]), rng.choice([rng.randrange(100), rng.getrandbits(64)])
-    filters = {
-        "top_p": rng.choice([0.5, 0.8, 0.95]),
-        "min_p": rng.choice([0.02, 0.2]),
-        "top_k": rng.choice([2, 10, 40]),
-        "xtc_probability": 0.5,
-    }
+    filters = {"top_p": rng.choice([0.5, 0.8, 0.95]), "min_p": rng.choice([0.02, 0.2])}
+    filters |= {"top_k": rng.choice([2, 10, 40]), "xtc_probability": 0.5}
     if temp == 0:
         return lambda: None
     chosen = {name: value for name, value in filters.items() if rng.random() < 0.4}
@@ -96,11 +91,8 @@ def random_sampler(rng):
 
 
 def random_processors(rng):
-    penalties = {
-        "repetition_penalty": rng.choice([0.8, 1.3]),
-        "frequency_penalty": 0.3,
-        "logit_bias": {rng.randrange(VOCAB_SIZE): rng.choice([-3.0, 3.0])},
-    }
+    penalties = {"repetition_penalty": rng.choice([0.8, 1.3]), "frequency_penalty": 0.3}
+    penalties["logit_bias"] = {rng.randrange(VOCAB_SIZE): rng.choice([-3.0, 3.0])}
     chosen = {name: value for name, value in penalties.items() if rng.random() < 0.3}
     return make_logits_processors(**chosen)
 
@@ -115,12 +107,10 @@ def texts(model, prompt, count, drafting, **options):
 
 def plain(model, prompt, count, sampler, processors=()):
     """Plain decoding: mlx_lm's in lossless mode, else one token a step, streams beside it."""
+    options = {"sampler": sampler, "logits_processors": processors}
     if model.mode == "lossless":
-        return plain_tokens(
-            model.model, prompt, count, sampler=sampler, logits_processors=processors
-        )
-    return texts(model, prompt, count, DraftSettings(speculation=False),
-                 sampler=sampler, logits_processors=processors)  # fmt: skip
+        return plain_tokens(model.model, prompt, count, **options)
+    return texts(model, prompt, count, DraftSettings(speculation=False), **options)
 
 
 def check_one(rng, model, random_drafting):
@@ -151,13 +141,12 @@ def any_drafting(rng, model, prompt, expected):
 
 
 def check_case(number, models):
-    """One case; its number and the models to choose from say all."""
     rng = random.Random(number)
     check_one(rng, model_of(rng.choice(models)), any_drafting)
 
 
-def random_proposers(rng):
-    """Some of the proposers beside the streams, lookup and a draft model among them or not."""
+def with_proposers(rng, model, prompt, expected):
+    """Proposers beside the streams, by the rule or in a tree of any shape."""
     sizes = {"columns": rng.randint(1, 5), "ngram": rng.randint(2, 5), "most": rng.randint(1, 4)}
     makers = [PromptLookup, Suffix, partial(Retrieval, path=datastore())]
     makers.append(partial(Lookahead, **sizes))
@@ -165,16 +154,8 @@ def random_proposers(rng):
     fields["proposers"] = rng.sample(makers, rng.randint(0, len(makers)))
     if rng.random() < 0.5:
         draft = model_of(rng.choice(EVERY))
-        fields |= {
-            "draft_model": rng.choice([draft, draft.model]),
-            "num_draft_tokens": rng.randint(1, 8),
-        }
-    return fields
-
-
-def with_proposers(rng, model, prompt, expected):
-    """Proposers beside the streams, by the rule or in a tree of any shape."""
-    fields = random_proposers(rng)
+        fields["draft_model"] = rng.choice([draft, draft.model])
+        fields["num_draft_tokens"] = rng.randint(1, 8)
     if rng.random() < 0.4:
         return Proposers(**fields)
     settings = DraftSettings(**rng.choice(list(TREES.values())) | fields)
@@ -194,7 +175,6 @@ def check_shortlists(number, models):
 
 
 def in_parts(check, models, first, count, size, *marks):
-    """Cases of a check from a number on, in parts of a size."""
     return [
         pytest.param(check, models, start, size, marks=marks, id=f"{check.__name__} {start}")
         for start in range(first, first + count, size)

@@ -124,7 +124,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
         "step_costs": curve and curve.state(),
-        "step_seconds": curve.points if curve is not None and curve.rounds else None,
+        "step_seconds": curve.points if curve is not None and curve.spread is not None else None,
         "missing": missing,
     }
 

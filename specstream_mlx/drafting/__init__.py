@@ -23,10 +23,7 @@ class Planner(Protocol):
         """Plan the step after the newest token, ``root``, given the streams' guesses after it."""
 
     def share_pass(self, count: int) -> Any:
-        """Note that the next passes are of ``count`` sequences, this one included.
-
-        Returns the ``cost.BatchCosts`` of passes; ``None``: this planner weighs none.
-        """
+        """Weigh passes of ``count`` sequences; returns their ``cost.BatchCosts``, if it does."""
         return None
 
     def finish(self) -> None:

@@ -86,7 +86,7 @@ def with_paths(nodes: Sequence[Node], paths: Sequence[Path]) -> list[Node]:
     nodes = list(nodes)
     if not paths:
         return nodes
-    known: dict[tuple[int, int], int] = {(n.parent, n.token): i for i, n in enumerate(nodes)}
+    known = {(node.parent, node.token): place for place, node in enumerate(nodes)}
     for path in paths:
         parent = -1
         for depth, token in enumerate(path, start=1):

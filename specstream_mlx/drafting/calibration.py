@@ -56,7 +56,7 @@ class Backoff:
         self._left, self._span, self._due = 0, 1, False
 
     def note(self, gain: float) -> None:
-        """Take in the tokens that a round of guesses was right about."""
+        """Take in how many tokens a round of guesses was right about."""
         self._gain, self._rounds = averaged(self._gain, self._rounds, gain, GAIN_MEMORY)
 
     def begin(self, cost: float) -> bool:
@@ -104,7 +104,9 @@ class StreamAverages:
 
     def take(self, guesses: StreamGuesses) -> None:
         """Take the guesses of a step, which later tokens will judge."""
-        self._newest, self._trunk = guesses, _trunk_of(guesses)
+        self._newest, self._trunk = guesses, ()
+        while following := guesses.after(self._trunk):  # the path of first guesses
+            self._trunk = (*self._trunk, following[0][0])
         self._behind.clear()
         if guesses.depth:
             self._pending.append(_Guessed(guesses))
@@ -137,10 +139,8 @@ class StreamAverages:
             for rank, (_, score) in enumerate(guesses)
         ]
         scale = min(1.0, MOST_TOGETHER / max(sum(probabilities), _LEAST))
-        return [
-            (token, math.log(max(probability * scale, _LEAST)))
-            for (token, _), probability in zip(guesses, probabilities, strict=True)
-        ]
+        logs = [math.log(max(probability * scale, _LEAST)) for probability in probabilities]
+        return [(token, log) for (token, _), log in zip(guesses, logs, strict=True)]
 
     def _judge(self, guessed: _Guessed, token: int) -> bool:
         """Count the guesses for this token; returns whether deeper ones may still be reached."""
@@ -160,11 +160,3 @@ class StreamAverages:
         guessed.path = (*guessed.path, token)
         listed = any(guess == token for guess, _ in guesses)
         return listed and len(guessed.path) < guessed.guesses.depth
-
-
-def _trunk_of(guesses: StreamGuesses) -> Path:
-    """Return the path of first guesses."""
-    path: Path = ()
-    while following := guesses.after(path):
-        path = (*path, following[0][0])
-    return path

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ..hardware import device, user_cache
+from ..hardware import user_cache
 from .proposer import MOST_NODES
 
 MOST_ROWS = 4 * MOST_NODES  # up to which costs differ: proposers may require more than MOST_NODES
@@ -31,7 +31,7 @@ beside every node (``beside``). Shared streams run in ``none`` too, but make no 
 a draft head guesses after the accepted node."""
 
 Job = tuple[Place, int]
-"""A place, and the number of nodes of a step to be timed, the root included."""
+"""A place and the number of nodes of a step to be timed."""
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
 _ROUNDS = 6
@@ -59,7 +59,6 @@ class CostCurve:
 
     points: dict[Place, tuple[tuple[int, float], ...]]
     spread: float | None = None
-    rounds: int = 0
     measured: float = 0.0
 
     @property
@@ -116,12 +115,7 @@ class StepCosts:
     A file with other ``facts`` (JSON values) than those that the costs depend on is ignored.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        facts: dict[str, Any],
-        places: Sequence[Place],
-    ):
+    def __init__(self, path: Path, facts: dict[str, Any], places: Sequence[Place]):
         self._path, self._facts = path, facts
         self.batches = BatchCosts()
         # A single node without streams is a plain step, where there are these.
@@ -185,16 +179,14 @@ class StepCosts:
         """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
         curve, timings = known.get("curve"), known["timings"]
         if curve is not None:
-            spread, rounds, measured = (
-                float(curve[name]) for name in ("spread", "rounds", "measured")
-            )
+            spread, measured = float(curve["spread"]), float(curve["measured"])
             points = {
                 place: tuple((int(n), float(s)) for n, s in curve["points"][place])
                 for place in self.curve.points
             }
             if min(s for pairs in points.values() for _, s in pairs) <= 0:
                 raise ValueError("a step takes no time")
-            self.curve = CostCurve(points, spread, int(rounds), measured)
+            self.curve = CostCurve(points, spread, measured)
         self._left = list(self._jobs) if timings else []
         for (place, nodes), seconds in timings:
             if (place, nodes) not in self._left:
@@ -226,7 +218,7 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
         points[place].append((nodes, statistics.median(steady[place, nodes])))
     spread = statistics.median(map(_spread, steady.values()))
     ascending = {place: _ascending(seconds) for place, seconds in points.items()}
-    return CostCurve(ascending, spread, len(rounds), now)
+    return CostCurve(ascending, spread, now)
 
 
 def _by_job(timings: Iterable[tuple[Job, float]]) -> dict[Job, list[float]]:
@@ -279,39 +271,34 @@ class _Passes:
     """The newest passes of each number of rows, of which a line says what rows cost."""
 
     def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BATCH_TIMES))
+        self.recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BATCH_TIMES))
         self._newest: dict[int, int] = {}  # number of the newest pass
         self._count = 0
         self._line: Line | None = None
 
-    def __bool__(self) -> bool:
-        """Whether any pass was timed."""
-        return bool(self._recent)
-
     def note(self, rows: int, seconds: float) -> None:
-        """Take in a pass."""
         self._count += 1
-        self._recent[rows].append(seconds)
+        self.recent[rows].append(seconds)
         self._newest[rows] = self._count
         for size in [n for n, at in self._newest.items() if self._count - at > BATCH_MEMORY]:
-            del self._recent[size], self._newest[size]  # so that it may be tried again
+            del self.recent[size], self._newest[size]  # so that it may be tried again
         self._line = None
 
     def line(self, least: int, solo: Line) -> Line:
-        """Return the least-squares line through the passes, drawn towards the slope of ``solo``,
-        the steps of one sequence; ``least`` is the rows of a pass that drafts nothing.
+        """Return the least-squares line, drawn towards the slope of ``solo``, the steps of one
+        sequence; ``least`` is the rows of a pass that drafts nothing.
         """
-        if not self._recent:
+        if not self.recent:
             return solo
         if self._line is not None:
             return self._line
-        sizes = sorted(self._recent, reverse=True)
+        sizes = sorted(self.recent, reverse=True)
         usual: list[float] = []
         for size in sizes:
-            seconds = statistics.median_low(self._recent[size])
+            seconds = statistics.median_low(self.recent[size])
             # Fewer rows never take longer; if they seem to, other programs had the processor.
             usual.append(min(seconds, usual[-1]) if usual else seconds)
-        weights = [len(self._recent[size]) for size in sizes]
+        weights = [len(self.recent[size]) for size in sizes]
         rows, level = (statistics.fmean(values, weights) for values in (sizes, usual))
         far = [size - rows for size in sizes]
         spread = sum(w * x * x for w, x in zip(weights, far, strict=True))
@@ -342,8 +329,8 @@ class Share:
 
     rate: float
     nodes: int
-    seconds: tuple[float, float]
-    rows: tuple[float, float]
+    seconds: Sequence[float]
+    rows: Sequence[float]
 
     def costs(self, guesses: bool) -> list[float]:
         """Return the seconds of its share by nodes, 0 to ``MOST_ROWS``."""
@@ -355,7 +342,7 @@ class BatchCosts:
     """Costs of passes of several sequences of one model, by their number."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, _BatchPasses] = defaultdict(_BatchPasses)
+        self._batches = defaultdict[int, _BatchPasses](_BatchPasses)
 
     def note(
         self, count: int, rows: int, guesses: bool, tokens: int, seconds: float | None
@@ -381,7 +368,7 @@ class BatchCosts:
         """Return the share of one of so many; ``solo``: costs alone, without and with guesses."""
         batch = self._batches[count]
         lines = [one.line(count, own) for one, own in zip(batch.passes, solo, strict=True)]
-        timed = [bool(one) for one in batch.passes]
+        timed = [bool(one.recent) for one in batch.passes]
         if timed[0] != timed[1]:  # what was never timed is to the other as with one sequence
             other = int(timed[1])
             ratio = _seconds(solo[1 - other], count) / _seconds(solo[other], count)
@@ -394,8 +381,8 @@ class BatchCosts:
         nodes, row = 1, lines[1][1]
         while nodes < MOST_NODES and batch.gains[nodes - 1] > rate * row * batch.noted:
             nodes += 1
-        first, second = (_seconds(line, count * nodes) / count for line in lines)
-        return Share(rate, nodes, (first, second), (count * lines[0][1], count * lines[1][1]))
+        seconds = [_seconds(line, count * nodes) / count for line in lines]
+        return Share(rate, nodes, seconds, [count * row for _, row in lines])
 
 
 def _seconds(line: Line, rows: float) -> float:
@@ -407,9 +394,3 @@ def _seconds(line: Line, rows: float) -> float:
 def directory() -> Path:
     """Return the directory of the files, one for each cost curve."""
     return user_cache.directory() / "step-costs"
-
-
-def device_facts() -> dict[str, Any]:
-    """Return the facts of the machine that the cost of a step depends on."""
-    described = device.describe()
-    return {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")}

@@ -36,10 +36,9 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 
 
 class DraftModel(Proposer):
-    """A second model that has read the sequence, and guesses up to ``most`` tokens after it.
+    """A second model, which guesses up to ``most`` tokens after the sequence.
 
-    A level is drafted only if its tokens may be worth the pass; a model not worth its passes
-    pauses.
+    A level is drafted only if its tokens may be worth the pass; not worth its passes, it pauses.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
@@ -81,16 +80,13 @@ class DraftModel(Proposer):
         self._averages.take(self._guesses)
 
     def children(self, path: Path) -> Guesses:
-        """Return the model's guesses after a path that it has read; elsewhere it has none."""
         return self._averages.after(path)
 
     def spent(self) -> float:
-        """Return the seconds of the passes since the last call."""
         spent, self._spent = self._spent, 0.0
         return spent
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
-        """Return the guesses after all paths that the model has read."""
         started = time.perf_counter()
         long = len(self._unread) > _CHUNK
         logits = self._reader.read(self._unread)
@@ -135,13 +131,13 @@ class DraftModel(Proposer):
         return hope > self._pass_cost(price) + price.row
 
     def _pass_cost(self, price: Price) -> float:
-        """Return the worth of a pass's time in tokens; 0 where nothing has a price."""
+        """Return the worth of a pass's time in tokens."""
         if price.plain is None or self._seconds is None:
             return price.rate * self._share
         return price.rate * self._seconds / price.plain
 
     def _ranked(self, logits: mx.array, place: int) -> list[Guesses]:
-        """Return the likeliest tokens of each row of logits (rows, n), as the rule draws them."""
+        """Return the likeliest tokens of each row of logits, as the rule draws them."""
         tokens, log_probs = self._rule.rank_drafts(logits, place, self._width)
         mx.eval(tokens, log_probs)
         rows = zip(np.array(tokens), np.array(log_probs), strict=True)
@@ -186,10 +182,7 @@ class _Reader:
             part = tokens[start : start + _CHUNK]
             last = start + _CHUNK >= len(tokens)
             stand_ins = self._stand_ins(Rows(self._caches[0].offset))
-            if last:
-                logits = self._model.logits(self._ids(part), stand_ins)
-            else:
-                self._model.logits(self._ids(part), stand_ins)
+            logits = self._model.logits(self._ids(part), stand_ins)
             commit(stand_ins, [range(len(part))])
             if not last:
                 mx.eval([cache.state for cache in self._caches])

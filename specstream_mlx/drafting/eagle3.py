@@ -37,9 +37,6 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 _FLAGS = "norm_before_residual", "norm_output"
 
 
-# The layer ----------------------------------------------------------------------------------
-
-
 class _RowsRope:
     """A rotary embedding that also takes a position for every row."""
 
@@ -104,11 +101,9 @@ class Eagle3:
     norm_output: bool
 
     def begin(self, model: BorrowedModel) -> DraftHead:
-        """Begin a text; see ``MountedHead``."""
         return RecurrentHead(self, model)
 
     def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
-        """Apply ``fc`` to the hidden states of the boundaries."""
         if "fc_norm" in self.network:
             pairs = zip(self.network.fc_norm, features, strict=True)
             features = tuple(norm(one) for norm, one in pairs)
@@ -118,12 +113,10 @@ class Eagle3:
         return self.network.fc(joined)
 
     def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
-        """Return embeddings."""
         own = "embed_tokens" in self.network
         return self.network.embed_tokens(tokens) if own else model.embed(tokens)
 
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
-        """Run the layer."""
         layer = self.network.midlayer
         normed = layer.hidden_norm(features)
         x = mx.concatenate([layer.input_layernorm(embeddings), normed], axis=1)
@@ -131,7 +124,6 @@ class Eagle3:
         return self.network.norm(output) if self.norm_output else output
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        """Return norm and LM head."""
         network = self.network
         if self.norm_output:
             return network.lm_head
@@ -164,9 +156,8 @@ class Recurrence(Protocol):
 class RecurrentHead:
     """A ``DraftHead`` by EAGLE's recurrence, of one sequence.
 
-    Row i of the layer is a feature f_i with the token after it, x_{i+1}. Each step first reads the
-    rows that it accepts, with the target's features in place of drafted ones, then drafts after
-    them.
+    Row i of the layer is a feature f_i with the token after it, x_{i+1}. Each step reads the rows
+    that it accepts, with the target's features in place of drafted ones, and drafts after them.
     """
 
     def __init__(self, weights: Recurrence, model: BorrowedModel):
@@ -212,7 +203,6 @@ class RecurrentHead:
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Draft after the accepted rows; see ``DraftHead``."""
         weights, output = self._weights, self._output
         on_path = mx.arange(self._places) < self._count
         earlier = mx.zeros((1, 0), mx.bool_)  # each row's drafted ancestors and itself
@@ -238,7 +228,6 @@ class RecurrentHead:
         self._early = 0
 
     def trim(self, count: int) -> None:
-        """Take back the last ``count`` committed rows."""
         self._rows.trim(count)
 
 
@@ -246,13 +235,7 @@ class RecurrentHead:
 
 
 def read_head(directory: Path, model: nn.Module, config: Mapping[str, Any]) -> Eagle3:
-    """Read an EAGLE-3 head's safetensors and ``config.json``, and check that it fits a target.
-
-    ``model`` and ``config`` are the target's, an mlx-lm model and its ``config.json``.
-
-    Raises:
-        UserError: there is no such head in the directory, or it does not fit.
-    """
+    """Read an EAGLE-3 head and check that it fits a target, an mlx-lm model and its ``config``."""
     arrays: dict[str, mx.array] = {}
     for file in head_files(directory):
         arrays |= read_arrays(file)

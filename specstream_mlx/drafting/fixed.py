@@ -18,7 +18,6 @@ from .settings import DraftSettings
 class FixedPlanner(Planner):
     """A planner with the same settings in every step.
 
-    Streams guess the token at a depth, proposers the token after a path, both after every node.
     With proposers the streams' probabilities are corrected by their hits, or streams that are surer
     than right would take the nodes of a copy.
     """
@@ -36,11 +35,9 @@ class FixedPlanner(Planner):
         self._depth = settings.num_streams if streams and settings.speculates else 0
 
     def first(self, root: int) -> Plan:
-        """Plan a step without drafts; see ``Planner``."""
         return self._plan_of(root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        """Let the proposers read the tokens, which also judge the streams; see ``Planner``."""
         if self._proposers:
             self._averages.accept(tokens)
         for proposer in self._proposers:
@@ -49,7 +46,6 @@ class FixedPlanner(Planner):
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
-        """Plan a step over the next tree; see ``Planner``."""
         return self._plan_of(self.grow(root, guesses, verified))
 
     def grow(
@@ -75,7 +71,6 @@ class FixedPlanner(Planner):
         return tree_of(root, with_paths(nodes, paths))
 
     def finish(self) -> None:
-        """Let the proposers keep what is to outlive the sequence."""
         for proposer in self._proposers:
             proposer.finish()
 

@@ -52,9 +52,8 @@ class Proposer(Protocol):
     def children(self, path: Path) -> Guesses:
         """Guess the token after the text and ``path``, drafted tokens after it.
 
-        Returns:
-            Different tokens with their log-probabilities in nats, the best first; their
-            probabilities sum to less than 1.
+        Returns different tokens with their log-probabilities in nats, the best first; their
+        probabilities sum to less than 1.
         """
 
     def begin(self, verified: Verified, price: Price) -> None:

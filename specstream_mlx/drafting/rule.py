@@ -14,10 +14,11 @@ they run all the same once the loss is a small share (``TRIALS``) of the tokens 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,21 +27,13 @@ from ..engine.guess import StreamGuesses
 from ..engine.kv import NEVER_QUANTIZED, KVQuantization
 from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
+from ..hardware import device
 from ..loading import SpeculativeModel
 from ..stream_config import StreamConfig
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged
-from .cost import (
-    MOST_ROWS,
-    RATE_MEMORY,
-    BatchCosts,
-    Place,
-    Share,
-    StepCosts,
-    device_facts,
-    directory,
-)
+from .cost import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 from .pooling import pool
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Proposers
@@ -104,10 +97,9 @@ def _plans(
     streams: StreamConfig | HeadConfig | None, width: int
 ) -> dict[Place, Callable[[DraftTree], Plan]]:
     """Make the functions that turn a tree into a plan, by place."""
-    none: Callable[[DraftTree], Plan] = partial(Plan, place="none")
     plans: dict[Place, Callable[[DraftTree], Plan]] = {
         "plain": partial(Plan, place="plain"),
-        "none": none,
+        "none": partial(Plan, place="none"),
     }
     if streams is None:
         return plans
@@ -122,16 +114,14 @@ def _plans(
 
 
 class _Choice(NamedTuple):
-    """The value of a step in tokens, its place, and its number of nodes besides the root."""
+    """The value of a step in tokens, its place, and its nodes besides the root."""
 
     value: float
     place: Place
     nodes: int
 
 
-def _best(choices: Iterable[_Choice]) -> _Choice:
-    """Take the choice of the greatest value, the first of equal ones."""
-    return max(choices, key=lambda choice: choice.value)
+_value = attrgetter("value")
 
 
 class RulePlanner(Planner):
@@ -155,18 +145,16 @@ class RulePlanner(Planner):
         self._allowance = 0.0  # tokens that a step with streams may be worth less than another
         self._owed = 0.0  # what of them the planned step takes when it has run
         self._plain_run = self._required = 0  # plain steps in a row; nodes that proposers require
-        self._measures = False  # whether the step that was planned is timed for the curve
-        self._turn = False  # whether the step to be planned may be
+        self._measures = self._turn = False  # whether the planned step is timed, the next may be
         self._count = 1  # sequences of the next pass
         self._share: Share | None = None  # of it, where there are several
         history.costs.refresh()
 
     def first(self, root: int) -> Plan:
-        """Plan a step without drafts, in which streams run if there are any; see ``Planner``."""
+        """Plan a step without drafts, in which streams run if there are any."""
         return self._plans[self._stream_place or "plain"](root_only(root))
 
     def accept(self, plan: Plan, tokens: Sequence[int], seconds: float | None) -> None:
-        """Learn from a step; see ``Planner``."""
         for proposer in self._proposers:
             proposer.accept(tokens)
         self.averages.accept(tokens)
@@ -188,7 +176,6 @@ class RulePlanner(Planner):
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
-        """Plan the step that is worth most; see ``Planner``."""
         self.averages.take(guesses)
         curve, rate, cost = self.history.costs.curve, self.history.rate, self._cost["none"]
         row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
@@ -200,8 +187,9 @@ class RulePlanner(Planner):
         nodes = self._likeliest(pool(self._proposers, self.averages.after))
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
-            alone = _best(self._choices(self._likeliest(pool(self._proposers))).values())
-            gain = max(0.0, _best(self._choices(nodes).values()).value - alone.value)
+            without = self._likeliest(pool(self._proposers))
+            best, alone = (max(self._choices(one).values(), key=_value) for one in (nodes, without))
+            gain = max(0.0, best.value - alone.value)
             history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
             history.value, history.valued = averaged(
@@ -210,20 +198,17 @@ class RulePlanner(Planner):
         self._measures, self._owed = False, 0.0
         job = self.history.costs.wanted()
         if job is not None and self._turn and job[0] in self._places:
-            self._measures = True
-            drafts = job[1] - 1
+            self._measures, drafts = True, job[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[job[0]](tree_of(root, timed))
         choice = self._chosen(nodes)
         return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
 
     def share_pass(self, count: int) -> BatchCosts:
-        """Weigh what a pass of so many sequences costs; see ``Planner``."""
         self._count = count
         return self.history.costs.batches
 
     def finish(self) -> None:
-        """Keep the timings of this sequence, and what proposers keep."""
         self.history.costs.save()
         for proposer in self._proposers:
             proposer.finish()
@@ -251,7 +236,7 @@ class RulePlanner(Planner):
     def _chosen(self, nodes: Sequence[Node]) -> _Choice:
         """Choose the best, or that in which streams run if the allowance is enough for it."""
         choices = self._choices(nodes)
-        best = _best(choices.values())
+        best = max(choices.values(), key=_value)
         if self._stream_place is None:
             return best
         trial = choices[self._stream_place]
@@ -351,6 +336,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     guessing = model.guessing
     streams = guessing and asdict(guessing) | {"mode": guessing.mode, "prompt_template": None}
     adapter, held = model.adapter and model.adapter.config, model.held
+    described = device.describe()
     facts = {
         "version": _VERSION,
         "base": model.base_fingerprint,
@@ -360,7 +346,7 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "lora": adapter and [adapter.get("num_layers"), adapter.get("lora_parameters")],
         "kv_cache": kv_cache,
         "processes": model.ranks.size if model.ranks else 1,
-        "device": device_facts(),
+        "device": {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")},
     }
     if model.ranks is not None:
         facts["route"] = model.ranks.route

@@ -39,24 +39,19 @@ class Proposers(ProposerOptions):
 
     @property
     def makers(self) -> list[MakeProposer]:
-        """What makes the proposers of a text."""
         return _makers(self, looks_up=True)
 
 
 USUAL = Proposers()
-"""What proposes besides the streams by default."""
 
 
 @dataclass(frozen=True)
 class DraftSettings(DraftOptions):
     """Settings of a step's drafts; ``DraftOptions`` says what each field is.
 
-    ``num_streams`` limits the depth of the streams' trees; in shared mode all streams run. Without
+    In shared mode all streams run, and ``num_streams`` limits the depth of the trees alone. Without
     ``tree_size`` the full tree is drafted, with proposers as many nodes as that and one lookup
-    have.
-
-    Raises:
-        UserError: a value out of range, or two that exclude each other.
+    have. A value out of range, or two that exclude each other, are a ``UserError``.
     """
 
     def __post_init__(self) -> None:
@@ -71,7 +66,6 @@ class DraftSettings(DraftOptions):
 
     @property
     def makers(self) -> list[MakeProposer]:
-        """What makes the proposers of a sequence."""
         return _makers(self, looks_up=False) if self.speculation else []
 
     @property
@@ -89,7 +83,6 @@ class DraftSettings(DraftOptions):
         return bool(self.makers) or (streams is not None and self.speculates)
 
     def placement(self, streams: Guessing) -> StreamPlace:
-        """Return where a step's streams run; shared ones always do."""
         if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
         return "head" if isinstance(streams, HeadConfig) else "beside"
@@ -119,7 +112,7 @@ class DraftSettings(DraftOptions):
         )
 
     def expansion(self, depth: int) -> tuple[np.ndarray | None, ...]:
-        """Return ``Plan.expand`` for ``depth`` streams; a full tree expands all guesses."""
+        """Return ``Plan.expand``; a full tree expands all guesses."""
         if self.full:
             return tuple(np.arange(self.tree_width**level) for level in range(1, depth))
         return (LIKELIEST,) * (depth - 1)
@@ -156,12 +149,11 @@ class DraftSettings(DraftOptions):
 
     def check(self, vocab_size: int, streams: Guessing) -> None:
         """Check that these settings fit a model and its streams."""
-        trained, owner, is_head = 0, "adapter", isinstance(streams, HeadConfig)
+        trained, is_head = 0, isinstance(streams, HeadConfig)
+        owner = f"{streams.kind} head" if isinstance(streams, HeadConfig) else "adapter"
         if streams is not None:
             vocab_size = min(vocab_size, streams.draft_vocabulary or vocab_size)
             trained = streams.num_streams
-        if isinstance(streams, HeadConfig):
-            owner = f"{streams.kind} head"
         if self.tree_width > vocab_size:
             raise UserError(
                 f"tree_width is {self.tree_width}, expected at most the vocabulary's {vocab_size}"
@@ -190,24 +182,14 @@ class DraftSettings(DraftOptions):
             )
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
-            owner = "a draft head" if is_head else "the adapter"
-            raise UserError(f"max_nodes and prune_threshold need a pruner, {owner} has none")
+            raise UserError(f"max_nodes and prune_threshold need a pruner, the {owner} has none")
 
 
 LIKELY_DRAFTS = DraftSettings(draft_threshold=0.2)
 """The default settings. Rows are not free, so unlikely nodes are not drafted."""
 
-
 DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
 """The default for ``rejection``: drafts are drawn, and no choice of nodes may depend on them."""
-
-
-def draft_settings(drawn: bool = False, **fields: Any) -> DraftSettings:
-    """The default settings, those of ``rejection`` if ``drawn``, with some fields replaced."""
-    if drawn:
-        return replace(DRAWN_DRAFTS, **fields)
-    shaped = "tree_width" in fields or "tree_size" in fields
-    return replace(DraftSettings() if shaped else LIKELY_DRAFTS, **fields)
 
 
 def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | None:
@@ -216,22 +198,20 @@ def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | N
     The text of ``rejection`` and ``typical`` depends on the drafts, which must not follow the
     clock.
     """
-    shaped = given.keys() - {field.name for field in fields(Proposers)}
-    if shaped or verify in ("rejection", "typical"):
-        return draft_settings(drawn=verify == "rejection", **given)
+    if verify == "rejection":
+        return replace(DRAWN_DRAFTS, **given)
+    if "tree_width" in given or "tree_size" in given:
+        return DraftSettings(**given)
+    if verify == "typical" or given.keys() - {field.name for field in fields(Proposers)}:
+        return replace(LIKELY_DRAFTS, **given)
     return Proposers(**given) if given else None
 
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:
     """Name what proposes besides the streams."""
-    names = list[str]()
-    for make in settings.makers:
-        made: Any = getattr(make, "func", make)  # of a partial
-        names.append(_NAMES.get(made) or str(getattr(made, "__name__", "another")))
-    return names
-
-
-_NAMES: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
+    made: list[Any] = [getattr(make, "func", make) for make in settings.makers]  # of partials
+    names: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
+    return [names.get(one) or str(getattr(one, "__name__", "another")) for one in made]
 
 
 def describe(settings: DraftSettings, streams: bool) -> str:

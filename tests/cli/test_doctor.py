@@ -14,7 +14,7 @@ def test_what_steps_of_the_model_take(base, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "not measured yet" in run("doctor", "--model", base).stdout
     points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
-    costs = SimpleNamespace(curve=CostCurve(points, 0.04, 6, time.time()))
+    costs = SimpleNamespace(curve=CostCurve(points, 0.04, time.time()))
     monkeypatch.setattr(rule, "history_of", lambda _: SimpleNamespace(costs=costs))
     facts = json.loads(run("doctor", "--json", "--model", base).stdout)
     assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]

@@ -1,5 +1,4 @@
-"""Streams' probabilities, corrected by what has come of them in the text, and pooled with lookup's:
-examples by hand."""
+"""Streams' probabilities and lookup's: corrected by what has come of them, and pooled."""
 
 import math
 
@@ -7,8 +6,10 @@ import numpy as np
 import pytest
 
 from specstream_mlx.drafting.calibration import MOST_TOGETHER, StreamAverages
+from specstream_mlx.drafting.ngram import Lookup, NGramIndex
 from specstream_mlx.drafting.pooling import pooled
-from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
+from specstream_mlx.drafting.proposer import Material
+from specstream_mlx.engine.guess import StreamGuesses
 
 GUESSES = np.array([[1, 2], [3, 4], [5, 6]])
 PROBABILITIES = np.array([[0.8, 0.1], [0.5, 0.2], [0.25, 0.25]])
@@ -52,7 +53,7 @@ def test_a_guess_is_judged_where_all_before_it_were_candidates():
     assert averages.expected[TRUNK][FIRST] == pytest.approx(8 + 0.8 + 0.5 + 0.5)
 
 
-def test_what_was_long_ago_counts_less():
+def test_what_was_long_ago_counts_less_and_probabilities_stay_probabilities():
     averages = StreamAverages()
     for _ in range(200):
         averages.take(guesses(slice(1)))
@@ -64,21 +65,11 @@ def test_what_was_long_ago_counts_less():
         averages.accept([1])
     assert averages.factor(TRUNK, 0) == pytest.approx(1 / 0.8, rel=0.1)
     assert averages.factor(TRUNK, 2) == averages.factor(TRUNK, 1) < 0.2
-
-
-def test_probabilities_stay_probabilities_and_without_guesses_there_are_none():
-    averages = StreamAverages()
     averages.hits = [[32.0, 32.0], [32.0, 32.0]]
     trunk, _ = guessed(averages)
     for level in trunk:
         found = [math.exp(p) for _, p in level]
         assert max(found) <= 0.99 and sum(found) <= MOST_TOGETHER + 1e-9
-    averages.take(NO_GUESSES)
-    assert averages.after(()) == []
-    averages.accept([1, 2])
-
-
-# Pooled with lookup's ------------------------------------------------------------------------
 
 
 def together(streams, found):
@@ -101,16 +92,75 @@ def test_probabilities_sum_to_at_most_one():
 
 
 def test_odds_multiply():
-    """Of 0.3 * 0.6 / 0.05 and 0.5 * 0.4 and 0.2 * 0.4 for all other tokens."""
     found = together({3: 0.5, 4: 0.3}, {4: 0.6})
-    total = 3.6 + 0.2 + 0.08
+    total = 3.6 + 0.2 + 0.08  # 0.3 * 0.6 / 0.05, 0.5 * 0.4, and 0.2 * 0.4 for all other tokens
     assert found == pytest.approx({3: 0.2 / total, 4: 3.6 / total})
-
-
-def test_next_to_nothing_and_a_little_more_than_one_may_be_left():
+    # Next to nothing, or a little more than one, may be left.
     streams = [(3, math.log(MOST_TOGETHER)), (4, -math.inf)]
     for token in (4, 5):
         assert set(dict(pooled(streams, [(token, math.log(0.5))]))) == {3, token}
     certain = [(5, math.log1p(1e-15)), (7, math.log(1e-17))]
     assert dict(pooled([(5, math.log(0.9)), (6, math.log(0.05))], certain))[5] == 0.0
     assert dict(pooled(certain, [(6, math.log(0.5))]))[5] == 0.0
+
+
+def naive_following(text, path, longest, count):
+    """``NGramIndex.following`` by searching the text backwards for every length."""
+    context = [*text, *path]
+    for length in range(min(longest, len(context)), 0, -1):
+        pattern, found = context[-length:], []
+        for start in range(len(text) - length - 1, -1, -1):
+            if text[start : start + length] == pattern and text[start + length] not in found:
+                found.append(text[start + length])
+        if found:
+            return length, tuple(found[:count])
+    return 0, ()
+
+
+@pytest.mark.parametrize("longest", [1, 2, 4])
+@pytest.mark.parametrize("vocab_size", [1, 4, 30])
+def test_index_finds_what_a_search_finds(vocab_size, longest):
+    rng = np.random.default_rng(vocab_size)
+    for _ in range(20):
+        text = rng.integers(0, vocab_size, rng.integers(0, 40)).tolist()
+        count = int(rng.integers(1, 4))
+        index, seen = NGramIndex(longest, count), []
+        while True:  # the same text in chunks of any length, asked after each
+            for _ in range(3):
+                path = rng.integers(0, vocab_size, rng.integers(0, 6)).tolist()
+                assert index.following(path) == naive_following(seen, path, longest, count)
+            chunk = text[len(seen) : len(seen) + int(rng.integers(1, 6))]
+            if not chunk:
+                break
+            index.extend(chunk)
+            seen += chunk
+
+
+def test_rates_follow_what_the_target_writes():
+    """Copied text raises them, text that departs lowers them, also where nothing was drafted."""
+    rng = np.random.default_rng(0)
+    source = rng.permutation(200).tolist()
+    copied, departed = Lookup(Material(source), 4), Lookup(Material(source), 4)
+    copied.accept(source[:100])
+    before = Lookup(Material([*source, *source[:100]]), 4).children(())[0]
+    after = copied.children(())[0]
+    assert after[0] == before[0] == source[100]
+    assert after[1] > before[1]
+    assert math.exp(after[1]) > 0.9
+    for token in source[0:100:2]:  # every token is known, and never after the one before
+        departed.accept([token])
+    assert departed.children(())[0][0] == source[99]
+    assert math.exp(departed.children(())[0][1]) < 0.1
+
+
+def test_continuations_of_one_match_sum_to_less_than_one():
+    """Ranks are averaged over different tokens: first 2 is always right, then the token before."""
+    lookup, sums = Lookup(Material([1, 2]), 1), []
+    for token in [2] * 60 + [3, 2] * 30:
+        lookup.accept([1, token])
+        sums.append(sum(math.exp(score) for _, score in lookup.children((1,))))
+    assert max(sums) == pytest.approx(0.99)
+    lookup = Lookup(Material([1]), 1)
+    for token in range(2, 6000):  # always wrong: the rate underflows
+        lookup.accept([token, 1])
+    assert math.isfinite(lookup.children(())[0][1])

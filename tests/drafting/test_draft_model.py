@@ -6,14 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from architecture_models import pair
-from random_models import (
-    BASES,
-    PROMPT,
-    plain_tokens,
-    random_prompt,
-    request,
-    speculative_model,
-)
+from random_models import BASES, PROMPT, plain_tokens, random_prompt, request, speculative_model
 
 from specstream_mlx import UserError
 from specstream_mlx.drafting import draft_model as module
@@ -61,7 +54,7 @@ def test_every_guess_is_a_plain_pass_over_its_path(base, monkeypatch):
 
 
 def test_the_model_itself_drafts_what_it_writes():
-    """All of a chain is right, at each length of it; a token more is written by each call."""
+    """All of a chain is right; a token more is written by each call."""
     model = bare()
     expected = plain_tokens(model.model, PROMPT, 40)
     for most in (1, 3):
@@ -71,11 +64,8 @@ def test_the_model_itself_drafts_what_it_writes():
         steps = list(decode(model, request(PROMPT, settings, max_tokens=40)))
         assert [token for step in steps for token in step.tokens][:40] == expected
         assert {len(step.tokens) for step in steps[1:-1]} == {most + 1}
-
-
-def test_drawn_drafts_take_the_targets_noise():
-    """The model itself drafts what it will draw, once the noise has proved to help."""
-    model, sampler = bare(), KeyedSampler(5, Sampling(temp=1.5))
+    # Drawn, it drafts what it will draw, once the target's noise has proved to help.
+    sampler = KeyedSampler(5, Sampling(temp=1.5))
     settings = DraftSettings(tree_width=1, tree_size=3, draft_model=model, num_draft_tokens=3)
     asked = {"sampler": sampler, "max_tokens": 120}
     steps = list(decode(model, request(PROMPT, settings, **asked)))
@@ -85,7 +75,7 @@ def test_drawn_drafts_take_the_targets_noise():
     assert np.mean([len(step.tokens) for step in steps[-8:-1]]) > 3
 
 
-def test_learned_positions_end_the_drafts():
+def test_neither_learned_positions_nor_dear_passes_are_overrun():
     """OPT's table has 512 rows, of which the paths of four drafts take three."""
     draft = replace(pair("OPT").model, streams=None)
     drafter, depths = drafting_model(draft, random_prompt(508)), []
@@ -94,10 +84,7 @@ def test_learned_positions_end_the_drafts():
         depths.append(drafter._guesses.depth)
         drafter.accept([5])
     assert depths == [4, 4, 0]
-
-
-def test_passes_that_cost_more_than_they_bring_are_not_made():
-    """Neither where they are dear, nor deeper than the tree has nodes."""
+    # No pass is made where it costs more than it brings, nor deeper than the tree has nodes.
     read = []
     for nodes, price in ((30, Price(rate=1e-6)), (30, Price(rate=50.0)), (1, FREE)):
         drafter = drafting_model(bare(seed=2), most=8, nodes=nodes)

@@ -7,14 +7,7 @@ import pytest
 import torch
 from command_line import refusal, run
 from draft_heads import HIDDEN, eagle3, write
-from random_models import (
-    PROMPT,
-    VOCAB_SIZE,
-    plain_tokens,
-    request,
-    speculative_model,
-    tokens_of,
-)
+from random_models import PROMPT, VOCAB_SIZE, plain_tokens, request, speculative_model, tokens_of
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError, load
@@ -24,30 +17,16 @@ from specstream_mlx.engine.draft_head import STEPS
 from specstream_mlx.scheduler import decode
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama_directory(tmp_path_factory.mktemp("base") / "base", hidden_size=HIDDEN)
-
-
-@pytest.fixture
-def published(tmp_path):
-    """An EAGLE-3 head for ``base`` as torch saves it, and its tensors."""
-    model = speculative_model()
-    tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=60)
-    source = tmp_path / "torch"
+def test_torchs_files_are_converted_and_generate_mounts_them(tmp_path):
+    """Without ids it reads the authors' three boundaries; no pickle may run anything."""
+    source, target = tmp_path / "torch", tmp_path / "mlx"
+    tensors, _, further = eagle3(np.random.default_rng(0), speculative_model(), drafted=60)
     source.mkdir()
-    values = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
-    assert (values["d2t"].dtype, values["t2d"].dtype) == (torch.int64, torch.bool)
-    torch.save(values, source / "pytorch_model.bin")
+    torch.save({n: torch.tensor(one) for n, one in tensors.items()}, source / "pytorch_model.bin")
     (source / "config.json").write_text(json.dumps(further["config"]))
-    return source, tensors
-
-
-def test_torchs_files_are_converted_and_generate_mounts_them(published, tmp_path):
-    """Without ids it reads the authors' three boundaries."""
-    (source, tensors), target = published, tmp_path / "mlx"
     base = tiny_llama_directory(tmp_path / "base", hidden_size=HIDDEN, vocab_size=VOCAB_SIZE)
-    result = run("convert", "--model", base, "--draft-head", source, "--mlx-path", target)
+    arguments = "convert", "--model", base, "--draft-head", source, "--mlx-path"
+    result = run(*arguments, target)
     assert "eagle3: " in result.stderr and "parameters, to depth 6" in result.stderr
     assert "it reads the hidden states that go into layers 2, 2, 1" in result.stderr
     model, _ = load(base, draft_head=target)
@@ -55,14 +34,9 @@ def test_torchs_files_are_converted_and_generate_mounts_them(published, tmp_path
     drafted = tokens_of(model, PROMPT, 20, tree_size=4)
     model.mount_head(None)
     assert drafted == plain_tokens(model.model, PROMPT, 20)[: len(drafted)]
-
-
-def test_files_that_would_run_something_are_refused(base, published, tmp_path):
-    source, _ = published
     (source / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    arguments = "convert", "--model", base, "--draft-head", source, "--mlx-path", tmp_path / "mlx"
-    assert "of which nothing was run" in refusal(run(*arguments))
-    assert not (tmp_path / "mlx").exists()
+    assert "of which nothing was run" in refusal(run(*arguments, tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
@@ -84,43 +58,28 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
     assert said[0].startswith(f"The {name} foresaw none of 64 tokens: unless")
 
 
-def replaced(name, spoil):
-    return lambda tensors: tensors.update({name: spoil(tensors[name])})
-
-
 AUX = "eagle_aux_hidden_state_layer_ids"
-EAGLE_REFUSED = {
-    "ids in place of distances": (
-        replaced("d2t", lambda d2t: d2t + np.arange(len(d2t))),
-        {},
-        "does not name 60 different tokens to draft, expected some of 0 to 96",
-    ),
-    "two maps": (replaced("t2d", lambda t2d: np.roll(t2d, 1)), {}, "t2d and d2t name different to"),
-    "more than is read": (lambda _: None, {AUX: [0, 1, 2, 3]}, "fc.weight reads 96 values"),
-    "a layer that is not": (lambda _: None, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
-    "peagle": (lambda _: None, {"speculators_model_type": "peagle"}, "is 'peagle', expected"),
-    "a rope by length": (
-        lambda _: None,
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-        "rope_type is 'dynamic'",
-    ),
-    "a text for a size": (lambda _: None, {"head_dim": "8"}, "head_dim is '8', expected an intege"),
-    "a text for a flag": (lambda _: None, {"norm_output": "false"}, "expected true or false"),
-    "norms of queries": (
-        lambda tensors: tensors.update({"midlayer.self_attn.q_norm.weight": np.ones(8)}),
-        {},
-        "not in model: midlayer.self_attn.q_norm.weight",
-    ),
-}
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 
 
-@pytest.mark.parametrize("case", EAGLE_REFUSED)
-def test_eagles_that_do_not_fit_are_refused(case, tmp_path):
-    spoil, changes, sentence = EAGLE_REFUSED[case]
+@pytest.mark.parametrize(
+    ("spoil", "changes", "sentence"),
+    [
+        ({"d2t": lambda d2t: d2t + np.arange(len(d2t))}, {}, "does not name 60 different tokens"),
+        ({"t2d": lambda t2d: np.roll(t2d, 1)}, {}, "t2d and d2t name different tokens"),
+        ({"midlayer.self_attn.q_norm.weight": lambda _: np.ones(8)}, {}, "not in model: midlayer"),
+        ({}, {AUX: [0, 1, 2, 3]}, "fc.weight reads 96 values"),
+        ({}, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
+        ({}, {"speculators_model_type": "peagle"}, "is 'peagle', expected"),
+        ({}, DYNAMIC, "rope_type is 'dynamic'"),
+        ({}, {"head_dim": "8"}, "head_dim is '8', expected an integer"),
+        ({}, {"norm_output": "false"}, "expected true or false"),
+    ],
+)
+def test_eagles_that_do_not_fit_are_refused(spoil, changes, sentence, tmp_path):
     model = speculative_model()
     tensors, _, further = eagle3(np.random.default_rng(0), model, drafted=60)
-    spoil(tensors)
+    tensors |= {name: change(tensors.get(name)) for name, change in spoil.items()}
     directory = write(tmp_path / "head", tensors, further["config"] | changes)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=sentence):
         read_head(directory, model.model, model.config)
-    assert sentence in str(error.value)

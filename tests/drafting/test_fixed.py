@@ -2,33 +2,25 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_models import (
-    PROMPT,
-    Oracle,
-    assert_lossless,
-    assert_same_rows,
-    plain_caches,
-    sequel,
-    speculative_model,
-    tokens_of,
-)
-from trees import (
-    arrays,
-    assert_well_formed,
-    fixed_trees,
-    grow,
-    random_candidates,
-)
+from trees import arrays, assert_well_formed, fixed_trees, grow, random_candidates
 
+from specstream_mlx import UserError
 from specstream_mlx.drafting.calibration import StreamAverages
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.drafting.settings import (
+    LIKELY_DRAFTS,
+    DraftSettings,
+    chosen_drafts,
+    describe,
+)
 from specstream_mlx.engine.guess import StreamGuesses
+from specstream_mlx.stream_config import StreamConfig
 
 NO_STREAMS = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
 
@@ -55,7 +47,7 @@ def every_path(candidates, log_probs, lookup, lookup_size):
 
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize("exact_ties", [False, True])
-@pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 4), (2, 2), (3, 2), (3, 1)])
+@pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 4), (3, 2), (3, 1)])
 def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up):
     rng = np.random.default_rng(gamma)
     for seed in range(5):
@@ -107,16 +99,11 @@ def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
 @pytest.mark.parametrize(
     ("settings", "gamma", "nodes", "depth"),
     [
-        ({"tree_size": None, "tree_width": 2}, 4, 30, 4),
         ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 4, 12, 2),
         ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 3, 1),
         ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
-        ({"speculation": False}, 4, 0, 0),
-        ({"lookup": True, "tree_size": 20}, 3, 20, None),
         ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
         ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
-        ({"lookup": True, "tree_size": None}, 0, 10, None),
-        ({"lookup": True, "num_streams": 0}, 3, 8, None),
         ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
     ],
 )
@@ -127,21 +114,46 @@ def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
     assert_well_formed(tree)
     assert len(tree) == 1 + nodes
     assert depth is None or tree.depths.max() == depth
-    if settings.speculation and settings.draft_threshold is None:
+    if settings.draft_threshold is None:
         asked = gamma if settings.num_streams is None else min(gamma, settings.num_streams)
         assert settings.most_nodes(asked) == nodes
 
 
-def test_runs_longer_than_the_streams_are_accepted(monkeypatch):
-    """Tokens and KV rows are plain decoding's."""
-    model, count, expected = speculative_model(seed=1), 40, sequel("grouped heads, tied")
-    oracle = Oracle(expected).install(monkeypatch, drafts=False)
+LOSSLESS = StreamConfig(
+    mode="lossless", hidden_size=8, num_hidden_layers=4, num_msa_layers=2, num_streams=4
+)
+SHARED, NO_PRUNER = replace(LOSSLESS, mode="shared"), replace(LOSSLESS, pruner_rank=0)
 
-    def knows(material):  # it has read the text before the prompt
-        return Lookup(Material([*PROMPT, *expected, *material.prompt]))
 
-    found = tokens_of(model, PROMPT, count, proposers=[knows])
-    assert_lossless(model.model, PROMPT, found, expected)
-    assert oracle.longest > 4
-    assert len(oracle.paths) < 0.5 * count
-    assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
+@pytest.mark.parametrize(
+    ("fields", "streams", "sentence"),
+    [
+        ({"stream_nodes": 2, "max_nodes": 5}, LOSSLESS, "stream_nodes and max_nodes were both"),
+        ({"stream_nodes": 2}, SHARED, "stream_nodes needs an adapter in lossless mode"),
+        ({"max_nodes": 3}, NO_PRUNER, "need a pruner, the adapter has none"),
+        ({"stream_nodes": 2, "num_streams": 0, "lookup": True}, LOSSLESS, "but no streams run"),
+    ],
+)
+def test_settings_that_do_not_fit(fields, streams, sentence):
+    with pytest.raises(UserError, match=sentence):
+        DraftSettings(**fields).check(97, streams)
+
+
+def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
+    assert LIKELY_DRAFTS.draft_threshold is not None
+    for more in ({"num_streams": 2}, {"num_streams": 2, "lookup": True}):
+        assert chosen_drafts(None, **more) == replace(LIKELY_DRAFTS, **more)
+    for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
+        assert chosen_drafts("typical", **shape) == DraftSettings(**shape)
+
+
+@pytest.mark.parametrize(
+    ("settings", "streams", "words"),
+    [
+        (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up"),
+        (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
+        (DraftSettings(tree_size=None, tree_width=2, num_streams=3), True, "full 2-ary, depth 3"),
+    ],
+)
+def test_a_few_words_for_people(settings, streams, words):
+    assert describe(settings, streams).startswith(words)

@@ -34,20 +34,23 @@ from specstream_mlx.scheduler import decode
 SIZES = (1, 2, 4, 8, 16)
 
 
-def curve(**seconds):
+def curve(seconds):
     """A measured curve: seconds of a step of one node, and of each more."""
-    return CostCurve(
-        {
-            place.replace("_", " "): tuple((n, first + more * (n - 1)) for n in SIZES)
-            for place, (first, more) in seconds.items()
-        },
-        spread=0.01,
-        rounds=6,
+    points = {
+        place: tuple((n, first + more * (n - 1)) for n in SIZES)
+        for place, (first, more) in seconds.items()
+    }
+    return CostCurve(points, spread=0.01)
+
+
+def random_curve(rng, streams, least, rows):
+    return curve(
+        {one: (rng.uniform(least, least + 1), rng.choice(rows)) for one in places_of(streams)}
     )
 
 
-LOSSLESS = curve(plain=(1, 0), none=(1.15, 0.05), beside_1=(1.6, 0.05))
-SHARED = curve(none=(1, 0.06), beside=(1.1, 0.06))
+LOSSLESS = curve({"plain": (1, 0), "none": (1.15, 0.05), "beside 1": (1.6, 0.05)})
+SHARED = curve({"none": (1, 0.06), "beside": (1.1, 0.06)})
 
 
 def streams_of(mode):
@@ -95,8 +98,7 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path, monkeyp
     streams, chosen = streams_of(mode), set()
     for seed in range(40):
         rng = random.Random(seed)
-        costs = {p: (rng.uniform(1, 2), rng.choice([0, 0.02, 0.3])) for p in places_of(streams)}
-        measured = curve(**{place.replace(" ", "_"): cost for place, cost in costs.items()})
+        measured = random_curve(rng, streams, 1.0, [0, 0.02, 0.3])
         value, rate = rng.uniform(0, 1.5), rng.uniform(1, 3)
         drafting = drafting_at(tmp_path, measured, streams, value=value, valued=3)
         history = drafting.history
@@ -116,10 +118,7 @@ def test_the_best_of_all_places_and_beginnings_is_chosen(mode, tmp_path, monkeyp
 
 
 def run(drafting, steps, guesses, text):
-    """Take steps as the loop does, which each write some tokens of a text; returns their plans.
-
-    Behind a plain step the call of the next one is under way, which is taken before any other.
-    """
+    """Take steps as the loop does: after a plain step the next call is under way already."""
     plans, planned, ahead = [], drafting.first(3), False
     for number in range(steps):
         plan = Plan(root_only(3), "plain") if ahead and not planned.pipelined else planned
@@ -133,16 +132,12 @@ def run(drafting, steps, guesses, text):
 
 RIGHT = StreamGuesses(np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3)))
 WRONG = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
-
-
 BOTH = [("lossless", LOSSLESS, "beside 1", "plain"), ("shared", SHARED, "beside", "none")]
 
 
 @pytest.mark.parametrize(("mode", "measured", "place", "rest"), BOTH)
-def test_streams_that_are_never_right_cost_a_small_share_of_the_tokens(
-    mode, measured, place, rest, tmp_path
-):
-    """They are tried again and again, also behind texts in which they were right."""
+def test_streams_are_left_out_as_far_as_they_are_not_right(mode, measured, place, rest, tmp_path):
+    """They are tried again and again, also after texts in which they were right."""
     loss = measured.relative(place)[1] - measured.relative(rest)[1]  # of a step, in tokens
     for value in (0.0, 1.0):
         drafting = drafting_at(tmp_path, measured, streams_of(mode), value=value, tokens=128.0)
@@ -152,13 +147,7 @@ def test_streams_that_are_never_right_cost_a_small_share_of_the_tokens(
         # Less is expected to be lost as long as v is too high.
         assert 0.8 * TRIALS < places[1000:].count(place) * loss / 3000 < 2 * TRIALS
         assert set(places) == {place, rest}
-        pipelined = [plan.pipelined for plan in plans]
-        assert pipelined == [one == "plain" for one in places]
-
-
-@pytest.mark.parametrize(("mode", "measured", "place", "rest"), BOTH)
-def test_streams_that_become_right_run_in_every_step(mode, measured, place, rest, tmp_path):
-    """Once a trial has shown it, in a text that nobody could foresee at first."""
+        assert [plan.pipelined for plan in plans] == [one == "plain" for one in places]
     drafting = drafting_at(tmp_path, measured, streams_of(mode), value=0.0)
     plans = run(
         drafting,
@@ -172,7 +161,7 @@ def test_streams_that_become_right_run_in_every_step(mode, measured, place, rest
 
 
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
     """While the curve is timed, by random curves, and with random worth of the streams."""
     model, prompt = speculative_model(mode="shared" if kind == "shared" else "lossless"), []
@@ -185,9 +174,7 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
     rng, streams = random.Random(seed), model.streams and model.streams.config
     drafting = rule_planner(model, prompt)
     if seed:
-        costs = {p: (rng.uniform(0.5, 1.5), rng.choice([0, 0, 0.05])) for p in places_of(streams)}
-        measured = curve(**{p.replace(" ", "_"): cost for p, cost in costs.items()})
-        value = rng.uniform(0, 3)
+        measured, value = random_curve(rng, streams, 0.5, [0, 0, 0.05]), rng.uniform(0, 3)
         drafting = drafting_at(
             tmp_path, measured, streams, [Lookup(Material(prompt))], tokens=128.0, value=value
         )
@@ -202,7 +189,6 @@ def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):
 def test_a_model_has_one_history_for_each_adapter_kind_of_cache_and_cable():
     model = speculative_model()
     history = history_of(model)
-    assert history_of(model) is history
     assert history_of(model, KVQuantization(8, 32, 0)) is not history
     streams, model.streams = model.streams, None
     assert history_of(model).costs is not history.costs, "without streams other steps are possible"
@@ -223,10 +209,8 @@ def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path
     for _ in range(20):
         next(steps)
     steps.close()
-    taken = len(costs._timings)
-    assert taken >= 5
-    kept = (user_cache.read(path) for path in cost.directory().glob("*.json"))
-    assert any(len(values["timings"]) == taken for values in kept)
+    [kept] = (user_cache.read(path) for path in cost.directory().glob("*.json"))
+    assert len(kept["timings"]) == len(costs._timings) >= 5
 
 
 def test_the_rule_drafts_less_beside_others(tmp_path):

@@ -98,7 +98,7 @@ def observed() -> Iterator[Observed]:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        self.curve = replace(self.curve, spread=0.01, rounds=6, measured=time.time())
+        self.curve = replace(self.curve, spread=0.01, measured=time.time())
 
     with (
         patch.multiple(Decoder, step=seen_step, next_token=seen_plain, commit=seen_commit),
