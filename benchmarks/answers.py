@@ -78,7 +78,6 @@ OURS, CONTROL = "ours", "mlx_lm once more"
 def quality(
     outputs: Sequence[str], items: Sequence[tuple[str, Sequence[str]]]
 ) -> dict[str, float | None]:
-    """Score answers."""
     accepted = [answers for _, answers in items]
     pairs = list(zip(outputs, items, strict=True))
     right = [(out, [text]) for out, (text, answers) in pairs if text in answers]

@@ -88,8 +88,6 @@ ALONE = {
 
 @dataclass(frozen=True)
 class Run:
-    """A finished generation."""
-
     tokens: list[int]  # generated token ids, the end token included
     text: str  # their text
     target_calls: int  # forward passes of the target that committed tokens
@@ -328,7 +326,6 @@ class Compared(Generic[Name]):
         }
 
     def first_runs(self, name: Name) -> list[Run]:
-        """A way's first run of each prompt."""
         return [runs[0] for runs in self.runs[name]]
 
     def same(self, name: Name, expected: Sequence[Run]) -> int:

@@ -52,8 +52,6 @@ _TEXTS, _QUEUE = 8, 32
 
 @dataclass(frozen=True)
 class Ask:
-    """What a client asks for."""
-
     model: str
     prompt: str
     temperature: float
@@ -62,8 +60,6 @@ class Ask:
 
 @dataclass
 class Load:
-    """What became of the requests."""
-
     counts: Counter[str] = field(default_factory=Counter)  # requests by how they ended
     complete: list[tuple[Ask, str]] = field(default_factory=list)  # texts that were read whole
     begun: list[tuple[Ask, str]] = field(default_factory=list)  # and in part
@@ -126,7 +122,6 @@ def growth(memory: Sequence[tuple[float, int]]) -> float:
 
 @contextmanager
 def _served(service: Service) -> Iterator[int]:
-    """Serve on a free port of the loopback."""
     opened = listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="error"))
     thread = threading.Thread(target=server.run, args=([opened],))

@@ -77,15 +77,12 @@ WITHOUT_STREAMS = (LOOKUP_ALONE, "lookup, 8 nodes")
 
 @dataclass(frozen=True)
 class Question:
-    """One question."""
-
     number: int  # ``question_id``
     category: str  # as the file has it
     turns: tuple[str, ...]  # what the user says, turn by turn
 
     @property
     def task(self) -> str:
-        """One of ``TASKS``."""
         return self.category if self.category in TASKS else MT_BENCH
 
 
@@ -154,7 +151,6 @@ class Answered:
 
 
 def said(role: str, text: str) -> dict[str, str]:
-    """A message of a chat."""
     return {"role": role, "content": text}
 
 

@@ -66,8 +66,6 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Suite:
-    """One comparison."""
-
     question: str  # what it answers
     ways: Mapping[str, Mapping[str, Drafts]]  # ways to draft by name, for each mode of the streams
     columns: Sequence[str]  # of the table, of ``COLUMNS``
@@ -156,8 +154,6 @@ SUITES = {"rule": RULE, "speedup": SPEEDUP}
 
 @dataclass(frozen=True)
 class Job:
-    """The subject of one comparison."""
-
     writer: str  # who answers, see ``texts.WRITERS``
     mode: str  # of the streams
     adapter: Path | None  # the directory that is mounted; ``None``: the bare base
@@ -262,7 +258,6 @@ def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts | None) -> in
 def markdown(
     suite: Suite, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[str]:
-    """The lines of the report."""
     ratio = facts["packed_over_expanded"]
     times = f", {facts['rounds']} times each" if facts["rounds"] > 1 else ""
     about = (
@@ -296,8 +291,6 @@ def check_texts(rows: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is measured."""
-
     directory: Path  # of the base
     name: str  # what a report calls it
     adapter: Path | None = None  # mounted for every task; ``None``: the bare base

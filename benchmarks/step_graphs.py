@@ -76,8 +76,6 @@ _FUSED = re.compile(r"Compiled\w+")
 
 @dataclass(frozen=True)
 class StepGraph:
-    """The operations and host times of one step."""
-
     operations: Mapping[str, int]  # of its graph, by kind; what ``mx.compile`` has fused is one
     first_ms: float | None  # Python from reading the step before to the first hand-over
     last_ms: float | None  # the same to the last one
@@ -104,23 +102,29 @@ def _empty(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return array
 
 
-def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
-    """A Llama of one of ``SHAPES``, with streams as the trainers make them; without weights."""
-    layers, hidden, heads, kv_heads, mlp, vocabulary = SHAPES[name]
-    config = {
+def llama_config(
+    layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocabulary: int
+) -> dict[str, Any]:
+    return {
         "model_type": "llama",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "intermediate_size": mlp,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": 64 if hidden < 1024 else 128,
         "rms_norm_eps": 1e-5,
         "vocab_size": vocabulary,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 32768,
-        "quantization": {"group_size": 64, "bits": bits},
+        "max_position_embeddings": 65536,
     }
+
+
+def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
+    """A Llama of one of ``SHAPES``, with streams as the trainers make them; without weights."""
+    layers, hidden, *_ = SHAPES[name]
+    head_dim = 64 if hidden < 1024 else 128
+    config = llama_config(*SHAPES[name]) | {"head_dim": head_dim}
+    config["quantization"] = {"group_size": 64, "bits": bits}
     model = Model(ModelArgs.from_dict(config))
     model.set_dtype(mx.float16)
     nn.quantize(model, 64, bits)
@@ -266,7 +270,6 @@ def measured(
 
 
 def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0) -> StepGraph:
-    """A step of ours."""
     decoder = _Uncomputed(model)
     decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
     request = Request([0], fixed_planner(settings, model, [0]))

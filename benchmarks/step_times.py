@@ -35,6 +35,7 @@ from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways, streams_of
+from .step_graphs import llama_config
 from .texts import Texts
 
 DEMONSTRATION = "demonstration"
@@ -111,18 +112,8 @@ def size_of(name: str) -> tuple[int, int]:
 
 def random_llama(layers: int, hidden: int) -> SpeculativeModel:
     """A random Llama with four untrained lossless streams in the top quarter of its layers."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "intermediate_size": hidden * 11 // 4,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": hidden // 64,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": VOCABULARY,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 65536,
-    }
+    heads = hidden // 64
+    config = llama_config(layers, hidden, heads, heads, hidden * 11 // 4, VOCABULARY)
     mx.random.seed(0)
     model = Model(ModelArgs.from_dict(config))
     model.set_dtype(device.fast_dtype(mx.float16))
@@ -160,7 +151,6 @@ def rows_of_model(name: str, steps: int) -> Iterator[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, str]) -> list[str]:
-    """The lines of the report."""
     plain = {row["model"]: row["step"] for row in rows if row["method"] == MLX_LM}
     shown = [row | {"share": row["step"] / plain[row["model"]]} for row in rows]
     return [f"{measured_on(facts)}; {facts['commit']}.", "", *table(COLUMNS, shown)]

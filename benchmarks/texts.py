@@ -43,16 +43,12 @@ def texts_a_task(default: int) -> Any:
 
 @dataclass(frozen=True)
 class Text:
-    """One item."""
-
     prompt: list[int]  # token ids
     answers: tuple[str, ...]  # any of these is right; empty where none is known
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a comparison is made on."""
-
     origin: TextSet | str  # of the demonstration's tasks, or the name of a file of the user's
     count: int  # of a task
     own: tuple[str, ...] = ()  # the user's texts, which belong to no task

@@ -10,6 +10,7 @@ project's own demonstration model and text. How often a model of yours accepts m
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class AcceptanceTable:
     @classmethod
     def load(cls, path: Path) -> "AcceptanceTable":
         """Read a file such as ``{"acceptance": [[0.7, 0.1], [0.5, 0.2]]}``."""
-        rows = read_json(path).get("acceptance")
+        rows: Any = read_json(path).get("acceptance")
         lists = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
         if not lists or len({len(row) for row in rows}) != 1:
             raise UserError(f"{path}: acceptance is no table, expected as many ranks at each depth")

@@ -128,5 +128,4 @@ CHIPS = (
 
 
 def chip(name: str) -> Chip:
-    """The chip called ``name``."""
     return next(c for c in CHIPS if c.name == name)

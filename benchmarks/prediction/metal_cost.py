@@ -54,8 +54,6 @@ Plain decoding of 0.6 B to 70 B models (``published_points``) leaves 0.03 to 0.0
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a kernel for one product."""
-
     kernel: str  # MLX's name of it
     reads: int  # how often the weights come from memory
     seconds: float  # of arithmetic
@@ -168,14 +166,12 @@ def layers_ms(
 
 
 def head_ms(chip: Chip, shape: Shape, bits: Bits, rows: int, limit: int | None = None) -> float:
-    """Milliseconds of the language-model head on ``rows`` rows."""
     return product_ms(chip, bits, rows, shape.hidden, shape.vocab, limit)
 
 
 def forward_ms(
     chip: Chip, shape: Shape, bits: Bits, rows: int, context: int, limit: int | None = None
 ) -> float:
-    """Milliseconds of the whole model on ``rows`` rows."""
     through = layers_ms(chip, shape, bits, rows, shape.layers, context, limit)
     return through + head_ms(chip, shape, bits, rows, limit)
 
@@ -216,7 +212,6 @@ def _share(chip: Chip) -> float:
 
 
 def _bandwidth(chip: Chip) -> float:
-    """Bytes per second."""
     return BANDWIDTH_SHARE * _share(chip) * 1e9 * chip.bandwidth
 
 

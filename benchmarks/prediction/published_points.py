@@ -25,7 +25,6 @@ class Point:
 
     @property
     def ratio(self) -> float:
-        """Predicted over published."""
         return self.predicted / self.published
 
 
@@ -45,7 +44,6 @@ PLAIN: tuple[tuple[str, Shape, Bits, int, float, str], ...] = (
 
 
 def points() -> list[Point]:
-    """All of them."""
     m3_max, m4_pro, m5_max = (chip(f"M{name}") for name in ("3 Max", "4 Pro", "5 Max"))
     found = []
     table = {

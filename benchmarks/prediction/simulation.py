@@ -83,7 +83,6 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Expected rate."""
         return 1e3 * self.accepted_length / self.step_ms
 
     @property
@@ -92,13 +91,11 @@ class Prediction:
         return self.accepted_length * self.plain_ms / self.step_ms
 
     def values(self) -> dict[str, Any]:
-        """The line of the JSON file."""
         rates = {"tokens_per_second": self.tokens_per_second, "speedup": self.speedup}
         found = asdict(self) | rates
         return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
 
     def cell(self) -> str:
-        """The cell of the table."""
         if self.placement in ("plain", "does not fit"):
             return self.placement
         return f"{self.speedup:.2f}x, {self.step_ms:.1f} ms, {self.rows}{self.draft[0]}"
@@ -209,7 +206,6 @@ CHIP_COLUMNS = {
 def markdown(
     found: list[Prediction], tree: AcceptanceTable, checked: list[Point], setting: Setting
 ) -> list[str]:
-    """The lines of the report."""
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
     cells = {
         f"{name.split()[-1]}, {bits} bits": f"{{cells[{number}]}}"

@@ -22,7 +22,6 @@ class HitShares:
         self._known: dict[Hashable, tuple[float, float]] = {}  # hits, and how many were expected
 
     def corrected(self, kind: Hashable, shares: Shares) -> Guesses:
-        """Turn shares into guesses."""
         hits, expected = self._known.get(kind, (0.0, 0.0))
         factor = (hits + START * WEIGHT) / (expected + WEIGHT)
         certain = [min(MOST, share * factor) for _, share in shares]

@@ -60,14 +60,11 @@ from .texts import TextClass, classes_of, dictation, fitting_adapters
 
 
 def _listed(words: str, fits: Any, read: Any) -> Kind:
-    """Values with commas between them."""
     return replace(each(words, fits), read=lambda text: tuple(map(read, text.split(","))))
 
 
 @dataclass(frozen=True)
 class Options:
-    """What competes, and on what."""
-
     model: str | None = option(None, TEXT, "Model in MLX format. Default: smollm2.")
     adapter_path: Path | None = option(
         None, PATH, "Its lossless streams. Default: the bundled ones, where they fit."
@@ -130,8 +127,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Entry:
-    """A way that takes part."""
-
     method: str
     nodes: int | None  # of its trees; ``None``: the rule decides
     way: Way
@@ -140,7 +135,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The name of method and trees."""
         return self.method if self.nodes is None else f"{self.method}, {self.nodes} nodes"
 
 

@@ -42,24 +42,19 @@ class Eagle:
     boundaries: tuple[int, ...] = (FINAL,)
 
     def begin(self, model: BorrowedModel) -> DraftHead:
-        """Begin a text."""
         return RecurrentHead(self, model)
 
     def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
-        """Return the target's last hidden states."""
         return features[0]
 
     def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
-        """Return the target's embeddings."""
         return model.embed(tokens)
 
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
-        """Run ``fc`` and the layer."""
         a = self.network.fc(mx.concatenate([embeddings, features], axis=1))
         return self.network.layers[0].after(a, a, rows)
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        """Return the target's LM head."""
         shared_head = model.bare_head_of(self.tokens)
         return lambda output: shared_head(output[None])[0]
 

@@ -37,7 +37,6 @@ class Tensors:
         values: Mapping[str, Any],
         target: SpeculativeModel,
     ) -> "Tensors":
-        """Take the tokens out of the arrays."""
         tokens = arrays.pop("token_map", None)
         if tokens is not None:
             tokens = draft_tokens(directory, tokens, target.config["vocab_size"])
@@ -45,7 +44,6 @@ class Tensors:
 
     @property
     def hidden_size(self) -> int:
-        """The width h of the target's hidden states."""
         return self.target.config["hidden_size"]
 
     @property
@@ -127,13 +125,10 @@ class Head:
     boundaries: tuple[int, ...] = (FINAL,)  # hidden states that it reads
 
     def begin(self, model: BorrowedModel) -> DraftHead:
-        """Begin a text."""
         return self.of_text(self, model)
 
 
 class WithoutRows:
-    """What heads have in common that keep nothing of earlier rows."""
-
     def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None: ...
 
     def commit(self, count: int) -> None: ...

@@ -24,8 +24,6 @@ _KNOWN = {"hydra_head_arch": ("mlp",), "grounded_heads": (True,), "hidden_state_
 
 
 class HydraOfText(WithoutRows):
-    """Hydra's heads at work on one text."""
-
     def __init__(self, head: Head, model: BorrowedModel):
         self._head, self._model = head, model
         self._shared = model.bare_head_of(head.tokens)

@@ -95,7 +95,6 @@ class Lookahead(Proposer):
         self._levels = [levels[1][1:], *levels[2:]]
 
     def _keep(self, before: int, ngram: Path) -> None:
-        """Keep an n-gram as the newest after a token."""
         known = self._pool.setdefault(before, [])
         if ngram in known:
             known.remove(ngram)

@@ -23,8 +23,6 @@ _LM_HEAD = re.compile(r"^(\d+)\.\d+\.weight$")
 
 
 class MedusaOfText(WithoutRows):
-    """Medusa's heads at work on one text."""
-
     def __init__(self, head: Head, model: BorrowedModel):
         self._head, self._shared = head, model.bare_head_of(head.tokens)
         self._hidden: mx.array

@@ -62,14 +62,11 @@ PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """A way of ours to draft."""
-
     name: str  # ``plain``, or names of proposers, ``streams`` or a head, with `` + `` between them
     sources: Sources  # what it drafts from
 
     @property
     def parts(self) -> list[str]:
-        """The names in it."""
         return self.name.split(" + ")
 
     @property
@@ -80,7 +77,6 @@ class Method:
 
     @property
     def guesses(self) -> bool:
-        """Whether streams or a head guess."""
         return STREAMS in self.parts or self.head is not None
 
     @property

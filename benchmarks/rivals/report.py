@@ -54,7 +54,6 @@ def tables_of(rows: Rows) -> Iterator[tuple[str, Rows, str]]:
 
 
 def markdown(values: Mapping[str, Any]) -> list[str]:
-    """The lines of the report."""
     facts, rows = values["facts"], values["rows"]
     drafted = [row for row in rows if row["method"] != MLX_LM and row["same"]]
     right, texts = (sum(row[key] for row in drafted) for key in ("same_output_as_plain", "items"))
@@ -75,7 +74,6 @@ def markdown(values: Mapping[str, Any]) -> list[str]:
 
 
 def _by_class(rows: Rows, figure: str, parameters: Mapping[str, int]) -> list[str]:
-    """A table of methods by classes."""
     names = [*dict.fromkeys(row["class"] for row in rows), MEAN]
     means = means_of(rows, figure)
     cells: dict[str, dict[str, float]] = {m: {} for m in (*means, *(r["method"] for r in rows))}

@@ -114,7 +114,6 @@ class Retrieval(Proposer):
         self._stale = True
 
     def begin(self, verified: Verified, price: Price) -> None:
-        """Look the end of the text up."""
         if self._stale:
             self._look_up()
 
@@ -126,7 +125,6 @@ class Retrieval(Proposer):
         return self._span, bool(path)
 
     def _look_up(self) -> None:
-        """Look up the longest end that occurs."""
         self._stale = False
         self._span = len(self._end)
         self._rows = self._store.following(self._end, _OCCURRENCES, _DEPTH)

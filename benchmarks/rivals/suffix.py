@@ -38,7 +38,6 @@ class SuffixAutomaton:
         self._last = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the text."""
         for token in tokens:
             new = self._add({}, 0, self.length[self._last] + 1, 0)
             state = self._last
@@ -82,7 +81,6 @@ class Match:
         self.state = self.length = 0
 
     def follow(self, token: int) -> None:
-        """Go on with a token of the text."""
         automaton = self.automaton
         self._settle()
         while self.state and token not in automaton.follow[self.state]:
@@ -117,7 +115,6 @@ class Answers:
         self.automaton, self._tokens = SuffixAutomaton(), 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add an answer."""
         if self._tokens + len(tokens) > _MOST_TOKENS:
             self.automaton, self._tokens = SuffixAutomaton(), 0
         if tokens:
@@ -160,7 +157,6 @@ class Suffix(Proposer):
         return self._hits.corrected(_kind(best.length), shares) if best and shares else []
 
     def finish(self) -> None:
-        """Add the answer to the earlier ones."""
         self._answers.add(self._written)
         self._written = []
 

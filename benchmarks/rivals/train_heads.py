@@ -124,7 +124,6 @@ class Drafts:
         return (torch.cat(inner, -1) if inner else last), last
 
     def logits(self, rows: Tensor, head: tuple[Tensor, Tensor | None]) -> Tensor:
-        """Apply an LM head to rows (.., h), and the base's cap."""
         return softcapped(F.linear(rows, *head).float(), self.backbone.softcap)
 
 
@@ -207,7 +206,6 @@ def evaluate(
 
 
 def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
-    """Build the untrained head of a run."""
     config, depth = drafts.config, settings.num_heads
     if settings.kind == "medusa":
         return Medusa(
