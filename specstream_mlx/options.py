@@ -131,27 +131,17 @@ PROBABILITY = what(
 
 @dataclass(frozen=True)
 class Spec:
-    """The description of an option besides its type and default.
-
-    Attributes:
-        help: text of the help page, to which the default is added if it names none.
-        flags: names on the command line; empty: made from the field's name.
-        panel: its heading on a help page; ``None``: its class's ``PANEL``.
-        hidden: whether only Python and configuration files can set it.
-        positional: whether it is given without a name.
-        without: names of options that a command line cannot have too.
-        needs: names of options of which a command line must have one too.
-    """
+    """The description of an option besides its type and default."""
 
     kind: Kind
-    help: str
-    flags: tuple[str, ...]
+    help: str  # text of the help page, to which the default is added if it names none
+    flags: tuple[str, ...]  # names on the command line; empty: made from the field's name
     metavar: str | None = None
-    panel: str | None = None
-    hidden: bool = False
-    positional: bool = False
-    without: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    panel: str | None = None  # its heading on a help page; ``None``: its class's ``PANEL``
+    hidden: bool = False  # whether only Python and configuration files can set it
+    positional: bool = False  # whether it is given without a name
+    without: tuple[str, ...] = ()  # names of options that a command line cannot have too
+    needs: tuple[str, ...] = ()  # names of options of which a command line must have one too
 
 
 def option(default: Any, kind: Kind, help: str = "", *flags: str, **more: Any) -> Any:

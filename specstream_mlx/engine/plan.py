@@ -103,10 +103,6 @@ class Plan:
     """The plan of the next step.
 
     Attributes:
-        tree: the tree to verify; its root is not in the KV cache yet.
-        place: where the streams run; in shared mode ``beside``, as the target sees them.
-        streams: number of streams that run, from the first on.
-        width: candidates of each stream for the next tree; 0: the streams guess nothing.
         expand: for each stream that guesses, but the last, the numbers of the guesses after which
             the next stream guesses, counted over all paths of its depth with ``width`` candidates
             each; or ``LIKELIEST``. Plain streams ignore it.
@@ -115,10 +111,10 @@ class Plan:
         threshold: probability below which pruning drops an edge's subtree; ``None``: no edge.
     """
 
-    tree: DraftTree
-    place: StreamPlace
-    streams: int = 0
-    width: int = 0
+    tree: DraftTree  # the tree to verify; its root is not in the KV cache yet
+    place: StreamPlace  # where the streams run; in shared mode ``beside``, as the target sees them
+    streams: int = 0  # number of streams that run, from the first on
+    width: int = 0  # candidates of each stream for the next tree; 0: the streams guess nothing
     expand: tuple[np.ndarray | None, ...] = ()
     beside: int | None = None
     keep: int | None = None

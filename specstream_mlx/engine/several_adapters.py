@@ -40,14 +40,12 @@ class Layout:
     """What adapters must have alike for their sequences to go through one pass; ranks may differ.
 
     Attributes:
-        weights: the base's arrays.
-        scales: which linear modules have LoRA, and of what scale.
         streams: the fields of the streams' configuration but for ``_OWN``; empty: there are none.
         alone: the model, if it has LoRA that is not gathered: of experts or embeddings.
     """
 
-    weights: tuple[mx.array, ...]
-    scales: dict[str, float]
+    weights: tuple[mx.array, ...]  # the base's arrays
+    scales: dict[str, float]  # which linear modules have LoRA, and of what scale
     streams: dict[str, Any]
     alone: nn.Module | None
 

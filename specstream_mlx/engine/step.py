@@ -52,22 +52,19 @@ class StepResult:
     """Device arrays of one step of one sequence, not yet evaluated.
 
     Attributes:
-        last: scalar int32, index of the last accepted node among the kept ones.
-        predictions: (m,) int32, the target's token after each kept node, by the verify rule.
         logits: (m, vocab) of the main stream, after the logits processors; ``None`` from a decoder
             that returns the arg-maxes alone.
         kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
         in_play: (m,) bool, false at nodes below the threshold of pruning; ``None``: all may be
             accepted.
-        streams: guesses of the streams; ``None``: they guess nothing.
     """
 
-    last: mx.array
-    predictions: mx.array
+    last: mx.array  # scalar int32, index of the last accepted node among the kept ones
+    predictions: mx.array  # (m,) int32, the target's token after each kept node, by the verify rule
     logits: mx.array | None
     kept: mx.array | None = None
     in_play: mx.array | None = None
-    streams: StreamResult | None = None
+    streams: StreamResult | None = None  # guesses of the streams; ``None``: they guess nothing
 
     def guesses(self) -> StreamGuesses:
         """Read the streams' guesses to the host; there are none where no streams ran."""
