@@ -30,7 +30,7 @@ from tiny_models import (
     tiny_llama_directory,
 )
 
-from specstream_mlx import PromptCache, UserError, generate, load
+from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import NEVER_QUANTIZED, KVQuantization
 from specstream_mlx.loading import SpeculativeModel
@@ -274,19 +274,6 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
     if not kv:
         whole = run_generate(base, prompt=TEXT + QUESTION).stdout
         assert texts == {whole.rstrip("\n")}
-
-
-def test_a_turn_of_shared_mode(base, lora, tmp_path):
-    """The file of a cache that generated holds the rows without streams alone."""
-    model, tokenizer = load(base, adapter_path=lora)
-    cache, prompt = PromptCache(), random_prompt(20)
-    text = generate(model, tokenizer, prompt, max_tokens=12, prompt_cache=cache)
-    path = tmp_path / "turn.safetensors"
-    cache.save(path, model)
-    found = PromptCache.load(path, model)
-    assert found.tokens == prompt[:-1]
-    assert generate(model, tokenizer, prompt, max_tokens=12, prompt_cache=found) == text
-    assert found.reused == 19
 
 
 @pytest.mark.parametrize("rows", [5, 30])

@@ -1,15 +1,177 @@
-"""Calls are ahead as far as they may be, and none is made behind the end."""
+"""Sequences alone and side by side: each text is that of its prompt alone, no call is wasted."""
 
+import itertools
 from functools import partialmethod
 
+import mlx_lm
 import pytest
+from architecture_models import CASES, pair
 from changing_drafts import KINDS, AnyDrafting
-from random_models import plain_tokens, random_prompt, request, speculative_model
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from random_models import (
+    STREAMS,
+    TrueTrees,
+    assert_same_rows,
+    paired,
+    plain_caches,
+    plain_tokens,
+    random_prompt,
+    request,
+    speculative_model,
+    tokens_of,
+)
+from tiny_models import tiny_tokenizer
+from trees import Planned
 
-from specstream_mlx import UserError, scheduler
+from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, scheduler
 from specstream_mlx.drafting.cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
+
+LENGTHS = [9, 1, 30, 2, 17]
+PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
+BASES = ["grouped heads, tied", "one kv head, untied", "full heads, biases", "llama3 rope"]
+
+
+def tokenizer(*ends):
+    wrapper = TokenizerWrapper(tiny_tokenizer())
+    wrapper.eos_token_ids = ends  # without its own
+    return wrapper
+
+
+def alone(model, prompt, count, sampler=None):
+    """The text of one prompt; mlx_lm's in lossless mode."""
+    if model.mode == "lossless":
+        return plain_tokens(model.model, prompt, count, sampler=sampler)
+    steps = decode(model, request(prompt, DraftSettings(speculation=False), sampler=sampler))
+    return [token for step in itertools.islice(steps, count) for token in step.tokens]
+
+
+def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
+    response = batch_generate(
+        model, tokenizer(*ends), prompts, max_tokens=max_tokens, return_token_ids=True, **settings
+    )
+    assert response.texts == [tokenizer().decode(ids) for ids in response.token_ids]
+    return response
+
+
+def test_end_tokens():
+    """Texts end at different times."""
+    model = speculative_model(seed=1)
+    truths = [alone(model, prompt, 40) for prompt in PROMPTS]
+    ends = {truths[0][11], truths[2][4]}
+    expected = []
+    for truth in truths:
+        count = next((n for n, token in enumerate(truth[:30]) if token in ends), 30)
+        expected.append((truth[:count], "length" if count == 30 else "stop"))
+    response = together(model, max_tokens=30, ends=ends)
+    assert list(zip(response.token_ids, response.finish_reasons, strict=True)) == expected
+    assert "stop" in response.finish_reasons
+    tokens = sum(len(text) + (reason == "stop") for text, reason in expected)
+    assert response.stats.generation_tokens == tokens
+    assert response.stats.prompt_tokens == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_architectures(case):
+    """The text alone, or a sentence that says why not."""
+    model = pair(case).model
+    vocab_size = model.config["vocab_size"]
+    prompts = [random_prompt(length, seed=length, vocab_size=vocab_size) for length in (5, 9, 2)]
+    try:
+        response = together(model, prompts, 8)
+    except UserError as error:
+        assert "cannot decode in batches" in str(error)
+        assert model.config["model_type"] not in ("llama", "phi", "qwen3")
+        return
+    for prompt, found in zip(prompts, response.token_ids, strict=True):
+        assert found == tokens_of(model, prompt, 8)[:8]
+
+
+PLACES = [{"num_streams": 0, "lookup": True}, {}, {"max_nodes": 7, "prune_threshold": 1e-3}]
+PLACES += [{"max_nodes": 5}, {"stream_nodes": 2}, {"stream_nodes": 1}]
+
+
+@pytest.mark.parametrize(
+    ("streams", "base", "mode", "fields"),
+    paired(STREAMS, BASES, ["lossless", "shared", "lossless"], PLACES, count=12),
+)
+def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fields):
+    """Greedy and drawn, one of them without drafts; in the end a prompt cache holds its rows."""
+    if mode == "shared":
+        fields = {name: value for name, value in fields.items() if name != "stream_nodes"}
+    model = speculative_model(base, mode=mode, seed=1, **STREAMS[streams])
+    plan_of = DraftSettings(tree_width=2, **fields).plans(model.streams.config)
+    samplers = [lambda: None, lambda: keyed_sampler(7, top_p=0.9), lambda: None] * 2
+    prompts, limits = [*PROMPTS, PROMPTS[2]], [24, 9, 17, 3, 21, 12]
+    each = zip(prompts, limits, samplers, strict=True)
+    truths = [alone(model, prompt, limit + 6, sampler()) for prompt, limit, sampler in each]
+    together, caches = Scheduler(), [PromptCache() for _ in prompts]
+    texts, found, sizes, longest = [], {}, set(), 0
+
+    def join():
+        number = len(texts)
+        drafting = Planned(TrueTrees(truths[number], number), plan_of)
+        if number == 2:
+            drafting = DraftSettings(speculation=False)
+        own = {"max_tokens": limits[number], "sampler": samplers[number]()}
+        asked = request(prompts[number], drafting, prompt_cache=caches[number], **own)
+        texts.append(together.add(TokenSequence(model, asked)))
+        found[texts[-1]] = []
+
+    join()
+    for number, steps in enumerate(together.steps()):
+        for text, step in steps:
+            found[text] += step.tokens
+            longest = max(longest, len(step.tokens))
+        sizes.add(tuple(len(step.tree) for _, step in steps))
+        if number % 2 and len(texts) < len(prompts):
+            join()
+        if number == 5:
+            together.remove(texts[0])
+    assert len(texts) == len(prompts)
+    assert max(map(len, sizes)) >= 3 and any(len(set(counts)) > 1 for counts in sizes)
+    assert longest >= 3
+    for number, text in enumerate(texts):
+        count = len(found[text]) if number == 0 else limits[number]
+        assert found[text][:count] == truths[number][:count]
+        cache = caches[number]
+        written = [*prompts[number], *found[text]]
+        assert cache.tokens == written[: -1 if mode == "lossless" else len(prompts[number]) - 1]
+        for layer in cache.caches:
+            layer.trim(layer.offset - cache.rows)
+        if cache.rows:
+            assert_same_rows(cache.caches, plain_caches(model.model, cache.tokens))
+    assert 0 < len(found[texts[0]]) < limits[0]
+
+
+def test_batches_without_drafts_and_of_a_size():
+    model = speculative_model(mode="shared", seed=1)
+    expected = [alone(model, prompt, 12) for prompt in PROMPTS]
+    sizes = {"settings": None, "completion_batch_size": 2, "prefill_batch_size": 1}
+    assert together(model, max_tokens=12, **sizes).token_ids == expected
+    response = together(model, max_tokens=12, speculation=False)
+    assert response.token_ids == expected
+    assert (response.stats.generation_steps, response.stats.accepted_length) == (12, 1)
+    # Texts with quantized rows stay alone.
+    first = Scheduler()
+    quantized = request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32)
+    first.add(TokenSequence(model, quantized))
+    with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
+        first.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
+
+
+def test_no_prompts_give_what_mlx_lm_gives():
+    model = speculative_model()
+    names = ("verbose", "return_token_ids", "return_logprobs", "return_prompt_caches")
+    options = {"max_tokens": 7, **dict.fromkeys(names, True)}
+    expected = mlx_lm.batch_generate(model.model, tokenizer(), [], **options)
+    found = batch_generate(model, tokenizer(), [], **options)
+    for name in ("texts", "caches", "token_ids", "logprobs"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+# Calls ahead
 
 
 @pytest.fixture

@@ -97,6 +97,7 @@ def generate(
         _generate(run, output)
         return
     from .. import demonstration
+    from ..drafting.settings import USUAL, describe
 
     made_by: str | None = None
     tokenizer_config: dict[str, Any] = {}
@@ -149,11 +150,14 @@ def generate(
             "prompt_cache": cache,
         },
     )
+    guessing = None if loaded.guessing is None else "streams"
+    if loaded.head is not None:
+        guessing = f"the {loaded.head.config.kind} head"
     run = Run(
         source.model_name,
         source.adapter_name,
         loaded.mode,
-        _drafts(loaded, settings),
+        describe(settings or USUAL, guessing),
         found_rule.name,
         None if sampler is None else sampler.seed,
         length.max_tokens,
@@ -175,20 +179,6 @@ def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVC
         )
     start = min(options.quantized_kv_start, cache.rows)  # what is quantized stays so
     return replace(options, kv_bits=bits, kv_group_size=group_size, quantized_kv_start=start)
-
-
-def _drafts(model: "SpeculativeModel", settings: "DraftSettings | Proposers | None") -> str:
-    """Describe the drafting in a few words."""
-    from ..drafting.settings import USUAL, DraftSettings, describe, names_of
-
-    guessing, head = model.guessing is not None, model.head
-    by = "streams" if head is None else f"the {head.config.kind} head"
-    if isinstance(settings, DraftSettings):
-        described = describe(settings, guessing)
-        return described if head is None else f"{described}, by {by}"
-    *names, last = [*[by] * guessing, *names_of(settings or USUAL)] or ["nothing"]
-    listed = f"{', '.join(names)} and {last}" if names else last
-    return f"what is worth most, step by step, of {listed}"
 
 
 def _missing_streams(

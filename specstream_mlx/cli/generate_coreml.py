@@ -68,7 +68,7 @@ def package_run(
         str(path),
         chosen.name,
         chosen.mode,
-        describe(drafting, chosen.num_streams > 0),
+        describe(drafting, "streams" if chosen.num_streams else None),
         request.rule.name,
         getattr(request.sampler, "seed", None),
         length.max_tokens,

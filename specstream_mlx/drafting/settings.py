@@ -214,29 +214,15 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
     return [names.get(one) or str(getattr(one, "__name__", "another")) for one in made]
 
 
-def describe(settings: DraftSettings, streams: bool) -> str:
-    """Describe in a few words the drafts of a step and its pruning, with ``streams`` or without."""
-    if not settings.drafts_with(streams or None):
+def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:
+    """Describe drafts in a few words; ``guessing``: streams or a head, where there is one."""
+    names, words = names_of(settings), "what is worth most, step by step"
+    fixed = settings if isinstance(settings, DraftSettings) else None
+    if guessing and (fixed is None or fixed.speculates):
+        names.insert(0, guessing)
+    if not names:
         return "no drafts"
-    lookup = f"lookup of up to {settings.lookup_ngram}-grams to depth {settings.lookup_size}"
-    others = " and ".join(lookup if one == "lookup" else one for one in names_of(settings))
-    guessing, size, width = streams and settings.speculates, settings.tree_size, settings.tree_width
-    if not guessing:
-        words = f"best-first, {settings.most_nodes(0)} nodes, {others}"
-    elif size is not None:
-        words = f"best-first, {size} nodes, width {width}"
-    else:
-        words = "chain" if width == 1 else f"full {width}-ary"
-    if guessing and settings.num_streams:
-        words += f", depth {settings.num_streams}"
-    if guessing and others:
-        words += f", with {others}"
-    for said, value in (
-        ("nodes above", settings.draft_threshold),
-        ("pruned to", settings.max_nodes),
-        ("edges above", settings.prune_threshold),
-        ("streams beside", settings.stream_nodes if guessing else None),
-    ):
-        if value is not None:
-            words += f", {said} {value}"
-    return words
+    if fixed is not None:
+        size, width = fixed.tree_size, fixed.tree_width
+        words = f"best-first, {size} nodes" if size else f"trees of width {width}"
+    return f"{words}, of {' and '.join(names)}"

@@ -13,12 +13,7 @@ from specstream_mlx.drafting.calibration import StreamAverages
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.settings import (
-    LIKELY_DRAFTS,
-    DraftSettings,
-    chosen_drafts,
-    describe,
-)
+from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, chosen_drafts
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.stream_config import StreamConfig
 
@@ -145,15 +140,3 @@ def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
         assert chosen_drafts(None, **more) == replace(LIKELY_DRAFTS, **more)
     for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
         assert chosen_drafts("typical", **shape) == DraftSettings(**shape)
-
-
-@pytest.mark.parametrize(
-    ("settings", "streams", "words"),
-    [
-        (DraftSettings(lookup=True), True, "best-first, 8 nodes, width 4, with lookup of up"),
-        (DraftSettings(stream_nodes=2), True, "best-first, 8 nodes, width 4, streams beside 2"),
-        (DraftSettings(tree_size=None, tree_width=2, num_streams=3), True, "full 2-ary, depth 3"),
-    ],
-)
-def test_a_few_words_for_people(settings, streams, words):
-    assert describe(settings, streams).startswith(words)

@@ -45,7 +45,7 @@ def test_a_text_does_not_depend_on_drafts(exported):
     assert plain["target_calls"] == plain["generation_tokens"] == 8
     assert (drafted["adapter"], drafted["mode"]) == ("streams", "lossless")
     assert drafted["model"] == str(exported)
-    assert drafted["tree"].startswith("best-first, 3 nodes, width 2, with lookup")
+    assert drafted["tree"] == "best-first, 3 nodes, of streams and lookup"
     # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
