@@ -1,6 +1,7 @@
 """Imported before every test module."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def toy_directory(tmp_path_factory) -> Path:
     """``base``, ``streams`` and ``adapters/sql`` of the toy; all processes of a run share it."""
     place = tmp_path_factory.getbasetemp()
     return toy_in((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "toy")
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory, toy_directory) -> Path:
+    """The toy's streams, and its one adapter under the names of all that are bundled."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "streams").symlink_to(toy_directory / "streams")
+    for name in bundled.adapter_names():
+        shutil.copytree(toy_directory / "adapters/sql", folder / "adapters" / name)
+    return folder
 
 
 @pytest.fixture

@@ -23,12 +23,7 @@ class Ended:
 
 
 class Processes:
-    """Processes that run one command, as ``mlx.launch`` would start them.
-
-    Args:
-        folder: for the host file.
-        *commands: of each rank.
-    """
+    """Processes that run a command each, as ``mlx.launch`` would start them."""
 
     def __init__(self, folder, *commands):
         with ExitStack() as stack:

@@ -17,13 +17,7 @@ CHAT = [{"role": "user", "content": "please send the report to the team"}]
 
 
 class Resident:
-    """A base with streams and its adapters, loaded once for many servers.
-
-    Args:
-        base: the base's directory.
-        streams: its lossless streams.
-        adapters: directories by name.
-    """
+    """A base with lossless streams and its adapters, by name, loaded once for many servers."""
 
     def __init__(self, base, streams, **adapters):
         model, self.tokenizer = load(base, adapter_path=streams)

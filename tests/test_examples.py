@@ -377,13 +377,7 @@ def output_of_a_process(line: str, folder: Path) -> str:
 
 
 def output_of(line: str, folder: Path) -> str:
-    """What ``specstream-mlx ..`` or ``python -m module ..`` prints in a folder, errors included.
-
-    It runs in this process, where everything has been imported.
-
-    Raises:
-        AssertionError: it failed.
-    """
+    """The same of ``specstream-mlx ..`` or ``python -m module ..``, sooner: in this process."""
     command, _, file = line.replace("\\\n", " ").partition(" < ")
     words = shlex.split(command, comments=True)
     stdin = (folder / file.strip()).read_bytes() if file else b""
@@ -435,16 +429,6 @@ def is_of_the_demonstration_model(line: str) -> bool:
     words = shlex.split(line, comments=True)
     takes = words[0] == "specstream-mlx" and words[1] in TAKE_A_MODEL
     return takes and not {"--model", "--coreml", "--prompt-cache-file"} & set(words)
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory, toy_directory):
-    """The toy's streams, and its one adapter under the names of all."""
-    folder = tmp_path_factory.mktemp("toy")
-    (folder / "streams").symlink_to(toy_directory / "streams")
-    for name in bundled.adapter_names():
-        shutil.copytree(toy_directory / "adapters/sql", folder / "adapters" / name)
-    return folder
 
 
 @pytest.fixture
