@@ -81,12 +81,6 @@ QUESTIONS = [
 ]
 
 
-def write(path, questions):
-    names = ("question_id", "category", "turns")
-    lines = (json.dumps(dict(zip(names, one, strict=True))) + "\n" for one in questions)
-    path.write_text("".join(lines))
-
-
 def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categories():
     categories = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem")
     names = [name for name in categories for _ in range(10)] + ["qa"] * 80 + ["rag"] * 3
@@ -95,14 +89,6 @@ def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categori
     assert {q.category for q in chosen[:8]} == set(categories)
     assert [q.number for q in chosen[8:]] == [75, 85, 95, 105, 115, 125, 135, 145, 150, 151, 152]
     assert sorted(spread(questions, None), key=lambda q: q.number) == questions
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty working directory with a file of questions."""
-    write(tmp_path / "q.jsonl", QUESTIONS)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(base, *arguments):

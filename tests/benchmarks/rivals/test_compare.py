@@ -23,16 +23,6 @@ BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty working directory with a file of questions."""
-    names = ("question_id", "category", "turns")
-    lines = [json.dumps(dict(zip(names, one, strict=True))) for one in QUESTIONS]
-    (tmp_path / "q.jsonl").write_text("\n".join(lines))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def head(base):
     """Random Medusa heads for the tiny Llama, two with LM heads of their own."""
