@@ -7,8 +7,10 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import Oracle, assert_close, paired, plain_tokens, random_prompt
 from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+from toy_model import questions
 
 from specstream_mlx import generate, load, stream_generate
+from specstream_mlx.prompts import chat_prompt
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
 LENGTH = 24
@@ -118,3 +120,15 @@ def test_stop_strings(size, model, truth, oracle):
         split += len(words.decode([responses[-1].token])) < size
     assert size == 1 or split >= 2
     assert generate(model, words, PROMPT, max_tokens=LENGTH, stop="never met") == full
+
+
+@pytest.mark.parametrize("adapter", ["streams", "adapters/sql"])
+def test_calls_of_trained_streams_bring_more_than_a_token(adapter, toy_directory):
+    """Of chains in every step: how much is drafted otherwise depends on the machine."""
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / adapter)
+    tokens = calls = 0
+    for row in questions(6, seed=1):
+        prompt = chat_prompt(tokenizer, row["prompt"], model.prompt_template)
+        *_, last = stream_generate(model, tokenizer, prompt, 64, tree_width=1)
+        tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
+    assert tokens / calls > 1.5
