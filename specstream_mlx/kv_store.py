@@ -354,24 +354,17 @@ def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[st
 def _check_made_by(
     path: Path, facts: dict[str, Any], name: str | None, model: SpeculativeModel
 ) -> None:
-    found, expected = facts["base_fingerprint"], model.base_fingerprint
-    if found != expected:
-        raise UserError(
-            f"{path} was made by another model ({name}, fingerprint {found}), expected "
-            f"fingerprint {expected}"
-        )
-    found, expected = facts["weights"], _weights_digest(model)
-    if found != expected:
-        raise UserError(
-            f"{path} was made by a model of the same shape with other weights ({name}, digest "
-            f"{found}), expected digest {expected}"
-        )
-    found, expected = (
-        "no LoRA" if digest is None else f"the LoRA of digest {digest}"
-        for digest in (facts["adapter"], lora_digest(model.adapter))
-    )
-    if found != expected:
-        raise UserError(f"{path} was made with {found}, expected {expected}: rows depend on it")
+    base, weights = model.base_fingerprint, _weights_digest(model)
+    for maker, what, found, expected in (
+        ("by another model", "fingerprint", facts["base_fingerprint"], base),
+        ("by a model of the same shape with other weights", "digest", facts["weights"], weights),
+        ("with another LoRA", "digest", facts["adapter"], lora_digest(model.adapter)),
+    ):
+        if found != expected:
+            raise UserError(
+                f"{path} was made {maker} ({name}, {what} {found or 'none'}), expected "
+                f"{what} {expected or 'none'}"
+            )
 
 
 def _check_name(

@@ -101,8 +101,8 @@ class TokenSequence:
 
     def _read(self, reused: int) -> Iterator[int]:
         request, decoder, caches = self.request, self.decoder, self.decoder.caches
-        unread, total = request.prompt[reused:-1], len(request.prompt)
-        self._progress(reused, total)
+        unread = request.prompt[reused:-1]
+        self._progress(reused)
         for start in range(0, len(unread), request.prefill_step_size):
             with mx.stream(device.generation_stream):
                 part = unread[start : start + request.prefill_step_size]
@@ -111,14 +111,14 @@ class TokenSequence:
                 mx.eval([cache.state for cache in caches])
                 mx.clear_cache()
             read = reused + start + len(part)
-            self._progress(read, total)
+            self._progress(read)
             yield read
         if self._cache is not None:
             self._cache.extend(self._generation, unread)
 
-    def _progress(self, read: int, total: int) -> None:
+    def _progress(self, read: int) -> None:
         if self.request.progress is not None:
-            self.request.progress(read, total)
+            self.request.progress(read, len(self.request.prompt))
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class TokenSequence:
     def record(self, caches: list[Any]) -> None:
         """Let the prompt cache know of the rows so far, if they are written into its own caches."""
         if self.count == 1:
-            self._progress(len(self.request.prompt), len(self.request.prompt))
+            self._progress(len(self.request.prompt))
         if self._cache is not None and caches is self._cache.caches:
             self._cache.extend(self._generation, self._unrecorded)
             self._unrecorded = []
