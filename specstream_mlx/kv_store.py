@@ -291,8 +291,6 @@ def _check_target(path: Path) -> None:
         raise UserError(f"the prompt cache file is {path}, expected a name that ends in {_SUFFIX}")
     if not path.parent.is_dir():
         raise UserError(f"the directory {path.parent} of the prompt cache file does not exist")
-    if path.is_dir():
-        raise UserError(f"the prompt cache file {path} is a directory, expected a file")
     if path.exists():
         try:
             _metadata(path)

@@ -206,11 +206,6 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lora(base):
-    return stream_adapter_directory(base.parent / "lora", base, mode="shared", lora_rank=4)
-
-
-@pytest.fixture(scope="module")
 def ours(base):
     path = base.parent / "ours.safetensors"
     write(path, base)
@@ -306,7 +301,8 @@ def refused(path, *args):
     return refusal(run("generate", "--prompt-cache-file", path, "-p", QUESTION, *args))
 
 
-def test_other_models(base, ours, lora, tmp_path, monkeypatch):
+def test_other_models_and_quantization(base, ours, tmp_path, monkeypatch):
+    lora = stream_adapter_directory(tmp_path / "lora", base, mode="shared", lora_rank=4)
     shape = tiny(tmp_path / "shape", intermediate_size=128)
     weights = tiny(tmp_path / "weights", seed=2)
     assert "made by another model" in refused(ours, "--model", shape)
@@ -324,22 +320,23 @@ def test_other_models(base, ours, lora, tmp_path, monkeypatch):
         layer.keys = layer.keys[:, :1]
     save_prompt_cache(str(theirs), layers[:4], facts)
     assert "keys have the shape" in refused(theirs)
-
-
-def test_other_quantization_and_bad_names(base, ours, tmp_path, monkeypatch):
-    path = tmp_path / "int4.safetensors"
-    write(path, base, KVQuantization(*KV[1::2]))
-    assert "has --kv-bits 4 and --kv-group-size 32" in refused(
-        path, "--model", base, "--kv-bits", 8
-    )
+    write(theirs, base, KVQuantization(*KV[1::2]))
+    found = refused(theirs, "--model", base, "--kv-bits", 8)
+    assert "has --kv-bits 4 and --kv-group-size 32" in found
     assert "expected at most one" in refused(ours, "--compare")
+
+
+def test_other_files_are_not_replaced(base, tmp_path, monkeypatch):
     damaged, other = tmp_path / "damaged.safetensors", "exists and is not a prompt cache, expected"
     damaged.write_bytes(b"mine")
+    directory = tmp_path / "directory.safetensors"
+    directory.mkdir()
     for path, reason in (
         (tmp_path / "cache.bin", "ends in .safetensors"),
         (tmp_path / "no" / "cache.safetensors", "does not exist"),
         (base / "model.safetensors", other),
         (damaged, other),
+        (directory, other),
     ):
         with pytest.raises(UserError, match=reason):
             write(path, base)

@@ -3,7 +3,6 @@
 import itertools
 from functools import partialmethod
 
-import mlx_lm
 import pytest
 from architecture_models import CASES, pair
 from changing_drafts import KINDS, AnyDrafting
@@ -159,16 +158,8 @@ def test_batches_without_drafts_and_of_a_size():
     first.add(TokenSequence(model, quantized))
     with pytest.raises(UserError, match="the KV cache of one of several texts is quantized"):
         first.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
-
-
-def test_no_prompts_give_what_mlx_lm_gives():
-    model = speculative_model()
-    names = ("verbose", "return_token_ids", "return_logprobs", "return_prompt_caches")
-    options = {"max_tokens": 7, **dict.fromkeys(names, True)}
-    expected = mlx_lm.batch_generate(model.model, tokenizer(), [], **options)
-    found = batch_generate(model, tokenizer(), [], **options)
-    for name in ("texts", "caches", "token_ids", "logprobs"):
-        assert getattr(found, name) == getattr(expected, name), name
+    none = together(model, [], return_logprobs=True, return_prompt_caches=True)
+    assert none.texts == none.caches == none.token_ids == none.logprobs == []
 
 
 # Calls ahead

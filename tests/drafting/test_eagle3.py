@@ -59,7 +59,6 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
 
 
 AUX = "eagle_aux_hidden_state_layer_ids"
-DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,6 @@ DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
         ({}, {AUX: [0, 1, 2, 3]}, "fc.weight reads 96 values"),
         ({}, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
         ({}, {"speculators_model_type": "peagle"}, "is 'peagle', expected"),
-        ({}, DYNAMIC, "rope_type is 'dynamic'"),
         ({}, {"head_dim": "8"}, "head_dim is '8', expected an integer"),
         ({}, {"norm_output": "false"}, "expected true or false"),
     ],

@@ -95,9 +95,7 @@ def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
     ("settings", "gamma", "nodes", "depth"),
     [
         ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 4, 12, 2),
-        ({"tree_size": 6, "tree_width": 3, "num_streams": 1}, 4, 3, 1),
         ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
-        ({"lookup": True, "tree_size": None, "tree_width": 1}, 3, 13, None),
         ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
         ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
     ],
