@@ -205,9 +205,6 @@ class PromptCache:
     def __len__(self) -> int:
         return self.rows
 
-    def __repr__(self) -> str:
-        return f"PromptCache({self.rows} rows of {len(self.caches)} layers)"
-
     @property
     def rows(self) -> int:
         """Number of rows of each layer that may be used again."""

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from architecture_models import pair
-from changing_drafts import KINDS, AnyDrafting
 from draft_heads import HEADS, model_with_head
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import (
@@ -23,7 +22,7 @@ from random_models import (
     request,
     speculative_model,
 )
-from trees import Planned
+from trees import KINDS, AnyDrafting, Planned
 
 from benchmarks.rivals.lookahead import Lookahead
 from benchmarks.rivals.pld import PromptLookup
@@ -43,12 +42,9 @@ MODELS = [
     ("traditional linear rope, untied", "lossless", "value rotation"),
     ("sliding windows", "lossless", "adapter"),
     ("sliding windows", "shared", "adapter"),
-    ("grouped heads, tied", "lossless", "conditioned head"),
-    ("one kv head, untied", "shared", "conditioned head"),
-    ("full heads, biases", "lossless", "conditioned head"),
-    ("llama3 rope", "shared", "conditioned head"),
-    ("traditional linear rope, untied", "lossless", "conditioned head"),
-    ("sliding windows", "lossless", "conditioned head"),
+]
+MODELS += [(base, mode, "conditioned head") for base, mode, _ in MODELS[:6]]
+MODELS += [
     ("grouped heads, tied", "lossless", "one stream"),
     ("full heads, biases", "lossless", "few keys"),
 ]

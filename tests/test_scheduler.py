@@ -5,7 +5,6 @@ from functools import partialmethod
 
 import pytest
 from architecture_models import CASES, pair
-from changing_drafts import KINDS, AnyDrafting
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
@@ -20,7 +19,7 @@ from random_models import (
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
-from trees import Planned
+from trees import KINDS, AnyDrafting, Planned
 
 from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, scheduler
 from specstream_mlx.drafting.cost import BatchCosts

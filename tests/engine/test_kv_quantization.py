@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from architecture_models import VOCAB_SIZE, WINDOW, pair, with_streams
-from changing_drafts import AnyDrafting
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -27,6 +26,7 @@ from random_models import (
     tokens_of,
 )
 from tiny_models import tiny_tokenizer
+from trees import AnyDrafting
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
