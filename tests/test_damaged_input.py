@@ -171,13 +171,11 @@ JSON_DAMAGE = {
     "not UTF-8": as_bytes(b'{"model_type": "\xff\xfe"}'),
     "deep lists": with_field("[" * 100_000 + "]" * 100_000),
     "10^5000": with_field("1" + "0" * 5000),
-    "NaN": with_field("NaN"),
     "1e999": with_field("1e999"),
     "a directory": as_directory,
 }
 JSON_FILES = [
-    *each("base", "model.safetensors.index.json", "generation_config.json"),
-    *each("base", "tokenizer_config.json", "tokenizer.json"),
+    *each("base", "model.safetensors.index.json", "generation_config.json", "tokenizer.json"),
     *each("peft", "adapter_config.json", "speculative_streaming.json"),
     *each("adapter", "adapter_config.json"),
 ]
@@ -273,21 +271,20 @@ def field(name: str, value: object, part: str = "") -> Callable[[Path], None]:
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 MODEL_FIELDS = [
     *((name, value) for name in SIZES for value in ("8", 0, True, None, 10**5, 10**9, HUGE)),
-    *each("num_key_value_heads", 0, 10**9),
-    *each("intermediate_size", [], 10**9),
-    *each("head_dim", "2", -1, 31, HUGE),
-    *each("max_position_embeddings", 0, {}),
-    *each("rms_norm_eps", "2", None, -1),
-    *each("rope_theta", [], 0, HUGE * 10**300),
+    *each("num_key_value_heads", 10**9),
+    *each("intermediate_size", []),
+    *each("head_dim", 31),
+    *each("max_position_embeddings", {}),
+    *each("rms_norm_eps", "2", -1),
+    *each("rope_theta", 0, HUGE * 10**300),
     *each("rope_scaling", "2", [1], {"rope_type": 3}, {"type": "dynamic"}),
     *each("rope_parameters", {"rope_type": "yarn", "factor": "x"}),
     *each("tie_word_embeddings", "false"),
-    *each("model_type", None, 3, {}, "", "../llama", "mamba", "cache", LONG),
+    *each("model_type", None, "../llama", "mamba", "cache", LONG),
     ("model_type", "olmo"),  # mlx-lm's file exits where a package is missing
-    *each("eos_token_id", "end", ["end"], -2, HUGE),
+    *each("eos_token_id", ["end"], -2),
     *each("layer_types", "x", ["full_attention"], [3] * 4),
     *each("quantization", "4", {"bits": 4}, {"bits": 3.5}),
-    *each("quantization_config", "x"),
     *each("model_file", "model.py"),
     *each("hidden_act", "gelu"),
 ]
@@ -309,59 +306,54 @@ def test_fields_of_a_model(name, value, copy):
 
 FIELDS = {
     ("base", "model.safetensors.index.json", ""): {
-        "weight_map": ["x", {"a": 3}, {"a": LONG}, {"a": "zero\0.safetensors"}, None],
+        "weight_map": ["x", {"a": 3}, {"a": "zero\0.safetensors"}],
     },
     ("adapter", "adapter_config.json", "lora_parameters"): {
-        "rank": ["4", 0, None, 10**9, HUGE],
-        "scale": ["4", None, HUGE * 10**300],
+        "rank": ["4", 0, 10**9],
+        "scale": ["4", HUGE * 10**300],
         "keys": ["q", [3], [[]]],
     },
     ("adapter", "adapter_config.json", "speculative_streaming"): {
-        "num_streams": ["4", 0, True, HUGE, None],
+        "num_streams": ["4", 0, True, HUGE],
         "num_msa_layers": [0, 5],
-        "num_hidden_layers": [0, 3],
-        "hidden_size": [0, 65],
-        "pruner_rank": [-1, 9],
+        "num_hidden_layers": [3],
+        "hidden_size": [65],
+        "pruner_rank": [9],
         "value_rotation_epsilon": ["x", 0.3],
         "mode": ["x", {}],
-        "stream_init": ["x", "linear", "value_rotation", []],
-        "base_model": [3],
+        "stream_init": ["linear", "value_rotation"],
         "base_fingerprint": [{}, "x" * 16],
         "prompt_template": [3, "no text"],
-        "version": [1, "1"],
-        "stream_head": ["x", "conditioned"],
-        "stream_head_rank": [-1, 9],
-        "draft_vocabulary": [-1, 9],
-        "stream_keys": ["4", -1],
-        "stream_prefix": [3],
+        "version": [1],
+        "stream_head": ["conditioned"],
+        "stream_head_rank": [9],
+        "draft_vocabulary": [9],
+        "stream_keys": [-1],
         "unknown": [1],
     },
     ("adapter", "adapter_config.json", ""): {
-        "num_layers": ["4", 9, None],
-        "fine_tune_type": ["x", None],
-        "lora_parameters": ["x", None],
+        "num_layers": ["4", 9],
+        "fine_tune_type": ["x"],
+        "lora_parameters": ["x"],
         "speculative_streaming": [3, []],
     },
     ("peft", "adapter_config.json", ""): {
-        "r": ["4", 0, None, 10**9, HUGE],
-        "lora_alpha": ["4", None, HUGE * 10**300],
+        "r": ["4", 10**9],
+        "lora_alpha": ["4", HUGE * 10**300],
         "peft_type": ["IA3", 3],
         "rank_pattern": ["x", {"(": 3}, {".*q_proj": "x"}],
-        "alpha_pattern": [[1], {"*": 3}],
-        "init_lora_weights": ["pissa", 3],
+        "init_lora_weights": ["pissa"],
         "use_dora": [True],
         "bias": ["all"],
         "modules_to_save": [["lm_head"]],
-        "use_rslora": ["x"],
         "layer_replication": [[[0, 2], [1, 3]]],
         "none_such": [1],
     },
     ("base", "tokenizer_config.json", ""): {
         "tokenizer_class": [3],
-        "model_max_length": ["x"],
-        "eos_token": [3, ["a"]],
-        "chat_template": [3, {"a": 1}, [1]],
-        "added_tokens_decoder": ["x", {"a": "b"}],
+        "eos_token": [3],
+        "chat_template": [3, {"a": 1}],
+        "added_tokens_decoder": [{"a": "b"}],
         "chat_template_type": ["none_such"],
         "tool_parser_type": ["none_such"],
     },
@@ -374,7 +366,7 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize("content", ["code", "a list", "numbers", "cut", "empty", "NaN"])
+@pytest.mark.parametrize("content", ["code", "numbers", "cut", "NaN"])
 def test_pickles_of_peft(content, copy, read):
     adapter = copy("peft")
     weights, path = adapter / "adapter_model.safetensors", adapter / "adapter_model.bin"
@@ -382,12 +374,12 @@ def test_pickles_of_peft(content, copy, read):
     weights.unlink()
     if content == "NaN":
         next(iter(tensors.values()))[0, 0] = torch.nan
-    values = {"code": {"weight": Code()}, "a list": [1.0], "numbers": {"a": 1.0}, "empty": {}}
+    values = {"code": {"weight": Code()}, "numbers": {"a": 1.0}}
     torch.save(values.get(content, tensors), path)
     if content == "cut":
         cut(path)
     refused(lambda: read(adapter), path)
-    if content not in ("empty", "NaN"):
+    if content != "NaN":
         refused(lambda: read_tensors(path), path)
 
 
@@ -411,14 +403,11 @@ def test_code_that_comes_with_a_model_is_not_run(copy, good, tmp_path):
 
 TEMPLATES = {
     "no jinja": "{% if %}",
-    "division": "{{ 1 / 0 }}",
     "an unknown name": "{{ nothing.of.this }}",
     "its own refusal": "{{ raise_exception('no\nsuch turn') }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a range": "{% for i in range(10 ** 12) %}{% endfor %}",
     "private": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
     "half a character": "{{ '\\ud800' }}",
-    "empty, without the text": "",
     "a number, without the text": "{{ messages | length }}",
 }
 CASES += [
@@ -443,8 +432,8 @@ def rows(make: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], No
 
 
 CACHE_FIELDS = [
-    *each("tokens", 3, None, ["a"], [True], [HUGE], [-1], [10**6]),
-    *each("unknown_rows", "x", -1, HUGE),
+    *each("tokens", 3, ["a"], [-1], [10**6]),
+    *each("unknown_rows", "x", HUGE),
     *each("base_fingerprint", "x"),
     *each("weights", "x"),
     *each("adapter", "x"),
@@ -456,12 +445,9 @@ CACHE_DAMAGE = {
     "a model with zeros": metadata(**{"0.specstream_mlx": None, "0.model": "a\0b"}),
     "deep metadata": metadata(**{"0.specstream_mlx": "[" * 100_000}),
     "a tokenizer's settings": metadata(**{"0.tokenizer_config": "[]"}),
-    "no class": metadata(**{"1.0": None}),
     "another class": metadata(**{"1.0": "MambaCache"}),
-    "NaN in its rows": rows(TENSOR_DAMAGE["NaN"]),
     "integer rows": rows(TENSOR_DAMAGE["int32"]),
     "rows of three axes": rows(lambda array: array[0]),
-    "no rows": rows(lambda array: array[:, :, :0]),
     "narrow rows": rows(lambda array: array[..., :1]),
     "rows left out": rows(lambda array: None),
 }
@@ -471,15 +457,12 @@ CASES += [("cache.safetensors", "", damage, spoil) for damage, spoil in CACHE_DA
 PAIR = b'{"prompt": "a", "completion": "b"}\n'
 DATA = {
     "blank": as_bytes(b"\n\n  \n"),
-    "a list": as_bytes(b"[]\n"),
     "no completion": as_bytes(b'{"prompt": "a"}\n'),
     "null as completion": as_bytes(b'{"prompt": "a", "completion": null}\n'),
     "a second line that is cut": as_bytes(PAIR + PAIR[:20]),
     "deep": as_bytes(PAIR + b"[" * 100_000),
-    "10^5000": as_bytes(PAIR + b'{"prompt": 1' + b"0" * 5000 + b"}\n"),
     "not UTF-8": as_bytes(PAIR + b'{"prompt": "\xff", "completion": "b"}\n'),
     "half a character": as_bytes(b'{"prompt": "\\ud800", "completion": "b"}\n'),
-    "a directory": as_directory,
     "missing": Path.unlink,
 }
 CASES += [("data.jsonl", "", damage, spoil) for damage, spoil in DATA.items()]
@@ -494,17 +477,15 @@ def test_separators_of_unicode_end_no_line(tmp_path):
 
 
 COMMANDS = [
-    *(("generate", "-m", value) for value in (DIGITS, "1.5", "")),
-    *(("generate", "--temp", value) for value in (DIGITS, "")),
-    *(("generate", "--logit-bias", value) for value in ("[" * 100_000, '{"1": 1e999}')),
+    ("generate", "-m", DIGITS),
+    ("generate", "--logit-bias", "[" * 100_000),
     *(("generate", "--model", value) for value in (LONG, "..", "~x/y", "\u00e9/\u00fc")),
     *(("generate", flag, LONG) for flag in ("--adapter-path", "--prompt-cache-file", "--adapter")),
-    *(("adapters", "info", path) for path in (LONG, "/dev/null", "/")),
+    *(("adapters", "info", path) for path in (LONG, "/dev/null")),
     ("adapters", "info", "adapter", "--model", LONG),
     *(("convert", "--mlx-path", "out", "--model", value) for value in (LONG, "base/config.json")),
     ("convert", "--mlx-path", "out", "--model", "base", "--adapter-path", LONG),
-    *(("benchmark", "speedup", "--prompts", value) for value in (LONG, "none", "base")),
-    ("benchmark", "speedup", "--max-tokens", "1"),
+    ("benchmark", "speedup", "--prompts", LONG),
     ("doctor", "--model", "adapter"),
 ]
 """What ``tests/golden/kept`` has not: values that are long, deep, or paths of another kind."""
@@ -521,7 +502,7 @@ def test_command_lines(command, good, monkeypatch):
     result = run(*parts)
     assert result.exit_code == 2, result.output
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    check_sentence(line, *named, "--max-tokens", "the model", "config.json")
+    check_sentence(line, *named, "the model", "config.json")
 
 
 @pytest.mark.parametrize(("kind", "name", "damage", "spoil"), CASES)

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -13,13 +11,6 @@ from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError, demonstration, load, loading
-
-USE = """
-import sys
-from specstream_mlx import demonstration
-demonstration._SHA256 = sys.argv[1]
-print(demonstration.base_path(print))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +34,8 @@ def package(tmp_path, monkeypatch):
     (file.parent / "__init__.py").write_text("raise SystemExit('the package is not to be run')\n")
     tiny_gguf().write(file)
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setattr(demonstration, "_SHA256", digest(file))
+    monkeypatch.setattr(demonstration, "_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
     return file
-
-
-def digest(file):
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_the_packages_file_is_converted_once(package, cache, monkeypatch):
@@ -61,15 +47,6 @@ def test_the_packages_file_is_converted_once(package, cache, monkeypatch):
     monkeypatch.setattr(gguf, "convert_gguf", None)
     assert demonstration.base_path(said.append) == path
     assert len(said) == 1
-
-
-def test_two_processes_convert_it_once(package):
-    commands = [[sys.executable, "-c", USE, digest(package)] for _ in range(2)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [process.communicate(timeout=120)[0].splitlines() for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    assert {lines[-1] for lines in outputs} == {str(demonstration.directory())}
-    assert sorted(map(len, outputs)) == [1, 2]
 
 
 def test_another_file_is_refused_and_nothing_is_left(package, cache):

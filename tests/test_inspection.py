@@ -71,18 +71,6 @@ def test_a_hugging_face_directory_of_several_files(tmp_path):
     assert "model-00002" in refused(tmp_path / "hf")
 
 
-def test_counts_of_an_adapter(base, shared):
-    found = inspect_directory(shared, base)
-    adapter = found["adapter"]
-    lora = 4 * 4 * ((64 + 64) + (64 + 32) + (96 + 64))
-    expected = {"streams": 4 * 64, "head": 0, "pruner": 16 * 64, "lora": lora, "other": 0}
-    assert adapter["parameters"] == expected
-    assert adapter["format"] == "mlx"
-    assert adapter["lora_modules"] == ["mlp.down_proj", "self_attn.q_proj", "self_attn.v_proj"]
-    assert (adapter["lora_rank"], adapter["lora_scale"]) == (4, 0.5)
-    assert found["notes"] == []
-
-
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
     hf = tmp_path / "hf"

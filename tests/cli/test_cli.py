@@ -12,7 +12,7 @@ import pytest
 from command_line import generate, refusal, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import bundled, demonstration, load, loading, stream_generate
+from specstream_mlx import bundled, demonstration, load, stream_generate
 from specstream_mlx.cli.run import Decoding
 
 KEYS = {
@@ -75,18 +75,6 @@ def test_comparison(kind, base, request):
     speedup, low, high = map(float, re.search(shown, result.stderr).groups())
     assert speedup == pytest.approx(ours / plain, abs=0.006)
     assert low <= speedup <= high
-
-
-def test_comparison_names_the_dtype(base, tmp_path):
-    """Both sides compute in one dtype, and the files' own is said where it is another."""
-    model = tmp_path / "model"
-    result = run("convert", "--model", base, "--mlx-path", model, "--dtype", "bfloat16")
-    assert result.exit_code == 0
-    values = json.loads(generate(model, "--compare", "--json").stdout)
-    assert values["mlx_lm_dtype"] == "bfloat16"
-    assert values["identical"] is True
-    said = "By itself mlx_lm computes in bfloat16: near-ties may fall otherwise\n"
-    assert (said in generate(model, "--compare").stderr) == (values["dtype"] != "bfloat16")
 
 
 def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
@@ -254,17 +242,6 @@ def test_a_draft_model_of_the_same_vocabulary(base, tmp_path):
     other.write_text(json.dumps(tokenizer))
     refused = refusal(generate(base, "--draft-model", other.parent))
     assert "has another vocabulary: token" in refused
-
-
-def test_files_are_checked_before_anything_is_loaded(base, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loading, "load_model", None)
-    (tmp_path / "train.jsonl").write_text("3")
-    for command, sentence in (
-        ("generate -p x --draft-model none", "the model directory none does not exist"),
-        ("train --adapter-path new --data .", "train.jsonl, line 1 is 3, expected a prompt and"),
-    ):
-        assert sentence in refusal(run(*command.split(), "--model", base))
 
 
 def test_what_does_not_fit_is_refused(base):

@@ -170,7 +170,6 @@ def last_line(result):
     [
         (("--mode", "shared"), "mode is 'shared' without --data, expected"),
         (("--data", "data", "--max-tokens", 9), "--data and --max-tokens were both given"),
-        (("--data", ""), "data is empty, expected a directory"),
         (("--num-prompts", 5), "--num-prompts was given without --prompts self"),
         (("-c", "none.yaml"), "none.yaml is missing"),
         ("a: [\n", "c.yaml, line 2, is not valid YAML"),
@@ -182,7 +181,6 @@ def last_line(result):
             "dropout is 0.1 with grad_checkpoint, expected 0",
         ),
         ("init_adapter: 3\n", "c.yaml: init_adapter is 3, expected a path"),
-        ("optimizer_config: {adamw: 1}\n", "optimizer_config's adamw is 1, expected fields"),
         ("[" * 5000, "c.yaml is nested too deeply, expected settings by name"),
         ("iters: 2026-99-01\n", "c.yaml is not valid YAML: "),
     ],

@@ -10,23 +10,17 @@ from mlx_lm.models.cache import make_prompt_cache
 from random_models import (
     BASES,
     PROMPT,
-    assert_lossless,
-    plain_tokens,
-    random_prompt,
-    request,
     speculative_model,
     take,
 )
 from trees import full_tree
 
 from specstream_mlx import UserError
-from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import read_model
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.scheduler import decode
 
 TREE = full_tree(PROMPT[-1], np.array([[1, 2], [3, 4]]), 2)
 
@@ -60,26 +54,6 @@ def test_the_model_is_as_before_within_a_step_and_after_an_exception(monkeypatch
     expected = take(decoder_of(model), TREE, "beside", max_nodes=4)
     found = take(decoder, TREE, "beside", max_nodes=4)
     assert mx.array_equal(found.logits, expected.logits)
-
-
-def test_generations_may_alternate_and_end_early():
-    """Two generations and a plain one share a model; one is closed half-way."""
-    model = speculative_model(seed=1)
-    prompts = [PROMPT, random_prompt(5, seed=1)]
-    expected = [plain_tokens(model.model, prompt, 20) for prompt in prompts]
-    before = modules_of(model.model)
-    first, second = (decode(model, request(prompt, DraftSettings())) for prompt in prompts)
-    found = [], []
-    while len(found[1]) < 20:
-        if len(found[0]) < 8:
-            found[0].extend(next(first).tokens)
-        else:
-            first.close()
-        found[1].extend(next(second).tokens)
-    assert_lossless(model.model, prompts[0], found[0], expected[0])
-    assert_lossless(model.model, prompts[1], found[1], expected[1])
-    assert modules_of(model.model) == before
-    assert plain_tokens(model.model, PROMPT, 20) == expected[0]
 
 
 def test_what_it_cannot_drive_is_refused(monkeypatch):

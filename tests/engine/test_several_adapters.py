@@ -9,7 +9,6 @@ from random_models import STREAMS, paired, random_prompt, random_tree, speculati
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
-from specstream_mlx.engine.several_adapters import layout_of
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import VOCABULARY
@@ -161,24 +160,3 @@ def test_after_each_other_adapters_may_come_that_do_not_fit(kind):
         passes.regroup([0], [cases.decoder(number)])
         cases.check(passes, [0, number])
         passes.regroup([0])
-
-
-def test_layouts():
-    base = speculative_model(mode="shared", **STREAMS["adapter"])
-    own = layout_of(*adapter(base, 1))
-    assert own.fits(layout_of(*adapter(base, 2)))
-    assert not own.fits(layout_of(*adapter(base, 2, keys=KEYS[:2])))
-    assert not own.fits(layout_of(*adapter(base, 2, scale=1.0)))
-    for streams in (None, base.streams, speculative_model(**STREAMS["adapter"]).streams):
-        bare = layout_of(shared_copy(base.model), streams)
-        assert own.fits(bare) and bare.fits(own)
-    strange = speculative_model(mode="shared", num_streams=2, **STREAMS["adapter"]).streams
-    assert not own.fits(layout_of(shared_copy(base.model), strange))
-    assert not own.fits(layout_of(speculative_model(seed=2).model, base.streams))
-    embedding = [adapter(base, 2, keys=["model.embed_tokens"]) for _ in range(2)]
-    first, second = (layout_of(*one) for one in embedding)
-    assert first.fits(first) and not first.fits(second)
-    found = base.layout
-    assert base.layout is found  # read once
-    base.swap_adapter(None)
-    assert base.layout is not found

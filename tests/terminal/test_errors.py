@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from command_line import result_of
@@ -48,15 +47,6 @@ def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, mon
     with pytest.raises(SystemExit) as end, reported():
         raise OSError(number, os.strerror(number), name)
     assert (end.value.code, capsys.readouterr().err) == (2, f"error: {expected}\n")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
-def test_output_to_a_full_disk():
-    command = [sys.executable, "-m", "specstream_mlx", "--version"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=-1, text=True)
-    expected = "error: standard output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, expected)
 
 
 def test_sigterm_is_not_taken_for_the_exit_of_an_import():
