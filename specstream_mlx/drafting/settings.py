@@ -149,7 +149,7 @@ class DraftSettings(DraftOptions):
 
     def check(self, vocab_size: int, streams: Guessing) -> None:
         """Check that these settings fit a model and its streams."""
-        trained, is_head = 0, isinstance(streams, HeadConfig)
+        trained = 0
         owner = f"{streams.kind} head" if isinstance(streams, HeadConfig) else "adapter"
         if streams is not None:
             vocab_size = min(vocab_size, streams.draft_vocabulary or vocab_size)
@@ -173,13 +173,11 @@ class DraftSettings(DraftOptions):
                     raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
         if streams is None:
             return
-        if self.stream_nodes is not None and is_head:
-            raise UserError(f"stream_nodes is {self.stream_nodes}, but the {owner} runs no streams")
-        if self.stream_nodes is not None and streams.mode == "shared":
-            raise UserError(
-                "stream_nodes needs an adapter in lossless mode, this one is shared: its target "
-                "has streams beside every node"
-            )
+        if self.stream_nodes is not None:
+            if isinstance(streams, HeadConfig):
+                raise UserError(f"stream_nodes needs streams, the {owner} runs none")
+            if streams.mode == "shared":
+                raise UserError("stream_nodes needs an adapter in lossless mode, this is shared")
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
             raise UserError(f"max_nodes and prune_threshold need a pruner, the {owner} has none")
