@@ -64,10 +64,10 @@ def _attention(layer, config, settings, rows, x):
     values = _linear(attention.v_proj, x).reshape(len(rows), kv_heads, d).copy()
     frequencies = config["rope_theta"] ** (-np.arange(d // 2) * 2 / d)
     for index, (position, j) in enumerate(rows):
-        queries[index] = _turn(queries[index], (position + j) * frequencies)
-        keys[index] = _turn(keys[index], (position + j) * frequencies)
+        queries[index] = turned(queries[index], (position + j) * frequencies)
+        keys[index] = turned(keys[index], (position + j) * frequencies)
         if j and settings.stream_init == "value_rotation":
-            values[index] = _turn(
+            values[index] = turned(
                 values[index], np.full(d // 2, settings.value_rotation_epsilon * j)
             )
     shared = settings is not None and settings.mode == "shared"
@@ -81,20 +81,20 @@ def _attention(layer, config, settings, rows, x):
     if settings is not None and settings.stream_keys:
         _select_keys(mask, rows, scores, settings.stream_keys)
     for head in range(heads):
-        out[:, head] = _softmax(scores[head], mask) @ values[:, head // (heads // kv_heads)]
+        out[:, head] = softmax(scores[head], mask) @ values[:, head // (heads // kv_heads)]
     return _linear(attention.o_proj, out.reshape(len(rows), -1))
 
 
-def _softmax(scores, mask):
+def softmax(scores, mask):
     scores = np.where(mask, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def _select_keys(mask, rows, scores, count):
     """Streams see, among main rows, the ``count`` alone that their own main row weighs most."""
     main = sum(j == 0 for _, j in rows)
-    weights = sum(_softmax(each[:main, :main], mask[:main, :main]) for each in scores)
+    weights = sum(softmax(each[:main, :main], mask[:main, :main]) for each in scores)
     for row, (position, j) in enumerate(rows):
         if j:
             seen = np.flatnonzero(mask[position, :main])
@@ -109,7 +109,7 @@ def _seed(hidden, j, tensors, settings):
     return hidden if embeddings is None else hidden + embeddings[j - 1]
 
 
-def _turn(x, angles):
+def turned(x, angles):
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)

@@ -12,8 +12,6 @@ from specstream_mlx.terminal.commands import program
 
 @dataclass
 class Result:
-    """How a command ended, and what it printed."""
-
     exit_code: int
     stdout: str
     stderr: str
@@ -23,21 +21,14 @@ class Result:
         return self.stdout + self.stderr
 
 
-class _Input(io.TextIOWrapper):
-    """Standard input of bytes."""
-
-    def __init__(self, content):
-        text = content if isinstance(content, bytes) else (content or "").encode()
-        super().__init__(io.BytesIO(text), encoding="utf-8")
-
-
 def invoke(command, args, stdin=None):
     """What ``command``, called with words of a command line, does."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
+    given = stdin if isinstance(stdin, bytes) else (stdin or "").encode()
     code = 0
     with (
-        patch.object(sys, "stdin", _Input(stdin)),
+        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -66,7 +57,6 @@ def run_program(command, *args, hidden=False):
 
 
 def generate(base, *args, prompt="hello there", **kwargs):
-    """``generate`` with the default drafts, not those that are fastest on this machine."""
     flags = ("--model", base, "-p", prompt, "-m", 12)
     return run("generate", *flags, *args, **kwargs)
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+from brute_force import softmax, turned
 from random_models import VOCAB_SIZE, speculative_model
 
 from benchmarks.rivals.heads import mounted
@@ -95,10 +96,7 @@ def rms_norm(x, weight, epsilon=1e-5):
 def rotated(x, positions, theta):
     """Rotary embedding of (rows, heads, d), pairs (i, i + d/2)."""
     half = x.shape[-1] // 2
-    angles = positions[:, None, None] * theta ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles), np.sin(angles)
-    first, second = x[..., :half], x[..., half:]
-    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    return turned(x, positions[:, None, None] * theta ** (-np.arange(half) / half))
 
 
 def attention(x, tensors, name, positions, sees, theta, heads=4):
@@ -113,10 +111,7 @@ def attention(x, tensors, name, positions, sees, theta, heads=4):
     group = heads // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(8)
-    scores = np.where(sees, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    mixed = np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1)
+    mixed = np.einsum("hij,jhd->ihd", softmax(scores, sees), values).reshape(len(x), -1)
     return mixed @ tensors[f"{name}o_proj.weight"].T
 
 
@@ -321,6 +316,10 @@ def prompt_tokens(rng, model, *, count=3):
     return {"prompt_embeddings": embeddings}, logits_of, {"config": {"num_exits": 1}}
 
 
+PLACES = [0, 4]
+ALTERED = speculators(
+    norm_before_residual=True, norm_before_fc=True, eagle_aux_hidden_state_layer_ids=PLACES
+)
 HEADS = {
     "eagle": ("grouped heads, tied", eagle),
     "eagle, another rope": ("one kv head, untied", partial(eagle, bias=False, theta=300.0)),
@@ -333,16 +332,7 @@ HEADS = {
     "eagle3, speculators'": (
         "full heads, biases",
         partial(
-            eagle3,
-            name="layers.0",
-            ids=[0, 4],
-            drafted=60,
-            own_embedding=True,
-            config=speculators(
-                norm_before_residual=True,
-                norm_before_fc=True,
-                eagle_aux_hidden_state_layer_ids=[0, 4],
-            ),
+            eagle3, name="layers.0", ids=[0, 4], drafted=60, own_embedding=True, config=ALTERED
         ),
     ),
     "eagle3.1, speculators'": (

@@ -224,10 +224,7 @@ def random_tree(rng, root, *, depth=4, width=3, vocab_size=VOCAB_SIZE, truth=())
                 depths.append(deep)
         level, true_node = next_level, next_true
     arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    return with_random_log_probs(DraftTree(*arrays), rng)
-
-
-def with_random_log_probs(tree, rng):
+    tree = DraftTree(*arrays)
     shares = rng.exponential(1, len(tree))
     ends = rng.exponential(1, len(tree))
     totals = ends + np.bincount(tree.parents[1:], shares[1:], minlength=len(tree))

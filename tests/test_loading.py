@@ -1,50 +1,42 @@
-"""Base models that are damaged or cannot be run: one sentence says what is wrong."""
+"""What ``load`` refuses, and what it reads out of a base that leaves something unsaid."""
 
 import json
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
-from tiny_models import tiny_llama_config, tiny_tokenizer
+from tiny_models import tiny_llama_config
 
-from specstream_mlx import DraftSettings, UserError, load, loading
-from specstream_mlx.engine.plan import Plan, root_only
+from specstream_mlx import UserError, load, loading
 from specstream_mlx.inspection import describe_base
 from specstream_mlx.loading import read_config, read_model
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint
-from specstream_mlx.request import Request
-from specstream_mlx.responses import respond
-from specstream_mlx.scheduler import Step
-
-
-def refusal(model):
-    with pytest.raises(UserError) as error:
-        load(model)
-    return str(error.value)
-
-
-def test_what_is_no_directory(base, tmp_path):
-    assert f"{tmp_path / 'none'} does not exist" in refusal(tmp_path / "none")
-    file = base / "model.safetensors"
-    assert f"{file} is a file, expected a directory" in refusal(file)
-    for name in ("", "\n"):
-        assert f"the model is {name!r}, expected a directory or a repository" in refusal(name)
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ({"adapter_path": "none"}, "the adapter directory none does not exist"),
+        ({"adapter_path": 5}, "adapter_path is 5, expected a directory, a bundled adapter's name"),
         ({"draft_head": "none"}, "the draft head none is not a directory"),
+        ({"path_or_hf_repo": "./none"}, "none does not exist"),
+        ({"path_or_hf_repo": ""}, "the model is '', expected a directory or a repository"),
+        ({"path_or_hf_repo": None}, "expected a directory or a Hugging Face repository"),
+        ({"model_config": [1]}, "model_config is .1., expected a dictionary or None"),
+        ({"trust_remote_code": True}, "no code that comes with a model is run here"),
     ],
 )
-def test_what_is_missing_is_told_before_weights_are_read(given, sentence, base, monkeypatch):
+def test_what_is_wrong_is_said_before_weights_are_read(given, sentence, base, monkeypatch):
     monkeypatch.setattr(loading, "load_model", None)
     with pytest.raises(UserError, match=sentence):
-        load(base, **given)
+        load(**{"path_or_hf_repo": base, **given})
+
+
+def test_a_file_is_no_directory(base):
+    file = base / "model.safetensors"
+    with pytest.raises(UserError, match=f"{file} is a file, expected a directory"):
+        load(file)
 
 
 def test_an_end_token_is_one_of_the_tokenizers(base):
@@ -77,32 +69,3 @@ def test_a_head_that_is_neither_there_nor_spoken_of_is_the_embedding(model_type,
     path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
     with pytest.raises(UserError, match="Missing 1 parameters"):
         read_model(tmp_path)
-
-
-@pytest.mark.parametrize("detokenizer", [BPEStreamingDetokenizer, SPMStreamingDetokenizer])
-def test_a_tokenizer_without_a_token_for_an_id(detokenizer, monkeypatch):
-    """One sentence, however mlx_lm's detokenizers fail."""
-    hole, tokenizer = 30, tiny_tokenizer()
-    texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    texts[hole] = None
-    vocabulary = {text: token for token, text in enumerate(texts) if text is not None}
-    monkeypatch.setattr(tokenizer, "get_vocab", lambda: vocabulary)
-    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", lambda ids: [texts[id] for id in ids])
-
-    class Wrapper(SimpleNamespace):
-        eos_token_ids = ()
-
-        @property
-        def detokenizer(self):
-            return detokenizer(tokenizer)
-
-    plan, result = Plan(root_only(1), "plain"), SimpleNamespace(logits=None)
-    steps = [Step([token], plan, 1, 0.1, result, [0]) for token in (20, hole)]
-    with pytest.raises(UserError, match=f"the tokenizer has no token {hole}, expected one for"):
-        list(
-            respond(
-                Wrapper(get_vocab=tokenizer.get_vocab),
-                Request([1], DraftSettings(), max_tokens=3),
-                iter(steps),
-            )
-        )

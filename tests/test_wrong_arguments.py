@@ -1,7 +1,5 @@
 """Every argument of a wrong type or out of range is refused with one sentence."""
 
-from pathlib import Path
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from specstream_mlx import (
     batch_generate,
     generate,
     keyed_sampler,
-    load,
 )
 from specstream_mlx.generation import check_kv_size
 
@@ -115,17 +112,3 @@ def test_a_text_that_may_not_fit():
     for limit, text in ((17, 21), (-1, "no limit")):
         with pytest.raises(UserError, match=f"prompt and text may have {text}"):
             check_kv_size(object(), 20, 4, limit)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("path_or_hf_repo", None, "expected a directory or a Hugging Face repository"),
-        ("model_config", [1], "model_config is .1., expected a dictionary or None"),
-        ("adapter_path", 5, "adapter_path is 5, expected a directory, a bundled adapter's name"),
-        ("trust_remote_code", True, "no code that comes with a model is run here"),
-    ],
-)
-def test_load(name, value, message):
-    with pytest.raises(UserError, match=message):
-        load(**{"path_or_hf_repo": Path("nowhere"), name: value})

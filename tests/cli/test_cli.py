@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 from command_line import generate, refusal, run
@@ -14,6 +16,8 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import bundled, demonstration, load, stream_generate
 from specstream_mlx.cli.run import Decoding
+from specstream_mlx.drafting import rule
+from specstream_mlx.drafting.cost import CostCurve
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -254,3 +258,19 @@ def test_what_does_not_fit_is_refused(base):
         assert sentence in refusal(generate(base, *flags))
     result = run("generate", "--model", base, stdin=b"caf\xe9")
     assert "standard input is not UTF-8 text: byte 0xe9 at 3" in refusal(result)
+
+
+def test_doctor_says_what_steps_of_the_model_take(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "not measured yet" in run("doctor", "--model", base).stdout
+    points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
+    costs = SimpleNamespace(curve=CostCurve(points, 0.04, time.time()))
+    monkeypatch.setattr(rule, "history_of", lambda _: SimpleNamespace(costs=costs))
+    facts = json.loads(run("doctor", "--json", "--model", base).stdout)
+    assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]
+    text = run("doctor", "--model", base).stdout
+    assert "machine quiet (spread 4%)" in text
+    shown = [line.split() for line in text.splitlines()]
+    at = shown.index(["nodes", "plain", "step", "lookup", "alone"])
+    assert ["1", "20.0", "(1.00x)", "24.0", "(1.20x)"] in shown[at:]
+    assert ["4", "30.0", "(1.50x)"] in shown[at:]

@@ -52,25 +52,9 @@ class Sides:
     height: int = option(2, kinds.integer(1), "Of the shape.", "--height", "-x")
     rounded: bool = option(False, kinds.FLAG, "With round corners.", hidden=True)
     filled: bool = option(True, kinds.FLAG, "Draw the outline alone.")
-
-
-@dataclass(frozen=True)
-class Lines:
     dashed: bool = option(False, kinds.FLAG, "With gaps.", without=("filled",))
-    filled: bool = option(True, kinds.FLAG, "Draw the outline alone.")
     gap: int = option(1, kinds.integer(1), "Of the dashes.", needs=("dashed", "dotted"))
     dotted: bool = option(False, kinds.FLAG, "With dots.", "--dotted", "-d")
-
-
-def test_options_that_exclude_or_need_each_other():
-    def show(*, lines: Lines) -> None:
-        print(lines)
-
-    assert result_of(show, "-d", "--gap", "2").stdout == f"{Lines(gap=2, dotted=True)}\n"
-    both = "--dashed and --no-filled were both given, expected at most one"
-    assert both in result_of(show, "--no-filled", "--dashed").stderr
-    needed = "--gap was given, expected with --dashed or --dotted"
-    assert needed in result_of(show, "--gap", "2").stderr
 
 
 def area(annotation=Sides, **how):
@@ -98,6 +82,10 @@ def test_parameters_are_options_or_groups_of_them():
     given = run("--unit", "cm", "--parts", "1", "--parts", "2", "--no-rounds")
     assert given.stdout == f"cm {Sides(3)} 1.0 2.0 exactly\n"
     assert "found '0', expected a number above 0" in run("--parts", "0").output
+    assert run("-d", "--gap", "2").stdout == f"m {Sides(3, gap=2, dotted=True)} \n"
+    both = "--dashed and --no-filled were both given, expected at most one"
+    assert both in run("--no-filled", "--dashed").stderr
+    assert "--gap was given, expected with --dashed or --dotted" in run("--gap", "2").stderr
     only_given = area(Annotated[dict, Sides])
     assert only_given("-x", "2", "--no-filled").stdout == "m {'height': 2, 'filled': False} \n"
     assert "Of the shape. Default: 2." in only_given("--help").output

@@ -38,9 +38,15 @@ PLACEMENTS = ("none", "beside")
 TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"
 
 
-def test_every_architecture_has_a_case():
+def test_every_architecture_has_a_case_and_a_row_of_the_table():
     assert {pair(case).model.config["model_type"] for case in CASES} == set(ARCHITECTURES)
     assert not set(ARCHITECTURES) & set(REFUSED)
+    table = TABLE.read_text()
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("| `") for row in rows} == set(ARCHITECTURES)
+    assert all(row[2:-1] == ["yes"] * 5 for row in rows)
+    for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", table):
+        assert f"def {name}(" in (Path(__file__).parents[1] / file).read_text()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -151,17 +157,3 @@ def test_quantized_it_is_lossless_too(case, bits, tmp_path, monkeypatch):
         steps = generate_step(mx.array(PROMPT), model, max_tokens=24, prompt_cache=caches)
         assert [token for token, _ in steps] == expected
     assert_trees_write(quantized, expected, {4: None, 8: 8}[bits], monkeypatch)
-
-
-def table_rows():
-    for line in TABLE.read_text().splitlines():
-        if found := re.match(r"\| `(\w+)` \|", line):
-            yield found[1], [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_the_table_lists_what_is_tested():
-    rows = dict(table_rows())
-    assert set(rows) == set(ARCHITECTURES)
-    assert all(cells[2:-1] == ["yes"] * 5 for cells in rows.values())
-    for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE.read_text()):
-        assert f"def {name}(" in (Path(__file__).parents[1] / file).read_text()

@@ -5,8 +5,13 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
+from architecture_models import unlisted_model
 from brute_force import forward
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from random_models import (
+    BASES,
     PLAIN_HEADS,
     PROMPT,
     STREAMS,
@@ -20,7 +25,9 @@ from random_models import (
     take,
     true_tree,
 )
+from trees import full_tree
 
+from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine import step
 from specstream_mlx.engine.borrowed_model import BorrowedModel
@@ -28,6 +35,9 @@ from specstream_mlx.engine.key_selection import SelectingRows
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.prune import keep_best, path_scores
 from specstream_mlx.engine.rows import TreeShapes
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.loading import read_model
+from specstream_mlx.models.streams import Streams
 
 
 def reference_scores(logits, tree, threshold=None):
@@ -136,17 +146,20 @@ def position_by_index(shapes):
     shapes.depths = mx.arange(len(shapes), dtype=mx.int32)[None]
 
 
-@pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
-def test_a_planted_error_is_noticed(error, monkeypatch):
-    model, tree = speculative_model(), some_tree()
-    assert tree_error(model, tree) <= 1e-4
-
+def plant(error, monkeypatch):
     def wrong_shapes(trees):
         shapes = TreeShapes([tree.parents.tolist() for tree in trees])
         error(shapes)
         return shapes
 
     monkeypatch.setattr(step, "shapes_of", wrong_shapes)
+
+
+@pytest.mark.parametrize("error", [sees_everything_before, position_by_index])
+def test_a_planted_error_is_noticed(error, monkeypatch):
+    model, tree = speculative_model(), some_tree()
+    assert tree_error(model, tree) <= 1e-4
+    plant(error, monkeypatch)
     assert tree_error(model, tree) > 1e-2
 
 
@@ -274,3 +287,57 @@ def test_a_normaliser_that_rounds_down_does_not_lift_a_child_above_its_parent(mo
     tree, logits = random_case(0, spread=60.0)
     [scores] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree)))
     assert (scores[1:] <= scores[tree.parents[1:]]).all()
+
+
+# The model is borrowed: it stays as it was, and what cannot be driven is refused ------------------
+
+FULL_TREE = full_tree(PROMPT[-1], np.array([[1, 2], [3, 4]]), 2)
+
+
+def modules_of(model):
+    modules = {name: id(module) for name, module in model.named_modules()}
+    return modules, {name: id(value) for name, value in tree_flatten(model.parameters())}
+
+
+def test_the_model_is_as_before_within_a_step_and_after_an_exception(monkeypatch):
+    """The step can then be taken again."""
+    model = speculative_model(stream_mlp="adapter", stream_adapter_rank=4)
+    before, decoder = modules_of(model.model), decoder_after(model, PROMPT)
+
+    def fail(*_):
+        assert modules_of(model.model) == before
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Streams, "seed", fail)
+        with pytest.raises(ZeroDivisionError):
+            take(decoder, FULL_TREE, "beside", max_nodes=4)
+    assert modules_of(model.model) == before
+    assert [cache.offset for cache in decoder.caches] == [len(PROMPT) - 1] * 4
+    expected = take(decoder_after(model, PROMPT), FULL_TREE, "beside", max_nodes=4)
+    found = take(decoder, FULL_TREE, "beside", max_nodes=4)
+    assert mx.array_equal(found.logits, expected.logits)
+
+
+def test_what_it_cannot_drive_is_refused(monkeypatch):
+    dynamic = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    monkeypatch.setitem(BASES, "other", dynamic)
+    model = speculative_model("other")
+    with pytest.raises(UserError, match="layer 0 scales its rope"):
+        Decoder(model.model, model.streams, make_prompt_cache(model.model))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    # MLX's CPU backend gathers experts in float32 alone
+    [("Granite", "bfloat16"), ("Cohere2", "float16"), ("Mixtral", "float32")],
+)
+def test_another_architecture_has_to_pass_the_self_check(family, dtype, tmp_path, monkeypatch):
+    """Within the tolerance of its dtype, which still tells a wrong mask from rounding."""
+    directory = unlisted_model(tmp_path, family, dtype=getattr(torch, dtype))
+    model, _ = read_model(directory)
+    assert model(mx.array([[1]])).dtype == getattr(mx, dtype)
+
+    plant(sees_everything_before, monkeypatch)
+    with pytest.raises(UserError, match="its logits over a tree as a whole differ"):
+        read_model(directory)
