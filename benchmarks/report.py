@@ -74,10 +74,7 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
 
 
 class Store:
-    """Results measured so far, a line each, so that a command that was broken off can go on.
-
-    Values of other ``facts`` are not used; without a ``path`` nothing is stored.
-    """
+    """Results measured so far, a line each, so that a broken-off command can go on."""
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):
         self._path, self._facts = path, facts

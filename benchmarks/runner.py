@@ -268,11 +268,7 @@ class Base:
         return model
 
     def _compare_forms(self) -> float:
-        """Rate of mlx_lm on packed weights over that on expanded ones, by five texts.
-
-        Where a few tokens after the beginning of one show that a form is several times faster,
-        they will do: a whole text of a real model may take the other form many minutes.
-        """
+        """Rate of mlx_lm on packed weights over that on expanded ones, by five texts."""
         forms = (self._held, "expanded" if self._held == "packed" else "packed")
         models = (self.model.model, self._other_form(None))
 
@@ -344,11 +340,7 @@ class Compared(Generic[Name]):
         }
 
     def figures(self, name: Name, baseline: Name) -> dict[str, float]:
-        """Compute the figures that are reported of one way of decoding.
-
-        ``call_reduction`` is tokens, each a call of plain decoding, per target call; ``nodes`` are
-        drafted tokens that a call tests.
-        """
+        """Compute the figures that are reported of one way of decoding."""
         runs = list(chain(*self.runs[name]))
         calls = sum(run.target_calls for run in runs)
         speedup = self.speedup(name, baseline)
@@ -375,13 +367,7 @@ _PASSES = 4
 
 
 def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
-    """The median of each one's timings, each over how slow the machine was around it.
-
-    That is the median, for the timings next to it, of their time over what they usually take. So
-    all are to have their turns in random order, round by round: in the same order, slowness that
-    comes in step with the rounds is taken for somebody's own. What had a single turn each stays as
-    it is.
-    """
+    """Take the machine's drift out of timings whose turns were in random order each round."""
     slowness = [1.0] * len(timings)
     for _ in range(_PASSES):
         usual = _medians(timings, slowness)

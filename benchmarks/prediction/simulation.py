@@ -134,10 +134,7 @@ class Setting:
     msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run.")
 
     def step_ms(self, chip: Chip, model: Shape, bits: Bits, rows: int, streams: int) -> float:
-        """Milliseconds of a step: tree and streams through the model and through the head.
-
-        The device begins when the first layers are built, and computes while the host builds on.
-        """
+        """Milliseconds of a step: tree and streams through the model and through the head."""
 
         def layers(rows: int, count: int) -> float:
             return layers_ms(chip, model, bits, rows, count, self.context)

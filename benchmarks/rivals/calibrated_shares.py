@@ -13,10 +13,7 @@ _LEAST = 1e-9
 
 
 class HitShares:
-    """Hits of guesses over the hits that their shares promised, by the kind of the guess.
-
-    What was common elsewhere is not as common here.
-    """
+    """Hits of guesses over the hits that their shares promised, by the kind of the guess."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[float, float]] = {}  # hits, and how many were expected

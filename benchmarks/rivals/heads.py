@@ -21,11 +21,7 @@ _WITHIN_A_MODEL = "medusa_head."
 
 
 def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
-    """Read a draft head of Medusa, Hydra, EAGLE, EAGLE-3 or of prompt tokens, for a target.
-
-    Raises:
-        UserError: it is none of these, or does not fit.
-    """
+    """Read a draft head of Medusa, Hydra, EAGLE, EAGLE-3 or of prompt tokens, for a target."""
     arrays: dict[str, mx.array] = {}
     for some in arrays_of_files(directory, "the draft head"):
         arrays |= some

@@ -117,11 +117,7 @@ class Method:
 
 
 def methods_of(sources: Sources, chosen: str = "") -> list[Method]:
-    """List the methods of these names.
-
-    Without names every proposer alone that has what it needs; and streams, heads and the draft
-    model with lookup too.
-    """
+    """List the methods of these names; without names, all that have what they need."""
     heads = list(sources.heads or ())
     for head in heads:
         if head in (PLAIN, STREAMS, *PROPOSERS):

@@ -32,11 +32,7 @@ _OCCURRENCES, _DEPTH, _LONGEST = 5000, 10, 4
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Sort the suffixes of (n,) tokens, by doubling of prefixes (Manber and Myers 1990).
-
-    Each round's ranks tell twice as many tokens apart. A suffix that ends is less than one that
-    goes on.
-    """
+    """Sort the suffixes of (n,) tokens, by doubling of prefixes (Manber and Myers 1990)."""
     count = len(tokens)
     _, ranks = np.unique(tokens, return_inverse=True)
     order, length = np.argsort(ranks, kind="stable"), 1

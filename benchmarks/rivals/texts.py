@@ -76,11 +76,7 @@ def unforeseen(mounted: Mounted, count: int) -> list[list[int]]:
 
 
 def dictation(mounted: Mounted, prompt: Sequence[int]) -> LogitsProcessor:
-    """Make a logits processor that leaves no choice: tokens in an order drawn for the prompt.
-
-    The base by itself writes fluent text even after tokens drawn at random. Here each token is a
-    function of the one before, and none comes twice, so nothing that was read or trained tells it.
-    """
+    """Make a logits processor that leaves no choice: tokens in an order drawn for the prompt."""
     ends = set(mounted.tokenizer.eos_token_ids)
     order = sorted(set(mounted.tokenizer.get_vocab().values()) - ends)
     random.Random(sum(prompt)).shuffle(order)
