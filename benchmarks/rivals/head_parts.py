@@ -79,11 +79,7 @@ class ResidualLayer(nn.Module):
 
 
 class ResidualHeads(nn.Module):
-    """Heads of residual layers and, unless they share the target's, an LM head each.
-
-    Of the weights ``heads.I.J.linear.weight``, .. and ``lm_heads.I.weight``, ..; ``width`` is that
-    of what a head reads.
-    """
+    """Heads of residual layers and, unless they share the target's, an LM head each."""
 
     def __init__(
         self, named: Mapping[str, mx.array], width: Callable[[int], int], hidden_size: int
