@@ -15,7 +15,8 @@ from specstream_mlx import files
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory, staged_file
 
-_STOPS_HALFWAY = """
+BOTH = ((staged_directory, "model"), (staged_file, "file"))
+STOPS_HALFWAY = """
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_a_stopped_process_leaves_the_target_as_it_was(replaces, stop, code, tmp
     if replaces:
         target.mkdir(parents=True)
         (target / "mine.txt").write_text("mine")
-    command = [sys.executable, "-c", _STOPS_HALFWAY, str(target)]
+    command = [sys.executable, "-c", STOPS_HALFWAY, str(target)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout.readline() == b"halfway\n"
     process.send_signal(stop)
@@ -93,7 +94,7 @@ def test_a_full_disk_is_one_sentence(error, free, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     usage = SimpleNamespace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    for staged, name in ((staged_directory, "model"), (staged_file, "file")):
+    for staged, name in BOTH:
         with pytest.raises(UserError) as caught, staged(tmp_path / name):
             raise error
         sentence = f"{tmp_path / name} cannot be written: No space left on device"
@@ -105,7 +106,7 @@ def test_a_full_disk_is_one_sentence(error, free, tmp_path, monkeypatch):
 def test_two_do_not_write_one_target(tmp_path, monkeypatch):
     """The second is refused after a while, and changes nothing of the first."""
     monkeypatch.setattr(files, "_PATIENCE", 0.1)
-    for staged, name in ((staged_directory, "model"), (staged_file, "file")):
+    for staged, name in BOTH:
         with staged(tmp_path / name) as scratch:
             (scratch / "new" if staged is staged_directory else scratch).touch()
             with (

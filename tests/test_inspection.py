@@ -26,8 +26,7 @@ def refused(path):
 
 
 @pytest.mark.parametrize(
-    ("bits", "group_size", "tied"),
-    [(None, 64, True), (3, 32, True), (6, 64, False)],
+    ("bits", "group_size", "tied"), [(None, 64, True), (3, 32, True), (6, 64, False)]
 )
 def test_parameters_are_those_that_mlx_lm_counts(bits, group_size, tied, tmp_path):
     base = tiny_llama_directory(

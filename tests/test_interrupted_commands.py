@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import Result, result_of, run
+from command_line import result_of, run
 from specstream_mlx.convert.pytorch import trainer
 from tiny_models import tiny_llama_directory
 from tiny_training import data_directory
@@ -27,25 +28,18 @@ def work(tmp_path_factory):
     return directory
 
 
+TRAIN = ("--iters", 12, "--num-msa-layers", 1, "--save-every", 1, "--batch-size", 8)
+QUICK = ("--steps-per-eval", 3, "--no-outcome")
+
+
 def arguments(command: str, work: Path, target: Path) -> list[str]:
-    base = ("--model", work / "hf")
-    if command == "convert":
-        values = ("convert", *base, "--mlx-path", target, "--overwrite")
-    elif command == "train":
-        values = ("train", *base, "--data", work / "data", "--adapter-path", target)
-        values += ("--iters", 12, "--num-msa-layers", 1, "--batch-size", 8)
-        values += ("--save-every", 1, "--steps-per-eval", 3, "--no-outcome")
-    else:
-        values = (*base, "--data", work / "data.jsonl", "--output", target, "--iters", 12)
-        values += ("--num-msa-layers", 1, "--batch-size", 4, "--save-every", 1, "--log-every", 1)
-    return [command, *map(str, values)]
-
-
-def in_this_process(command: str, work: Path, target: Path, *more: str) -> Result:
-    values = [*arguments(command, work, target)[1:], *more]
-    if command != "trainer":
-        return run(*values)
-    return result_of(trainer.main, *values, hidden=True)
+    values = {
+        "convert": ("--mlx-path", target, "--overwrite"),
+        "train": ("--data", work / "data", "--adapter-path", target, *TRAIN, *QUICK),
+        "trainer": ("--data", work / "data.jsonl", "--output", target, *TRAIN),
+    }[command]
+    name = () if command == "trainer" else (command,)
+    return [*name, "--model", *map(str, (work / "hf", *values))]
 
 
 def written(target: Path) -> dict[str, bytes]:
@@ -63,14 +57,13 @@ def written(target: Path) -> dict[str, bytes]:
 def test_a_command_that_is_killed_and_run_again(command, work, tmp_path):
     """When it writes, and at a random moment later: what it writes is whole or not there."""
     rng, target = random.Random(command), tmp_path / "killed"
-    assert in_this_process(command, work, tmp_path / "whole").exit_code == 0
+    main = partial(result_of, trainer.main, hidden=True) if command == "trainer" else run
+    assert main(*arguments(command, work, tmp_path / "whole")).exit_code == 0
     whole = written(tmp_path / "whole")
-    checkpoint = last_checkpoint(run_directory(target))
+    program, checkpoint = "specstream_mlx", last_checkpoint(run_directory(target))
     if command == "trainer":
+        program += ".convert.pytorch.trainer"
         checkpoint = target / "checkpoint.pt"
-        program = "specstream_mlx.convert.pytorch.trainer"
-    else:
-        program = "specstream_mlx"
 
     def resume():
         return ["--resume"] if checkpoint.exists() else []
@@ -81,7 +74,7 @@ def test_a_command_that_is_killed_and_run_again(command, work, tmp_path):
 
     codes = []
     for delay in (0, rng.uniform(0, 0.3)):
-        before, values = seen(), [*arguments(command, work, target)[1:], *resume()]
+        before, values = seen(), [*arguments(command, work, target), *resume()]
         call = [sys.executable, "-m", program, *values]
         process = subprocess.Popen(call, stdout=subprocess.DEVNULL)
         while process.poll() is None and seen() == before:
@@ -91,7 +84,7 @@ def test_a_command_that_is_killed_and_run_again(command, work, tmp_path):
         codes.append(process.wait())
         assert written(target) in ({}, whole)
     assert codes[0] == -signal.SIGKILL and codes[1] in (-signal.SIGKILL, 0)
-    result = in_this_process(command, work, target, *resume())
+    result = main(*arguments(command, work, target), *resume())
     assert result.exit_code == 0, result.output
     assert written(target) == whole
     assert not list(tmp_path.rglob(".*"))

@@ -13,21 +13,10 @@ from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import speculative_model
-from tiny_models import (
-    VOCAB_SIZE,
-    stream_adapter_directory,
-    tiny_llama_directory,
-    tiny_tokenizer,
-)
+from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
 import specstream_mlx
-from specstream_mlx import (
-    UserError,
-    batch_generate,
-    generate,
-    load,
-    stream_generate,
-)
+from specstream_mlx import UserError, batch_generate, generate, load, stream_generate
 from specstream_mlx.prompts import chat_prompt, encode_prompt
 
 TEMPLATE = "Correct this: {text}"

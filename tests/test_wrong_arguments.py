@@ -8,12 +8,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import speculative_model
 from tiny_models import tiny_llama, tiny_llama_config, tiny_tokenizer
 
-from specstream_mlx import (
-    UserError,
-    batch_generate,
-    generate,
-    keyed_sampler,
-)
+from specstream_mlx import UserError, batch_generate, generate, keyed_sampler
 from specstream_mlx.generation import check_kv_size
 
 

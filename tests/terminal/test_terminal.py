@@ -53,11 +53,7 @@ def test_the_system_s_errors_say_what_failed(number, name, expected, capsys, mon
 
 def test_sigterm_is_not_taken_for_the_exit_of_an_import():
     """Modules of mlx-lm that miss a package exit as they are imported, which is caught."""
-    with (
-        pytest.raises(SystemExit) as end,
-        reported(),
-        contextlib.suppress(SystemExit, Exception),
-    ):
+    with pytest.raises(SystemExit) as end, reported(), contextlib.suppress(SystemExit, Exception):
         signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 143
 
