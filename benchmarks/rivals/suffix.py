@@ -26,7 +26,11 @@ _BETWEEN_TEXTS = -1
 
 
 class SuffixAutomaton:
-    """All substrings of a text that grows; appending a token takes constant time on average."""
+    """All substrings of a text that grows; appending a token takes constant time on average.
+
+    By state: those after one more token (``follow``), the longest suffix elsewhere (``link``), and
+    of its strings the longest's ``length`` and the ``count`` of places where they end.
+    """
 
     def __init__(self) -> None:
         self.follow: list[dict[int, int]] = [{}]
