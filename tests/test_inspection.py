@@ -70,14 +70,13 @@ def test_a_hugging_face_directory_of_several_files(tmp_path):
     assert "model-00002" in refused(tmp_path / "hf")
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_pytorch_side_adapter_is_the_converted_one(mode, tmp_path):
+def test_pytorch_side_adapter_is_the_converted_one(tmp_path):
     hf = tmp_path / "hf"
     torch.manual_seed(0)
     llama = torch_llama()
     llama.save_pretrained(hf)
     tiny_tokenizer().save_pretrained(hf)
-    model = tiny_model(mode, base=llama, base_fingerprint=base_fingerprint(hf))
+    model = tiny_model("shared", base=llama, base_fingerprint=base_fingerprint(hf))
     model.config = replace(model.config, base_model=str(hf))
     write_adapter(model, tmp_path / "torch")
     convert_adapter(tmp_path / "torch", hf, tmp_path / "mlx")

@@ -51,9 +51,6 @@ def pair(directory):
     return load(str(directory / "base"), adapter_path=str(directory / "streams"))
 
 
-# Signatures -------------------------------------------------------------------------------------
-
-
 def parameters(*functions):
     found = {}
     for function in functions:
@@ -84,8 +81,6 @@ def test_signatures(ours, theirs, further):
             assert found[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         assert found[name].default in (expected[name].default,), name
 
-
-# Scripts ----------------------------------------------------------------------------------------
 
 SCRIPT = """
 import mlx.core as mx
@@ -183,9 +178,6 @@ def test_the_same_script(directory, tmp_path):
     assert run(changed, **names) == expected
 
 
-# mlx_lm's functions on our model ----------------------------------------------------------------
-
-
 def test_mlx_lms_functions_decode_our_model(pair):
     """Plainly, in batches too, and with a draft model."""
     model, tokenizer = pair
@@ -194,9 +186,6 @@ def test_mlx_lms_functions_decode_our_model(pair):
     assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=20) == expected
     drafted = mlx_lm.generate(model, tokenizer, prompt, max_tokens=20, draft_model=model)
     assert drafted == expected
-    rotating = make_prompt_cache(model, 64)
-    found = mlx_lm.generate(model, tokenizer, prompt, max_tokens=20, prompt_cache=rotating)
-    assert found == expected
     batch = mlx_lm.batch_generate(model, tokenizer, [prompt, prompt[:1]], max_tokens=20)
     assert batch.texts[0] == expected
 
@@ -222,9 +211,6 @@ def test_a_model_that_chooses_its_caches():
     assert found["ours"] == found["theirs"] == found["mixed"]
     with pytest.raises(UserError, match="layer 1 of prompt_cache has a RotatingKVCache that drop"):
         generate(model, tokenizer, [5], prompt_cache=caches["theirs"])
-
-
-# Prompts ----------------------------------------------------------------------------------------
 
 
 def test_what_is_templated(pair):

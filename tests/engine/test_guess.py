@@ -11,8 +11,6 @@ from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine.guess import StreamGuesses, best_tokens, drawn_candidates, guess
 from specstream_mlx.engine.plan import LIKELIEST
 
-# Candidates of logits ---------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("vocab", [5, 300, 5001])
 def test_the_best_tokens_are_those_of_a_full_sort(vocab):
@@ -46,8 +44,6 @@ def test_ties_and_impossible_tokens(vocab):
     drawn = np.array(drawn_candidates(mx.array(logits), 5)[0])[0].tolist()
     assert set(drawn[:2]) == {70, vocab - 9} and len(set(drawn)) == 5 and max(drawn) < vocab
 
-
-# Conditioned streams ----------------------------------------------------------------------------
 
 HEAD = {"stream_head": "conditioned", "stream_head_rank": 6}
 TREE = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)

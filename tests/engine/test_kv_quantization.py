@@ -95,9 +95,6 @@ PAIRED = [
 ]
 
 
-# Text -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("case", "bits", "start"), PAIRED)
 def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypatch):
     expected, log_probs, caches = plain(case, bits, start)
@@ -155,9 +152,6 @@ def test_quantized_rows_are_read():
     assert plain_tokens(model, prompt_of("Llama 3.1"), 16) != expected[:16]
 
 
-# Shared mode ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("case", "bits", "start", "streams"),
     [
@@ -194,9 +188,6 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
     found = tokens_of(found_pair.model, prompt, 24, kv_cache=kv_cache)
     assert_same_tokens(found[:24], expected, logits.__getitem__)
     assert oracle.longest >= 3
-
-
-# What cannot be -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,6 @@ def test_committing_the_wrong_rows_is_noticed(monkeypatch):
         )
 
 
-# Shared mode ---------------------------------------------------------------------------------
-
-
 def row_list(model, tokens, prompt=PROMPT):
     """The reference's logits, with streams from the last prompt token on."""
     return forward(model.model, model.config, tokens, model.streams, len(prompt) - 1)[0]
