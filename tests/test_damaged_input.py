@@ -439,8 +439,10 @@ CACHE_DAMAGE = {
     **{f"{n}={v!r}"[:60]: metadata(ours={n: v}) for n, v in CACHE_FIELDS},
     "no part of ours, another model": metadata(**{"0.specstream_mlx": None, "0.model": "none"}),
     "a model with zeros": metadata(**{"0.specstream_mlx": None, "0.model": "a\0b"}),
+    "deep metadata": metadata(**{"0.specstream_mlx": "[" * 100_000}),
     "a tokenizer's settings": metadata(**{"0.tokenizer_config": "[]"}),
     "another class": metadata(**{"1.0": "MambaCache"}),
+    "NaN in its rows": rows(TENSOR_DAMAGE["NaN"]),
     "integer rows": rows(TENSOR_DAMAGE["int32"]),
     "rows of three axes": rows(lambda array: array[0]),
     "narrow rows": rows(lambda array: array[..., :1]),
@@ -451,6 +453,7 @@ CASES += [("cache.safetensors", "", damage, spoil) for damage, spoil in CACHE_DA
 
 PAIR = b'{"prompt": "a", "completion": "b"}\n'
 DATA = {
+    "blank": as_bytes(b"\n\n  \n"),
     "no completion": as_bytes(b'{"prompt": "a"}\n'),
     "null as completion": as_bytes(b'{"prompt": "a", "completion": null}\n'),
     "a second line that is cut": as_bytes(PAIR + PAIR[:20]),

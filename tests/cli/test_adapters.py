@@ -1,4 +1,4 @@
-"""Adapters by name, and ``write``: on a tiny random model that stands in for the bundled one."""
+"""The demonstration model and adapters by name: a tiny random model stands in for it."""
 
 import json
 import re
@@ -35,6 +35,7 @@ def installation(tmp_path_factory):
 def installed(installation, monkeypatch, tmp_path):
     monkeypatch.setattr(bundled, "ROOT", installation)
     monkeypatch.setattr(demonstration, "base_path", lambda *_: installation / "base")
+    monkeypatch.setattr(demonstration, "directory", lambda: installation / "base")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return installation
 
@@ -143,3 +144,29 @@ def test_what_does_not_fit_is_described_and_noted(base, shared, tmp_path):
     copy = shutil.copytree(base, tmp_path / "base")
     edit(copy / "config.json", model_type="mamba")
     assert "model_type is 'mamba', which is refused" in run("adapters", "info", copy).stderr
+
+
+BUNDLED_STREAMS = "the bundled streams"
+
+
+@pytest.mark.parametrize(
+    ("flags", "adapter", "mode"),
+    [
+        ([], BUNDLED_STREAMS, "lossless"),
+        (["--model", "smollm2"], BUNDLED_STREAMS, "lossless"),
+        (["--no-streams"], None, "lossless"),
+        (["--adapter", "fix"], "fix", "shared"),
+    ],
+)
+def test_demonstration_model(flags, adapter, mode, installed):
+    result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
+    used = "Using SmolLM2-135M-Instruct" + (f" with {adapter}" if adapter else "")
+    fit = "The bundled streams fit this model; --no-streams leaves them out"
+    assert result.stderr.splitlines()[0] == (fit if "--model" in flags else used)
+    values = json.loads(result.stdout)
+    assert (values["model"], values["adapter"], values["mode"]) == ("smollm2", adapter, mode)
+    if flags:
+        return
+    for model, fits in ((installed / "base", BUNDLED_STREAMS), (installed / "other", None)):
+        values = json.loads(run("generate", "--model", model, "-p", "hi", "-m", 4, "--json").stdout)
+        assert (values["model"], values["adapter"]) == (str(model), fits)

@@ -14,7 +14,7 @@ import pytest
 from command_line import generate, refusal, run
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import bundled, demonstration, load, stream_generate
+from specstream_mlx import load, stream_generate
 from specstream_mlx.cli.run import Decoding
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.cost import CostCurve
@@ -112,43 +112,6 @@ def test_show_drafts_keeps_the_text(tmp_path):
     assert "[" in marked.stdout
     assert marked.stdout.replace("[", "").replace("]", "") == plain.stdout
     assert "Drafts: [accepted in one step]" in marked.stderr
-
-
-@pytest.fixture
-def installed(base, streams, shared, tmp_path, monkeypatch):
-    """An installation that has the demonstration model and one adapter, ``sql``."""
-    for source, target in ((base, "base"), (streams, "streams"), (shared, "adapters/sql")):
-        shutil.copytree(source, tmp_path / target)
-    monkeypatch.setattr(bundled, "ROOT", tmp_path)
-    monkeypatch.setattr(demonstration, "base_path", lambda *_: tmp_path / "base")
-    monkeypatch.setattr(demonstration, "directory", lambda: tmp_path / "base")
-
-
-BUNDLED_STREAMS = "the bundled streams"
-
-
-@pytest.mark.parametrize(
-    ("flags", "adapter", "mode"),
-    [
-        ([], BUNDLED_STREAMS, "lossless"),
-        (["--model", "smollm2"], BUNDLED_STREAMS, "lossless"),
-        (["--no-streams"], None, "lossless"),
-        (["--adapter", "sql"], "sql", "shared"),
-    ],
-)
-def test_demonstration_model(flags, adapter, mode, installed, tmp_path):
-    result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
-    used = "Using SmolLM2-135M-Instruct" + (f" with {adapter}" if adapter else "")
-    fit = "The bundled streams fit this model; --no-streams leaves them out"
-    assert result.stderr.splitlines()[0] == (fit if "--model" in flags else used)
-    values = json.loads(result.stdout)
-    assert (values["model"], values["adapter"], values["mode"]) == ("smollm2", adapter, mode)
-    if flags:
-        return
-    other = tiny_llama_directory(tmp_path / "other", hidden_size=48)
-    for model, fits in ((tmp_path / "base", BUNDLED_STREAMS), (other, None)):
-        values = json.loads(run("generate", "--model", model, "-p", "hi", "-m", 4, "--json").stdout)
-        assert (values["model"], values["adapter"]) == (str(model), fits)
 
 
 def test_an_interrupt_and_a_closed_pipe(base):
