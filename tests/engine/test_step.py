@@ -186,9 +186,6 @@ def test_other_keys_are_noticed(wrong, monkeypatch):
     assert relative_error(result.streams.logits, expected) > 1e-2
 
 
-# Streams beside some nodes alone ----------------
-
-
 def step_with(model, tree, chosen, monkeypatch):
     monkeypatch.setattr(DraftTree, "likeliest_last", lambda _, count: np.array(chosen))
     decoder = decoder_after(model, PROMPT)
@@ -233,8 +230,6 @@ def test_only_the_streams_asked_for_are_computed(monkeypatch):
 
 # The nodes of a tree: which are accepted last, and which are pruned ---------------------------
 
-FEW = 6
-
 
 def test_the_ranking_equals_an_enumeration_of_all_outcomes():
     """Walk every accepted path; a walk stays at a node with what its children leave over."""
@@ -257,16 +252,6 @@ def test_the_ranking_equals_an_enumeration_of_all_outcomes():
             assert tree.likeliest_last(count).tolist() == expected
 
 
-def device_arrays(tree):
-    return [mx.array(array)[None] for array in (tree.tokens, tree.parents, tree.ancestors)]
-
-
-def random_case(seed, spread=2.0):
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 1, depth=4, width=3, vocab_size=FEW, truth=[2, 3])
-    return tree, rng.normal(0, spread, (len(tree), FEW))
-
-
 def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -284,8 +269,10 @@ def test_keep_best_breaks_ties_by_index_and_knows_what_is_in_play():
 def test_a_normaliser_that_rounds_down_does_not_lift_a_child_above_its_parent(monkeypatch):
     exact = mx.logsumexp
     monkeypatch.setattr(mx, "logsumexp", lambda *args, **kwargs: exact(*args, **kwargs) - 1e-3)
-    tree, logits = random_case(0, spread=60.0)
-    [scores] = np.array(path_scores(mx.array(logits)[None], *device_arrays(tree)))
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 1, depth=4, width=3, vocab_size=6, truth=[2, 3])
+    arrays = rng.normal(0, 60.0, (len(tree), 6)), tree.tokens, tree.parents, tree.ancestors
+    [scores] = np.array(path_scores(*(mx.array(array)[None] for array in arrays)))
     assert (scores[1:] <= scores[tree.parents[1:]]).all()
 
 
