@@ -104,6 +104,18 @@ def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
     assert "nosuch does not exist" in last_line(run(*flags, "--init-adapter", "nosuch"))
 
 
+def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
+    answering = {"max_tokens": 8, "temp": 1.0, "batch_size": 5}
+    model, tokenizer = load(base)
+    texts = read_prompts(prompts)
+    distil.distil(model, tokenizer, texts, tmp_path / "a", **answering)
+    whole = (tmp_path / "a" / "train.jsonl").read_text().splitlines()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.jsonl").write_text("\n".join(whole[:7]) + "\n")
+    distil.distil(model, tokenizer, texts, tmp_path / "b", **answering)
+    assert (tmp_path / "b" / "train.jsonl").read_text().splitlines() == whole
+
+
 def test_an_adapter_for_one_application(base, data, tmp_path):
     out = tmp_path / "out"
     config = tmp_path / "lora.yaml"
