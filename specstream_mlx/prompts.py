@@ -66,15 +66,17 @@ def _chat(
     messages: Sequence[Mapping[str, Any]],
     continue_final_message: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     try:
-        text = tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            tokenize=False,
-            add_generation_prompt=not continue_final_message,
-            continue_final_message=continue_final_message,
-        )
+        arguments = {
+            **(template_kwargs or {}),
+            "tools": tools,
+            "tokenize": False,
+            "add_generation_prompt": not continue_final_message,
+            "continue_final_message": continue_final_message,
+        }
+        text = tokenizer.apply_chat_template(messages, **arguments)
         text.encode()  # half a character of UTF-16 is no text
         return text
     except Exception as error:  # a template may raise anything
@@ -86,11 +88,12 @@ def encode_prompt(
     prompt: Prompt,
     template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Encode text, token ids or messages.
 
-    Token ids are taken as they are. Messages are put into the chat template, with ``tools``; if the
-    last one is the assistant's, it is continued. Text is encoded as in mlx_lm, which adds special
+    Token ids are taken as they are. Messages are put into the chat template, with ``tools`` and
+    its further ``template_kwargs``; if the last one is the assistant's, it is continued. Text is encoded as in mlx_lm, which adds special
     tokens unless it begins with the bos token; but with an adapter's ``template``, raw text is put
     into that and the chat template, see ``chat_prompt``. Text is not raw if it begins with a
     special token or like the chat template's own text.
@@ -113,7 +116,7 @@ def encode_prompt(
         if all(map(is_integer, items)):
             return [int(token) for token in items]
         if all(isinstance(item, Mapping) for item in items):
-            return _encode_messages(tokenizer, items, tools)
+            return _encode_messages(tokenizer, items, tools, template_kwargs)
     raise UserError(f"prompt is {shown(prompt)}, expected text, token ids or chat messages")
 
 
@@ -128,6 +131,7 @@ def _encode_messages(
     tokenizer: TokenizerWrapper,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
+    template_kwargs: Mapping[str, Any] | None,
 ) -> list[int]:
     for message in messages:
         if not isinstance(message.get("role"), str) or "content" not in message:
@@ -139,7 +143,8 @@ def _encode_messages(
             "prompt is chat messages and the tokenizer has no chat template, expected text or "
             "token ids"
         )
-    text = _chat(tokenizer, list(messages), messages[-1]["role"] == "assistant", tools)
+    goes_on = messages[-1]["role"] == "assistant"
+    text = _chat(tokenizer, list(messages), goes_on, tools, template_kwargs)
     return tokenizer.encode(text, add_special_tokens=False)
 
 

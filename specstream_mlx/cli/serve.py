@@ -43,6 +43,18 @@ def serve(
     queue: int = option(32, integer(0), "Texts that may wait; more get 429."),
     kept_tokens: int = option(16384, integer(0), "Prompt tokens whose KV rows are kept."),
     body_bytes: int = option(1 << 20, integer(1), "Bytes of a request at most."),
+    alias: list[str] | None = option(
+        None,
+        TEXTS,
+        "Another name of a model, for clients that know only theirs; may be given several times.",
+        metavar="NAME=MODEL",
+    ),
+    cors: list[str] | None = option(
+        None,
+        TEXTS,
+        "A site whose pages may use this server; may be given several times. '*': all.",
+        metavar="ORIGIN",
+    ),
 ) -> None:
     r"""Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 
@@ -54,6 +66,10 @@ def serve(
     The demonstration model and its adapters, on port 8080:
 
         specstream-mlx serve
+
+    For an editor that asks for gpt-4o-mini:
+
+        specstream-mlx serve --alias gpt-4o-mini=base
 
     Your own model, streams and adapters:
 
@@ -89,8 +105,9 @@ def serve(
             note(f"Whoever reaches {host} can use this server: see --api-key")
         hosts = LOOPBACK if is_local else frozenset()
         limits = {"most_texts": texts, "most_waiting": queue, "kept_tokens": kept_tokens}
-        service = Service(models, tokenizer, max_tokens, **limits)
-        app = make_app(service, None, api_key, hosts, body_bytes)
+        named = _aliases(alias, models)
+        service = Service(models, tokenizer, max_tokens, aliases=named, **limits)
+        app = make_app(service, None, api_key, hosts, body_bytes, cors or ())
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
@@ -128,6 +145,19 @@ def _resident(
     if base.ranks is not None:
         base.ranks.agree("the list of adapters", list(named))
     return resident(base, named), tokenizer
+
+
+def _aliases(alias: list[str] | None, models: "dict[str, SpeculativeModel]") -> dict[str, str]:
+    """Read further names of models."""
+    aliases = {}
+    for one in alias or ():
+        name, _, model = one.partition("=")
+        if not name or model not in models:
+            raise UserError(f"--alias is {one!r}, expected NAME=MODEL of {', '.join(models)}")
+        if name in models or name in aliases:
+            raise UserError(f"--alias names {name!r} twice, expected different names")
+        aliases[name] = model
+    return aliases
 
 
 def check_extra() -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import hmac
+import html
 import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -16,8 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import UserError
@@ -26,6 +29,7 @@ from .anthropic_api import MessagesWriter, request_of_messages
 from .fields import (
     CHAT,
     COMPLETION,
+    COUNTED,
     MESSAGES,
     RESPONSE,
     TOGETHER,
@@ -80,6 +84,7 @@ def make_app(
     api_key: str | None = None,
     hosts: frozenset[str] = LOOPBACK,
     body_bytes: int = 1 << 20,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """Make the application, which stops the worker when it ends.
 
@@ -90,6 +95,7 @@ def make_app(
         hosts: names that a request's Host may have; empty: any. A page of another site that has
             its name resolved to this machine gets nothing.
         body_bytes: of one request.
+        origins: other sites whose pages may use the server; ``*``: all.
     """
     started, worker = int(time.time()), service.worker
     base_bytes = parameter_bytes(service.models[BASE].model)
@@ -105,6 +111,13 @@ def make_app(
         jobs = await service.prepare(*map(request_of, bodies))
         reply = Reply(service, jobs, writer(bodies[0], service.tokenizer))
         return await reply.answer(request, kind is TOGETHER or bool(body.get("stream")))
+
+    async def count_tokens(request: Request) -> Response:
+        body = without_nulls(checked(COUNTED, await _json(request, body_bytes)))
+        counted = request_of_messages(body)
+        model = service.model(counted.model)
+        ids = await asyncio.to_thread(service.prompt, counted, model)
+        return JSONResponse({"input_tokens": len(ids)})
 
     def model_object(name: str) -> dict[str, Any]:
         model = service.model(name)
@@ -137,12 +150,14 @@ def make_app(
         ),
         "/openapi.json": lambda _: JSONResponse(document()),
         "/v1/models": lambda _: JSONResponse(
-            {"object": "list", "data": [*map(model_object, service.models)]}
+            {"object": "list", "data": [*map(model_object, (*service.models, *service.aliases))]}
         ),
         "/v1/models/{name}": lambda one: JSONResponse(model_object(one.path_params["name"])),
     }
     posts = APIS
-    if page is not None:
+    if page is None:
+        gets["/"] = partial(_front, (*service.models, *service.aliases))
+    else:
         posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():
             if file.suffix in (".html", ".css", ".js", ".svg"):
@@ -150,8 +165,16 @@ def make_app(
                 gets[place] = partial(_file, file)
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
+    routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
     handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
+    cors = Middleware(CORSMiddleware, allow_headers=["*"], **allowed)
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers=handlers,
+        middleware=[cors] if origins else [],
+    )
 
 
 def document() -> dict[str, Any]:
@@ -176,6 +199,21 @@ def document() -> dict[str, Any]:
     }
 
 
+def _front(models: Sequence[str], request: Request) -> Response:
+    """Show the addresses that clients want."""
+    root = str(request.base_url).rstrip("/")
+    names = ", ".join(f"<code>{html.escape(name)}</code>" for name in models)
+    return HTMLResponse(
+        "<!doctype html><meta charset=utf-8><title>specstream-mlx</title>"
+        "<h1>specstream-mlx is running</h1>"
+        f"<p>Base URL of OpenAI's clients: <code>{html.escape(root)}/v1</code>"
+        f"<p>Base URL of Anthropic's clients: <code>{html.escape(root)}</code>"
+        f"<p>API key: any text, or what --api-key says.<p>Models: {names}"
+        '<p>What a request may say: <a href="/openapi.json">/openapi.json</a>',
+        headers=_PAGE_HEADERS,
+    )
+
+
 def _file(file: Path, _: Request) -> Response:
     return FileResponse(file, headers=_PAGE_HEADERS)
 
@@ -196,7 +234,7 @@ def refusal(path: str, error: Exception) -> Response:
         case _:
             logging.getLogger(__name__).error("a request failed", exc_info=error)
     kind = _TYPES.get(status, "invalid_request_error")
-    if path == "/v1/messages":
+    if path.startswith("/v1/messages"):
         content = {"type": "error", "error": {"type": kind, "message": sentence}}
     else:
         code = "model_not_found" if status == 404 and name == "model" else None

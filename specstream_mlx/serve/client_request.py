@@ -1,8 +1,8 @@
 """What a client asks for, in the words of no API."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompts import Prompt
@@ -28,9 +28,16 @@ class ClientRequest:
     top_logprobs: int | None = None  # None: no log-probabilities
     tools: list[dict[str, Any]] | None = None  # as chat templates describe them
     schema: dict[str, Any] | None = None  # of JSON, that a text is to fit
+    penalties: Mapping[str, Any] = field(default_factory=dict)  # of mlx_lm's make_logits_processors
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
 
 
 _SAME = "model max_tokens temperature top_p top_k min_p seed stop n draft".split()
+_PENALTIES = [
+    f"{of}_{what}"
+    for of in ("frequency", "presence", "repetition")
+    for what in ("penalty", "context_size")
+]
 
 
 def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientRequest:
@@ -38,7 +45,19 @@ def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientReq
     same = {name: body[name] for name in _SAME if name in body} | others
     if isinstance(same.get("stop"), str):
         same["stop"] = [same["stop"]]
-    return ClientRequest(prompt=prompt, **same)
+    penalties = {name: body[name] for name in _PENALTIES if name in body}
+    if bias := body.get("logit_bias"):
+        penalties["logit_bias"] = _biases(bias)
+    return ClientRequest(prompt=prompt, penalties=penalties, **same)
+
+
+def _biases(bias: dict[str, float]) -> dict[int, float]:
+    """Return what to add to tokens' logits; JSON has their ids as text."""
+    wrong = next((name for name in bias if not name.isdecimal()), None)
+    if wrong is not None:
+        sentence = f"logit_bias has the key {wrong!r}, expected the id of a token"
+        raise RefusedError(400, sentence, "logit_bias")
+    return {int(name): value for name, value in bias.items()}
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str | None:

@@ -1,7 +1,7 @@
 """What requests may say: each API's fields, and what their values may be.
 
-A field is used, has no effect (``LABEL``, ``LABELS``), or may only be empty (``NOTHING``). One that
-is not listed is refused by its name, so nothing that a client says is ignored.
+A field is used, has no effect (``HINTS``, ``LABEL``, ``LABELS``), or may only be empty
+(``NOTHING``). One that is not listed is refused by its name.
 """
 
 from functools import cache
@@ -100,6 +100,8 @@ SAMPLED = {
     "draft": bool,
 }
 STOPS = some(text(256, 1), 16, least=0)
+HINTS = dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "user"), LABEL)
+"""What clients send without being asked, and what changes no text here."""
 AUTO = Literal["auto", "none"]
 PART_TYPE = Literal["text", "input_text", "output_text"]
 NOTED = {"annotations": NOTHING, "logprobs": NOTHING, "cache_control": OBJECT}
@@ -119,11 +121,15 @@ OPENAI = SAMPLED | {
     "top_k": integer(0),
     "stop": text(256, 1) | STOPS,
     "n": integer(1, 8),
-    "stream_options": shape(include_usage=bool),
-    "frequency_penalty": NOTHING,
-    "presence_penalty": NOTHING,
-    "logit_bias": NOTHING,
-    "user": LABEL,
+    "stream_options": shape(include_usage=bool, include_obfuscation=bool),
+    "frequency_penalty": number(-2, 2),
+    "frequency_context_size": integer(1),
+    "presence_penalty": number(-2, 2),
+    "presence_context_size": integer(1),
+    "repetition_penalty": number(0, 100),
+    "repetition_context_size": integer(1),
+    "logit_bias": dict[str, number(-100, 100)],
+    **HINTS,
 }
 CALL = shape(
     "function",
@@ -155,6 +161,10 @@ CHAT = shape(
     top_logprobs=integer(0, 20),
     tools=some(shape("type function", **TOOL), 128),
     tool_choice=AUTO,
+    parallel_tool_calls=bool,
+    chat_template_kwargs=OBJECT,
+    reasoning_effort=LABEL,
+    verbosity=LABEL,
     response_format=by_type(ANY_TEXT, ANY_OBJECT, shape("type json_schema", **NAMED)),
     metadata=LABELS,
     store=NOTHING,
@@ -195,12 +205,18 @@ RESPONSE = shape(
     input=text() | some(ITEM, 1024),
     instructions=text(),
     max_output_tokens=integer(1),
-    text=shape(format=by_type(ANY_TEXT, ANY_OBJECT, NAMED_SCHEMA)),
+    text=shape(format=by_type(ANY_TEXT, ANY_OBJECT, NAMED_SCHEMA), verbosity=LABEL),
     tools=some(shape("type name", type=Literal["function"], **FUNCTION), 128),
     tool_choice=AUTO,
+    parallel_tool_calls=bool,
+    reasoning=shape(effort=LABEL, summary=LABEL),
+    include=some(LABEL, least=0),
+    truncation=LABEL,
     metadata=LABELS,
-    user=LABEL,
+    previous_response_id=NOTHING,
+    background=NOTHING,
     store=NOTHING,
+    **HINTS,
 )
 
 # Anthropic's messages ---------------------------------------------------------------------------
@@ -215,20 +231,27 @@ BLOCK = by_type(
 CUSTOM = {"type": Literal["custom"], "name": text(128, 1), "description": str}
 BLOCKS = some(BLOCK, least=0)
 TURN = shape("role content", role=Literal["user", "assistant"], content=text() | BLOCKS)
+INPUT = {
+    "messages": some(TURN, 1024),
+    "system": CONTENT,
+    "tools": some(
+        shape("name input_schema", input_schema=OBJECT, cache_control=OBJECT, **CUSTOM), 128
+    ),
+    "tool_choice": shape("type", type=AUTO, disable_parallel_tool_use=bool),
+    "thinking": shape("type", type=Literal["disabled"]),
+}
 MESSAGES = shape(
     "model messages max_tokens",
     **SAMPLED,
-    messages=some(TURN, 1024),
+    **INPUT,
     max_tokens=integer(1),
-    system=CONTENT,
     stop_sequences=STOPS,
-    tools=some(
-        shape("name input_schema", input_schema=OBJECT, cache_control=OBJECT, **CUSTOM), 128
-    ),
-    tool_choice=shape("type", type=AUTO),
     top_k=integer(0),
     metadata=LABELS,
+    service_tier=LABEL,
 )
+COUNTED = shape("model messages", model=text(128), **INPUT)
+"""What ``count_tokens`` counts."""
 
 # Checks -----------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ def request_of_chat(body: dict[str, Any]) -> ClientRequest:
         top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
         tools=body.get("tools") if body.get("tool_choice") != "none" else None,
         schema=schema_of(body.get("response_format")),
+        template_kwargs=body.get("chat_template_kwargs", {}),
     )
 
 

@@ -3,9 +3,13 @@
 import asyncio
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
+from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..loading import SpeculativeModel
@@ -30,6 +34,7 @@ class Service:
         tokenizer: of the base.
         most_tokens: of one text.
         patience: seconds without news after which a client learns that the server is alive.
+        aliases: further names of models.
         **limits: of the ``Worker``.
     """
 
@@ -39,9 +44,10 @@ class Service:
         tokenizer: TokenizerWrapper,
         most_tokens: int = 4096,
         patience: float = 5.0,
+        aliases: Mapping[str, str] = MappingProxyType({}),
         **limits: int,
     ):
-        self.models, self.tokenizer = models, tokenizer
+        self.models, self.tokenizer, self.aliases = models, tokenizer, aliases
         self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
@@ -54,13 +60,19 @@ class Service:
 
     def jobs(self, request: ClientRequest) -> list[Job]:
         """Make the texts that a request asks for."""
+        request = replace(request, model=self.aliases.get(request.model, request.model))
         model = self.model(request.model)
-        prompt = self._prompt(request, model)
+        prompt = self.prompt(request, model)
         masks = [] if request.schema is None else [self._grammars.json(request.schema, len(prompt))]
+        for token in request.penalties.get("logit_bias", ()):
+            if token >= (size := model.config["vocab_size"]):
+                sentence = f"logit_bias has token {token}, expected one of 0 to {size - 1}"
+                raise RefusedError(400, sentence, "logit_bias")
+        penalties = make_logits_processors(**request.penalties)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         most = self._max_tokens(request.max_tokens, model, len(prompt))
         jobs = [
-            Job(request, model, prompt, most, seed + number, [make() for make in masks])
+            Job(request, model, prompt, most, seed + number, [*penalties, *(m() for m in masks)])
             for number in range(request.n)
         ]
         jobs[0].request().check(model)
@@ -68,11 +80,12 @@ class Service:
 
     def model(self, name: str) -> SpeculativeModel:
         """Return the model that a client means."""
+        name = self.aliases.get(name, name)
         if name not in self.models:
             raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
         return self.models[name]
 
-    def _prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
+    def prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
         """Encode the prompt; what users say stands in the adapter's template."""
         template = model.prompt_template
         if isinstance(request.prompt, str):
@@ -87,12 +100,12 @@ class Service:
                 else one
                 for one in messages
             ]
-        ids = encode_prompt(self.tokenizer, messages, tools=request.tools)
+        encode = partial(encode_prompt, self.tokenizer, template_kwargs=request.template_kwargs)
+        ids = encode(messages, tools=request.tools)
         silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
         without = {
-            "tools": request.tools and encode_prompt(self.tokenizer, messages),
-            "tool_calls": silent != messages
-            and encode_prompt(self.tokenizer, silent, tools=request.tools),
+            "tools": request.tools and encode(messages),
+            "tool_calls": silent != messages and encode(silent, tools=request.tools),
         }
         for name, others in without.items():
             if ids == others:
@@ -101,19 +114,7 @@ class Service:
         return ids
 
     def _max_tokens(self, most: int | None, model: SpeculativeModel, prompt: int) -> int:
-        """Return the most tokens of a text after a prompt of so many tokens."""
+        """Return the most tokens of a text: as many as the client says, or there is room for."""
         context = context_length(model.config)
         room = self.most_tokens if context is None else min(self.most_tokens, context - prompt)
-        if most is None:
-            return max(1, min(DEFAULT_TOKENS, room))
-        if most > self.most_tokens:
-            raise RefusedError(
-                400, f"max_tokens is {most}, this server writes at most {self.most_tokens}"
-            )
-        if context is not None and prompt <= context < prompt + most:
-            raise RefusedError(
-                400,
-                f"the prompt has {prompt} tokens and max_tokens is {most}, the model's context "
-                f"holds {context}",
-            )
-        return most
+        return max(1, min(DEFAULT_TOKENS if most is None else most, room))

@@ -2,11 +2,18 @@
 
 import json
 
+import anthropic
 import httpx2
 import openai
 import pytest
+from mlx_lm.sample_utils import make_logits_processors
 from random_models import random_prompt
 from serving import CHAT, running, until
+from starlette.testclient import TestClient
+
+from specstream_mlx.serve.app import make_app
+from specstream_mlx.serve.client_request import ClientRequest
+from specstream_mlx.serve.openai_api import request_of_chat
 
 SAID = CHAT[0]["content"]
 TOOL = {"type": "function", "function": {"name": "noon"}}
@@ -127,8 +134,9 @@ def test_texts_that_fit_a_schema(chat, openai_client):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"parallel_tool_calls": True}, "parallel_tool_calls is not supported"),
-        ({"max_tokens": 401}, "max_tokens is 401, this server writes at most 400"),
+        ({"functions": []}, "functions is not supported"),
+        ({"extra_body": {"logit_bias": {"x": 1}}}, "logit_bias has the key 'x', expected the id"),
+        ({"extra_body": {"logit_bias": {"9999": 1}}}, "logit_bias has token 9999, expected one of"),
         ({"messages": [{"role": "user"}]}, "a message of the user has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
         ({"tools": [TOOL]}, "tools are not supported: the model's chat template"),
@@ -189,3 +197,89 @@ def test_which_stop_sequence_was_met(anthropic_client, tiny):
     found = anthropic_client.messages.create(**MESSAGES, stop_sequences=["never so", text[5:7]])
     assert found.content[0].text == text[: text.index(text[5:7])]
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", text[5:7])
+
+
+PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 1.2}
+
+
+@pytest.mark.parametrize("asked", [{one: PENALTIES[one]} for one in PENALTIES] + [PENALTIES])
+def test_penalties_are_mlx_lms(asked, chat, tiny):
+    """With drafts and without, above temperature 0 too; a bias is one of them."""
+    bias = {7: 3.0, 9: -2.5}
+    processors = make_logits_processors(bias, **asked)
+    for sampled in ({}, {"temperature": 0.9, "seed": 4}):
+        expected, _ = tiny.solo("base", CHAT, 30, *sampled.values(), logits_processors=processors)
+        for draft in (True, False):
+            body = {**asked, "draft": draft, "logit_bias": {str(n): v for n, v in bias.items()}}
+            found = chat(max_tokens=30, extra_body=body | sampled).choices[0].message.content
+            assert found == expected
+    assert expected != tiny.solo("base", CHAT, 30, 0.9, 4)[0]
+
+
+def test_what_asks_for_nothing_is_taken(chat, openai_client, anthropic_client, tiny):
+    text, _ = tiny.solo("base", CHAT, 12)
+    hints = {"parallel_tool_calls": False, "prompt_cache_key": "x", "reasoning_effort": "low"}
+    found = chat(**hints, service_tier="auto", safety_identifier="me", verbosity="low", store=False)
+    assert found.choices[0].message.content == text
+    found = openai_client.responses.create(
+        model="base",
+        input=CHAT,
+        max_output_tokens=12,
+        reasoning={"effort": "low", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        parallel_tool_calls=True,
+        truncation="disabled",
+        store=False,
+    )
+    assert found.output_text == text
+    found = anthropic_client.messages.create(**MESSAGES, thinking={"type": "disabled"})
+    assert found.content[0].text == text
+
+
+def test_too_large_max_tokens_are_what_there_is_room_for(tiny):
+    context = tiny.models["base"].config["max_position_embeddings"]
+    service = tiny.service(100_000)
+    for asked, expected in ((50_000, context - 40), (30, 30)):
+        [job] = service.jobs(ClientRequest("base", [5] * 40, max_tokens=asked))
+        assert job.max_tokens == expected
+    service.worker.stop()
+
+
+def test_names_of_others_other_sites_and_a_front_page(tiny):
+    service = tiny.service(aliases={"gpt-4o-mini": "base:other"})
+    app = make_app(service, origins=["http://editor.example"])
+    origin = {"origin": "http://editor.example", "access-control-request-method": "POST"}
+    with TestClient(app, "http://localhost:8080") as client:
+        names = [one["id"] for one in client.get("/v1/models").json()["data"]]
+        assert names == [*tiny.models, "gpt-4o-mini"]
+        asked = {"model": "gpt-4o-mini", "messages": CHAT, "max_tokens": 12}
+        found = client.post("/v1/chat/completions", json=asked, headers=origin)
+        assert found.json()["model"] == "gpt-4o-mini"
+        text = found.json()["choices"][0]["message"]["content"]
+        assert text == tiny.solo("base:other", CHAT, 12)[0]
+        assert found.headers["access-control-allow-origin"] == "http://editor.example"
+        assert client.options("/v1/messages", headers=origin).status_code == 200
+        other = client.options("/v1/messages", headers=origin | {"origin": "http://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+        page = client.get("/").text
+        assert "<code>http://localhost:8080/v1</code>" in page and "gpt-4o-mini" in page
+
+
+def test_tokens_are_counted_without_a_text(anthropic_client):
+    counted = anthropic_client.messages.count_tokens(model="base", messages=CHAT, system="be brief")
+    whole = anthropic_client.messages.create(**MESSAGES, system="be brief").usage
+    assert counted.input_tokens == whole.input_tokens + whole.cache_read_input_tokens
+    with pytest.raises(anthropic.NotFoundError):
+        anthropic_client.messages.count_tokens(model="x", messages=CHAT)
+
+
+def test_arguments_of_the_chat_template(tiny, monkeypatch):
+    """They reach it, as mlx_lm's server passes them on; those of ours stay."""
+    template = "{{ messages[0].content }}{{ style }}{{ '!' if add_generation_prompt }}"
+    monkeypatch.setattr(tiny.tokenizer._tokenizer, "chat_template", template)
+    service = tiny.service()
+    given = {"style": " the numbers", "tokenize": True, "add_generation_prompt": False}
+    body = {"model": "base", "messages": CHAT, "chat_template_kwargs": given}
+    [job] = service.jobs(request_of_chat(body))
+    assert tiny.tokenizer.decode(job.prompt) == f"{SAID} the numbers!"
+    service.worker.stop()
