@@ -92,11 +92,11 @@ def encode_prompt(
 ) -> list[int]:
     """Encode text, token ids or messages.
 
-    Token ids are taken as they are. Messages are put into the chat template, with ``tools`` and
-    its further ``template_kwargs``; if the last one is the assistant's, it is continued. Text is encoded as in mlx_lm, which adds special
-    tokens unless it begins with the bos token; but with an adapter's ``template``, raw text is put
-    into that and the chat template, see ``chat_prompt``. Text is not raw if it begins with a
-    special token or like the chat template's own text.
+    Token ids are taken as they are. Messages are put into the chat template, with ``tools`` and its
+    further ``template_kwargs``; if the last one is the assistant's, it is continued. Text is
+    encoded as in mlx_lm, which adds special tokens unless it begins with the bos token; but with an
+    adapter's ``template``, raw text is put into that and the chat template, see ``chat_prompt``.
+    Text is not raw if it begins with a special token or like the chat template's own text.
     """
     if isinstance(prompt, str):
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from .. import bundled
+from .. import bundled, demonstration
 from ..errors import UserError
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
@@ -72,7 +72,6 @@ def add(
 
         specstream-mlx adapters remove my-sql
     """
-    from .. import demonstration
     from ..adapters.files import read_adapter
     from ..adapters.user_adapters import add_adapter, check_name
     from ..loading import model_directory, read_config, read_model
@@ -122,6 +121,9 @@ def info(
     from ..loading import adapter_named
 
     path = Path(name) if "/" in name or os.path.exists(name) else adapter_named(name)
+    if model is None and path.is_relative_to(bundled.ROOT):
+        base = demonstration.directory()
+        model = base if (base / "config.json").exists() else None
     description = inspect_directory(path, model)
     if as_json:
         print(json.dumps(description, indent=2))

@@ -1,12 +1,14 @@
 """``specstream-mlx write``: one adapter as a filter, from standard input to standard output."""
 
 import json
-import sys
+from itertools import chain
 from pathlib import Path
 
+from ..corrections import Correction, careful
 from ..files import decoded
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..terminal.notes import note
+from ..terminal.progress import progress
 from .options import ModelOptions, standard_input
 
 
@@ -19,11 +21,16 @@ def write(
     as_json: bool = option(False, FLAG, "Print one JSON object, with figures.", "--json"),
     max_tokens: int = most_tokens(1024, "Tokens at most."),
     model: str | None = option(None, MODEL, "The adapter's base. Default: smollm2."),
+    take_all: bool = option(
+        False, FLAG, "With proofread: make corrections that change what the text says, too."
+    ),
 ) -> None:
     """Do one task with a text: read it, and write the result as it comes.
 
-    Standard output has the result and nothing else. Exit codes: 0, all is written; 1, the result
-    was cut off at --max-tokens; 2, something was wrong, and nothing is written.
+    Standard output has the result and nothing else. proofread leaves out corrections that change a
+    number, name, date, address or negation, or that add or drop words, and names them on standard
+    error. Exit codes: 0, all is written; 1, the result was cut off at --max-tokens; 2, something
+    was wrong, and nothing is written.
 
     Examples:
 
@@ -39,16 +46,27 @@ def write(
     text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
     loaded, tokenizer = source.load()
     prompt = chat_prompt(tokenizer, text, loaded.prompt_template)
-    written = ""
-    for response in stream_generate(loaded, tokenizer, prompt, max_tokens):
-        written += response.text
-        if not as_json:
-            sys.stdout.write(response.text)
-            sys.stdout.flush()
+    corrects = adapter == "proofread" and not take_all
+    with progress("Reading the text") as show:
+        responses = stream_generate(
+            loaded, tokenizer, prompt, max_tokens, prompt_progress_callback=show
+        )
+        first = next(responses)
+    written, left = "", list[Correction]()
+    with progress("Writing") as show:
+        for response in chain([first], responses):
+            written += response.text
+            if corrects or as_json:  # what a correction is shows in the end
+                show(response.generation_tokens, max_tokens)
+            else:
+                print(response.text, end="", flush=True)
+    if corrects:
+        written, left = careful(text, written)
     if as_json:
         figures = {
             "adapter": adapter,
             "text": written,
+            "left_out": [{"old": c.old, "new": c.text, "changes": c.meaning} for c in left],
             "finish_reason": response.finish_reason,
             "generation_tokens": response.generation_tokens,
             "generation_tps": decoding_rate(response),
@@ -56,7 +74,11 @@ def write(
         }
         print(json.dumps(figures), flush=True)
     else:
-        print(flush=True)
+        print(written.rstrip() if corrects else "", flush=True)
+    for one in left:
+        old, new = one.old.strip(), one.text.strip()
+        what = f"{new!r} in the place of {old!r}" if new else f"taking {old!r} out"
+        note(f"Left as it was: {what} changes {one.meaning}")
     if response.finish_reason == "length":
         note(f"The result was cut off at --max-tokens {max_tokens}")
         raise SystemExit(1)

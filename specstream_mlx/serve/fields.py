@@ -86,6 +86,8 @@ def _nothing(value: Any) -> Any:
 
 NOTHING = Annotated[Any, AfterValidator(_nothing)]
 OBJECT = dict[str, Any]
+BIAS: Any = number(-100, 100)
+BIASES = dict[str, BIAS]
 LABEL = text(512)
 LABELS = Annotated[OBJECT, Field(max_length=16)]
 
@@ -128,7 +130,7 @@ OPENAI = SAMPLED | {
     "presence_context_size": integer(1),
     "repetition_penalty": number(0, 100),
     "repetition_context_size": integer(1),
-    "logit_bias": dict[str, number(-100, 100)],
+    "logit_bias": BIASES,
     **HINTS,
 }
 CALL = shape(

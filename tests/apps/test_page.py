@@ -7,6 +7,7 @@ import subprocess
 import time
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from serving import serving
@@ -122,11 +123,14 @@ window.fetch = (path, request) => {
       const send = (value) => reply.enqueue(new TextEncoder().encode(`data: ${value}\\n\\n`));
       const say = (choice, specstream) =>
         send(JSON.stringify({ choices: [{ index: 0, ...choice }], specstream }));
+      window.tell = (comment) => reply.enqueue(new TextEncoder().encode(`: ${comment}\n\n`));
       window.feed = (text) =>
         say({ delta: { content: text } }, { step: [{ id: 1, text, drafted_by: "streams" }] });
       window.end = (reason) => {
         say({ delta: {}, finish_reason: reason }), send("[DONE]"), reply.close();
       };
+      const stopped = new DOMException("", "AbortError");
+      request.signal.addEventListener("abort", () => reply.error(stopped));
     },
   });
   return Promise.resolve(new Response(body));
@@ -160,6 +164,7 @@ def page(window, address):
     window.open(address)
     window.until("document.querySelector('#memory').textContent")
     yield window
+    window.run("localStorage.clear()")
     assert window.messages() == []
 
 
@@ -210,7 +215,7 @@ def test_all_tools_write_at_once_and_stop(page):
     put(page, TEXT)
     cards = "[...document.querySelectorAll('.card .answer')].map((one) => one.textContent)"
     page.click("#all")
-    page.until(f"{cards}.length == 8 && {cards}.every((text) => text.length > 0)")
+    page.until(f"{cards}.length == 6 && {cards}.every((text) => text.length > 0)")
     page.until(WRITTEN)
     whole = page.run(f"return {cards}")
     assert len(set(whole)) == 1  # all are the same adapter
@@ -263,18 +268,80 @@ def test_corrections_grow_and_are_taken_one_by_one(page):
     assert page.run("return first === document.querySelector('.change')")
     assert page.run("return document.querySelectorAll('#output b').length") == 0
     page.run("document.querySelectorAll('.leave')[1].click()")
-    assert page.text("#status").startswith("5 changes: 1 taken, 3 open.")
-    page.click("#replace")
-    assert page.run(f"return {OWN_TEXT}") == before.replace("hi ana", "Hi ana")
-    page.click("#undo")
-    assert page.run(f"return {OWN_TEXT}") == before
-    page.click("#take-all")
+    assert page.text("#status").startswith("5 changes: 1 taken, 1 left, 3 open.")
     page.run(
         "Object.defineProperty(navigator, 'clipboard', "
         "{value: {writeText: async (text) => { window.copied = text }}})"
     )
     page.click("#copy")
-    assert page.until("window.copied") == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
+    assert page.until("window.copied") == before.replace("hi ana", "Hi ana")
+    page.click("#take-all")
+    page.click("#replace")
+    after = "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
+    assert page.run(f"return {OWN_TEXT}") == after
+    assert page.text("#output") == "" and page.text("#status").startswith("Your text is replaced")
+    page.click("#undo")
+    assert page.run(f"return {OWN_TEXT}") == before
+
+
+CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
+
+
+def test_what_changes_the_meaning_is_taken_by_hand_alone(page):
+    script = "return import('/meaning.js').then((m) => arguments[0].map((p) => m.meaningOf(...p)))"
+    for kind in CASES.values():
+        places = [(before, before.index(old), old, new) for before, old, new, *_ in kind]
+        asked = [
+            (text, {"start": start, "end": start + len(old), "text": new})
+            for text, start, old, new in places
+        ]
+        assert page.run(script, asked) == [(*case, None)[3] for case in kind]
+    before = "we meets on sunday at noon\n\nBen"
+    page.run(CANNED)
+    put(page, before)
+    page.click("[data-tool=proofread]")
+    page.until("!!window.feed")
+    page.run("tell('512 of 4096 prompt tokens are read')")
+    page.until("document.querySelector('#status').textContent == 'Reading your text, 13%…'")
+    page.run("feed('We meet on Saturday at noon.'); end('stop')")
+    page.until(WRITTEN)
+    marks = "[...document.querySelectorAll('.meaning')].map((one) => one.textContent)"
+    assert page.run(f"return {marks}") == ["check: a weekday", "check: a line"]
+    assert "2 change what the text says: check them." in page.text("#status")
+    page.click("#take-all")
+    page.click("#replace")
+    assert page.run(f"return {OWN_TEXT}") == "We meet on sunday at noon\n\nBen"
+
+
+def test_what_the_user_wrote_is_never_lost(page):
+    """Nor typing after an answer, nor all but a selection, nor a text when the page is reloaded."""
+    replaceable = "!document.querySelector('#replace').disabled"
+
+    def answered(text, *end):
+        page.run(CANNED)
+        page.click("[data-tool=friendly]")
+        page.until("!!window.feed")
+        page.run("feed(arguments[0]); window.feed = null", text)
+        page.until(f"{OUTPUT} == {json.dumps(text)}")
+        page.run("arguments[0] ? end('stop') : document.querySelector('#stop').click()", *end)
+        page.until(WRITTEN)
+
+    page.type("#text", "one. two. three.")
+    page.run("document.querySelector('#text').setSelectionRange(5, 9)")
+    answered("TWO.", True)
+    assert page.run("return asked.messages[0].content") == "two."
+    page.click("#replace")
+    assert page.run(f"return {OWN_TEXT}") == "one. TWO. three."
+    answered("half an", False)
+    assert not page.run(f"return {replaceable}")
+    answered("whole", True)
+    assert page.run(f"return {replaceable}")
+    page.type("#text", " four.")
+    assert not page.run(f"return {replaceable}")
+    text = page.run(f"return {OWN_TEXT}")
+    page.run("location.reload()")
+    page.until("document.querySelector('#memory')?.textContent")
+    assert page.run(f"return {OWN_TEXT}") == text
 
 
 GRAMMAR = {
@@ -305,14 +372,14 @@ def test_grammar_only_leaves_out_other_words(page):
     page.click("#grammar-only")
     assert changes(page) == [["ana", "Ana"], ["needs", "need"], ["", "."]]
     left_out = len(everything) - 3
-    said = f"3 changes: 0 taken, 3 open. {left_out} with other words left out."
+    said = f"3 changes: 0 taken, 0 left, 3 open. {left_out} with other words left out."
     assert page.text("#status").strip() == said
+    page.click("#grammar-only")
+    assert changes(page) == everything
+    page.click("#grammar-only")
     page.click("#take-all")
     page.click("#replace")
     assert page.run(f"return {OWN_TEXT}") == "hi Ana,\n\nwe need it very soon."
-    page.click("#undo")
-    page.click("#grammar-only")
-    assert changes(page) == everything
 
 
 def test_what_goes_wrong_is_told_in_a_sentence(window, address):

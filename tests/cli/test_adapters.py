@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -10,9 +11,10 @@ from command_line import refusal, run
 from parity import edit
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import bundled, demonstration, generate, load
+from specstream_mlx import bundled, demonstration, generate, generation, load
 from specstream_mlx.adapters.user_adapters import user_adapters
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.responses import GenerationResponse
 
 TEXT = "please send the report"
 TEMPLATE = "Fix this: {text}"
@@ -120,6 +122,27 @@ def test_write_is_a_filter(installed, tmp_path):
     assert "nowhere.txt" in refused("write", "fix", "--file", tmp_path / "nowhere.txt")
     file.write_bytes(b"\xff")
     assert "is not UTF-8" in refused("write", "fix", "--file", file)
+
+
+def test_proofread_leaves_out_what_changes_the_text(installed, tmp_path, monkeypatch):
+    shutil.copytree(installed / "adapters/fix", tmp_path / "adapters/proofread")
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    written = GenerationResponse("", 0, mx.array([]), False, 9, 1.0, 2, 1.0, 0.0, "stop")
+    parts = [
+        replace(written, text=text) for text in ("Hi Ana,\n\nWe meet on ", "Saturday at noon.")
+    ]
+    monkeypatch.setattr(generation, "stream_generate", lambda *_, **__: iter(parts))
+    text = "hi ana,\n\nwe meets on sunday at noon\n\nBen\n"
+    result = run("write", "proofread", stdin=text)
+    assert (result.exit_code, result.stdout) == (0, "Hi Ana,\n\nWe meet on sunday at noon\n\nBen\n")
+    assert result.stderr == (
+        "Left as it was: 'Saturday' in the place of 'sunday' changes a weekday\n"
+        "Left as it was: '.' in the place of 'Ben' changes a line\n"
+    )
+    whole = run("write", "proofread", "--take-all", stdin=text)
+    assert (whole.stdout, whole.stderr) == ("Hi Ana,\n\nWe meet on Saturday at noon.\n", "")
+    left = json.loads(run("write", "proofread", "--json", stdin=text).stdout)["left_out"]
+    assert left[0] == {"old": "sunday", "new": "Saturday", "changes": "a weekday"}
 
 
 def test_info_is_shown_in_80_columns(base, shared, monkeypatch):

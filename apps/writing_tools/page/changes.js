@@ -3,6 +3,7 @@
 import { applied, difference } from "./diff.js";
 import { element } from "./elements.js";
 import { isGrammar } from "./grammar.js";
+import { meaningOf } from "./meaning.js";
 
 export class Changes {
   // `onDecision` is called whenever a change was taken or left. With `grammarOnly`, changes that put
@@ -22,6 +23,7 @@ export class Changes {
   update(after, complete) {
     this.newest = [after, complete];
     const { changes, read } = difference(this.before, after, complete);
+    for (const change of changes) change.meaning = meaningOf(this.before, change);
     this.changes = this.grammarOnly
       ? changes.filter(({ start, end, text }) => isGrammar(this.before.slice(start, end), text))
       : changes;
@@ -61,8 +63,15 @@ export class Changes {
     return this.changes.filter((one) => this.taken.get(keyOf(one)) === decision).length;
   }
 
+  // Changes of what the text says are taken by hand alone.
+  get toCheck() {
+    return this.changes.filter((one) => one.meaning && !this.taken.has(keyOf(one))).length;
+  }
+
   decideAll(isTaken) {
-    for (const change of this.changes) this.taken.set(keyOf(change), isTaken);
+    for (const change of this.changes) {
+      if (!isTaken || !change.meaning) this.taken.set(keyOf(change), isTaken);
+    }
     for (const { key, node } of this.pieces) if (node.matches(".change")) this.mark(key, node);
     this.onDecision();
   }
@@ -77,9 +86,14 @@ export class Changes {
 
   chip(change) {
     const [before, after] = [this.before.slice(change.start, change.end), change.text];
-    const said = sentenceOf(before.trim(), after.trim());
+    const warning = change.meaning ? `, which changes ${change.meaning}` : "";
+    const said = sentenceOf(before.trim(), after.trim()) + warning;
     const key = keyOf(change);
     const chip = element("span", { className: "change", role: "group", ariaLabel: said });
+    if (change.meaning) {
+      const textContent = `check: ${change.meaning}`;
+      chip.append(element("span", { className: "meaning", textContent }));
+    }
     if (before) chip.append(element("del", { textContent: before }));
     if (after) chip.append(element("ins", { textContent: after }));
     const buttons = chip.appendChild(element("span", { className: "buttons" }));

@@ -15,9 +15,27 @@ const SMALL = new Set(
   ).split(" "),
 );
 
+const FORMS = (
+  "take took taken|give gave given|go goes went gone|see saw seen|buy bought|bring brought|" +
+  "think thought|teach taught|catch caught|eat ate eaten|speak spoke spoken|get got gotten|" +
+  "say said|know knew known|tell told|stand stood|sell sold|make made|pay paid|lie lay lain|" +
+  "good well better best|bad badly worse worst|much many more most|person people|cannot cant|" +
+  "you u|your ur|are r|please pls plz|because cuz coz cos|thanks thx|though tho|want wanna|" +
+  "going gonna|okay ok|do does did done|wasnt werent isnt arent|dont doesnt didnt|" +
+  "havent hasnt hadnt|child children|man men|woman women|foot feet|tooth teeth"
+)
+  .split("|")
+  .map((group) => new Set(group.split(" "))); // irregular forms, and short ways to write a word
+const DATES = (
+  "monday tuesday wednesday thursday friday saturday sunday january february march april may june " +
+  "july august september october november december"
+).split(" ");
+
 // Does this change leave the words as they are, but for their form?
 export function isGrammar(before, after) {
   const [old, made] = [wordsOf(before), wordsOf(after)];
+  const isOne = old.length && made.length && Math.min(old.length, made.length) === 1;
+  if (isOne && isForm(old.join(""), made.join(""))) return true; // "alot", "a lot"
   // fits[i][j]: do the first i words become the first j so?
   const fits = Array.from({ length: old.length + 1 }, () => []);
   for (let i = 0; i <= old.length; i++) {
@@ -37,15 +55,14 @@ const wordsOf = (text) => [...text.toLowerCase().matchAll(WORD)].map(([word]) =>
 // Are these spellings or forms of one word?
 function isForm(a, b) {
   if (/\d/.test(a + b)) return a === b; // a number is not misspelt
-  const [short, long] = [a, b].sort((x, y) => x.length - y.length);
-  let same = 0;
-  while (same < short.length && short[same] === long[same]) same += 1;
-  const ending = same >= 4 && short.length - same <= 1 && long.length - same <= 3;
-  return ending || distance(a, b) <= Math.max(1, Math.floor(long.length / 4));
+  [a, b] = [a, b].map((word) => word.replace(/['’]/g, ""));
+  if (FORMS.some((group) => group.has(a) && group.has(b))) return true;
+  if (a.length > 2 && DATES.includes(b) && b.startsWith(a)) return true;
+  return distance(a, b) <= Math.max(1, Math.floor(0.4 * Math.max(a.length, b.length)));
 }
 
 // Letters to add, remove, replace or swap with their neighbour on the way from `a` to `b`.
-function distance(a, b) {
+export function distance(a, b) {
   const costs = Array.from({ length: a.length + 1 }, (_, i) => [i]);
   for (let j = 1; j <= b.length; j++) costs[0][j] = j;
   for (let i = 1; i <= a.length; i++) {

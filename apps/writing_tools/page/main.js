@@ -21,7 +21,9 @@ thanks, ben`;
 let running = null; // the AbortController of what is being written
 let repeat = () => apply("proofread"); // what Ctrl+Enter does
 let result = null; // () => the text that Replace and Copy take
+let isComplete = false; // whether nothing of the result is missing
 let changes = null; // of proofreading
+let source = null; // {value, start, end}: the text, and which part of it the result is of
 let raced = null; // {records, lanes} that can be replayed
 const before = []; // texts that Undo brings back
 
@@ -31,13 +33,14 @@ const nameOf = (tool) => toolButtons.find((one) => one.dataset.tool === tool).te
 async function run(work) {
   running?.abort();
   const own = (running = new AbortController());
+  isComplete = false;
   at("stop").hidden = false;
   document.body.dataset.state = "writing";
   status.classList.remove("error");
   status.textContent = "Writing…";
   try {
     const said = await work(own.signal);
-    if (running === own) status.textContent = said;
+    if (running === own) [status.textContent, isComplete] = [said, true];
   } catch (error) {
     if (running !== own) return;
     status.classList.toggle("error", error.name !== "AbortError");
@@ -47,13 +50,24 @@ async function run(work) {
       running = null;
       at("stop").hidden = true;
       document.body.dataset.state = "";
+      showActions();
     }
   }
 }
 
-// The text, if there is any; else the user is told.
+function reading(share) {
+  status.textContent = share < 1 ? `Reading your text, ${Math.round(100 * share)}%…` : "Writing…";
+}
+
+// The text, or what of it is selected, if there is any; else the user is told.
 function given() {
-  if (text.value.trim()) return text.value;
+  const { value, selectionStart, selectionEnd } = text;
+  const isPart = value.slice(selectionStart, selectionEnd).trim() !== "";
+  const [start, end] = isPart ? [selectionStart, selectionEnd] : [0, value.length];
+  if (value.trim()) {
+    source = { value, start, end };
+    return value.slice(start, end);
+  }
   status.classList.remove("error");
   status.textContent = "Write or paste a text first.";
   text.focus();
@@ -82,7 +96,10 @@ function showActions() {
   for (const id of ["take-all", "leave-all"]) at(id).hidden = !changes?.changes.length;
   at("grammar").hidden = !changes;
   at("copy").disabled = !result;
-  at("replace").disabled = !result || (changes !== null && !changes.count(true));
+  const isOld = source !== null && text.value !== source.value;
+  const isEmpty = !result || (changes !== null && !changes.count(true));
+  at("replace").disabled = isEmpty || !isComplete || isOld;
+  at("replace").title = isOld ? "Your text has changed since: use the tool again." : "";
 }
 
 // One tool ------------------------------------------------------------------------------------
@@ -95,7 +112,7 @@ function apply(tool) {
   const record = new Record();
   const show = tool === "proofread" ? showChanges(before) : showText();
   run(async (signal) => {
-    for await (const piece of written([`base:${tool}`], before, signal)) {
+    for await (const piece of written([`base:${tool}`], before, signal, reading)) {
       record.add(piece);
       show(record);
       panel.update(record);
@@ -123,7 +140,9 @@ function showChanges(before) {
     const others = own.leftOut ? `${own.leftOut} with other words left out. ` : "";
     if (!all) return `Nothing to correct. ${others}`;
     const open = all - taken - left;
-    return `${all} ${all === 1 ? "change" : "changes"}: ${taken} taken, ${open} open. ${others}`;
+    const check = own.toCheck ? `${own.toCheck} change what the text says: check them. ` : "";
+    const counts = `${taken} taken, ${left} left, ${open} open`;
+    return `${all} ${all === 1 ? "change" : "changes"}: ${counts}. ${check}${others}`;
   };
   const own = new Changes(output, before, at("grammar-only").checked, () => {
     if (!running) status.textContent = told();
@@ -145,10 +164,11 @@ function applyAll() {
   if (before === null) return;
   repeat = applyAll;
   begin("All at once");
-  const cards = toolButtons.map((button) => {
+  const tools = toolButtons.filter((button) => !button.closest(".more"));
+  const cards = tools.map((button) => {
     const record = new Record();
     const shown = element("p", { className: "answer tokens" });
-    const note = element("p", { className: "note", textContent: "…" });
+    const note = element("p", { className: "note", textContent: "Waiting…" });
     const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
     copy.ariaLabel = `Copy: ${button.textContent}`;
     copy.addEventListener("click", () => copied(record.text.trim(), copy));
@@ -158,7 +178,8 @@ function applyAll() {
   });
   const whole = new Record(); // the steps of all, in the order in which they came
   run(async (signal) => {
-    for await (const piece of written(toolButtons.map((one) => `base:${one.dataset.tool}`), before, signal)) {
+    const names = tools.map((one) => `base:${one.dataset.tool}`);
+    for await (const piece of written(names, before, signal, reading)) {
       const { record, shown, note } = cards[piece.number];
       record.add(piece);
       whole.add(piece);
@@ -172,15 +193,46 @@ function applyAll() {
 
 // The text itself -----------------------------------------------------------------------------
 
+const KEPT = "specstream writing tools";
+
+// The text stays in this browser, for a page that is loaded again.
+function keep() {
+  try {
+    localStorage.setItem(KEPT, text.value);
+  } catch {
+    // not every browser lets pages keep anything
+  }
+}
+
+function kept() {
+  try {
+    return localStorage.getItem(KEPT) ?? "";
+  } catch {
+    return "";
+  }
+}
+
 function setText(value) {
   before.push(text.value);
   at("undo").disabled = false;
   text.value = value;
+  keep();
+  showActions();
+}
+
+// Put the result in the place of what it was made of, and close it.
+function replace() {
+  const { value, start, end } = source;
+  setText(value.slice(0, start) + result() + value.slice(end));
+  begin("Result");
+  status.textContent = "Your text is replaced. Undo brings the old one back.";
 }
 
 function undo() {
   text.value = before.pop() ?? text.value;
   at("undo").disabled = !before.length;
+  keep();
+  showActions();
   text.focus();
 }
 
@@ -226,7 +278,11 @@ at("stop").addEventListener("click", () => running?.abort());
 at("take-all").addEventListener("click", () => changes.decideAll(true));
 at("leave-all").addEventListener("click", () => changes.decideAll(false));
 at("grammar-only").addEventListener("change", (event) => changes?.showGrammarOnly(event.target.checked));
-at("replace").addEventListener("click", () => setText(result()));
+at("replace").addEventListener("click", replace);
+text.addEventListener("input", () => {
+  keep();
+  showActions();
+});
 at("copy").addEventListener("click", () => copied(result(), at("copy")));
 at("undo").addEventListener("click", undo);
 at("example").addEventListener("click", () => setText(EXAMPLE));
@@ -241,6 +297,7 @@ document.addEventListener("keydown", (event) => {
     document.querySelector(".more").open = false;
   }
 });
+text.value = kept();
 models().then(
   (found) => (at("memory").textContent = memoryOf(found)),
   (error) => (status.textContent = error.message),

@@ -14,7 +14,7 @@ export async function race(model, text, lanes, signal) {
   for (const [number, draft] of [true, false].entries()) {
     lanes[number].replaceChildren();
     const record = new Record();
-    for await (const piece of written([model], text, signal, draft)) {
+    for await (const piece of written([model], text, signal, undefined, draft)) {
       record.add(piece);
       if (piece.step?.length) lanes[number].append(stepElement(record.steps.at(-1)));
     }

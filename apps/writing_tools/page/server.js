@@ -2,8 +2,9 @@
 
 // Writes one text for each of `models`, with drafts or without, and yields what comes of them, step
 // by step: {number, text, step}, or {number, reason} where a text ends. `step` holds the tokens of
-// one forward pass: {id, text, drafted_by}. Throws an Error with one sentence.
-export async function* written(models, text, signal, draft = true) {
+// one forward pass: {id, text, drafted_by}. `reading(share)` is called while a long text is read.
+// Throws an Error with one sentence.
+export async function* written(models, text, signal, reading = () => {}, draft = true) {
   const chats = models.map((model) => ({
     model, stream: true, draft, messages: [{ role: "user", content: text.trim() }],
   }));
@@ -14,7 +15,7 @@ export async function* written(models, text, signal, draft = true) {
     method: "POST", signal, body: JSON.stringify(body),
     headers: { "Content-Type": "application/json" },
   });
-  for await (const data of events(reply.body)) {
+  for await (const data of events(reply.body, reading)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
@@ -45,8 +46,8 @@ async function answer(path, request) {
   throw new Error(said?.error?.message ?? `The server answered with status ${reply.status}.`);
 }
 
-// The data of server-sent events; comments are left out.
-async function* events(body) {
+// The data of server-sent events; of the comments, how much of the prompt is read.
+async function* events(body, reading) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let unread = "";
   while (true) {
@@ -54,6 +55,10 @@ async function* events(body) {
     if (done) return;
     const lines = (unread + value).split("\n");
     unread = lines.pop();
-    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+    for (const line of lines) {
+      const read = line.match(/^: (\d+) of (\d+) prompt tokens/);
+      if (read) reading(read[1] / read[2]);
+      if (line.startsWith("data: ")) yield line.slice(6);
+    }
   }
 }

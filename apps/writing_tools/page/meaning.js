@@ -1,0 +1,133 @@
+// Which corrections change what a text says: those are somebody's to take, one by one.
+//
+// The rules are those of specstream_mlx/corrections.py, and both have the same tests.
+
+import { distance, isGrammar } from "./grammar.js";
+
+const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu;
+const NUMBER = /\d+(?:[.,:/-]\d+)*/g;
+const MONEY = /[€£$¥%]/g;
+const ADDRESS = /\S*(?:@|:\/\/|www\.)\S*/g;
+const WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split(" ");
+const MONTHS = (
+  "january february march april may june july august september october november december"
+).split(" ");
+const NUMBERS = new Set(
+  (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " +
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety " +
+    "hundred thousand million billion first second third half quarter dozen"
+  ).split(" "),
+);
+const NEGATIONS = new Set(
+  (
+    "not no never none nobody nothing nowhere neither nor without cannot " +
+    "dont cant wont isnt arent wasnt werent doesnt didnt hasnt havent hadnt shouldnt wouldnt " +
+    "couldnt mustnt aint neednt"
+  ).split(" "),
+);
+const GREETING = /(?:^|\n)[^\p{L}\p{N}]*(?:(?:hi|hello|hey|dear)[^\p{L}\p{N}]+|(?:thanks|cheers),\s*)$/iu;
+const TITLE = /\b(?:mr|mrs|ms|dr|prof|st)\.\s*$/i;
+const POSITIVES = new Set("does have would could should must need were want cant".split(" "));
+const MOST_WORDS = 3; // that may come or go with a correction
+
+// What a change {start, end, text} of `before` changes besides spelling and grammar, such as
+// "a number"; null: nothing.
+export function meaningOf(before, { start, end, text }) {
+  const was = before.slice(start, end);
+  const [old, made] = [wordsOf(was), wordsOf(text)];
+  if (losesLine(before, start, end, old, made)) return "a line";
+  if (isInAddress(before, start, end) || differs(ADDRESS, was, text)) return "an address";
+  if (old.length && old.join(" ") === made.join(" ")) return null;
+  if (made.length - old.length > MOST_WORDS) return "words that were not there";
+  if (old.length - made.length > MOST_WORDS) return "words that are gone";
+  const lost = old.some((word) => NUMBERS.has(word) && !made.includes(word));
+  if (lost || differs(NUMBER, was, text)) return "a number";
+  if (differs(MONEY, was, text)) return "an amount";
+  const written = new Set([...wordsAsWritten(was), ...wordsAsWritten(text)]);
+  for (const [name, dates] of [["a weekday", WEEKDAYS], ["a month", MONTHS]]) {
+    // "may" and "march" in small letters are verbs as well.
+    const known = dates.filter((date) => !(["may", "march"].includes(date) && written.has(date)));
+    const short = old.filter((word) => word.length > 2 && known.some((one) => one.startsWith(word)));
+    const isMeant = (date) => !short.length && date.length > 4 && spells(old, date, known);
+    const gone =
+      short.some((word) => !made.some((one) => one.startsWith(word))) ||
+      known.some((date) => isMeant(date) && !made.includes(date));
+    if (gone || known.some((date) => made.includes(date) && !spells(old, date, known))) return name;
+  }
+  if (negations(old, made) !== negations(made, old)) return "a negation";
+  if (changesName(before, start, end, made)) return "a name";
+  return isGrammar(was, text) ? null : "a word";
+}
+
+function losesLine(before, start, end, old, made) {
+  const was = before.slice(start, end);
+  const begins = ["", "\n"].includes(before.slice(0, start).replace(/ +$/, "").slice(-1));
+  const ends = ["", "\n"].includes(before.slice(end).replace(/^ +/, "").slice(0, 1));
+  const isWhole = was.includes("\n") || (begins && ends && !made.length);
+  return isWhole && old.length > 0 && made.length < old.length;
+}
+
+function isInAddress(before, start, end) {
+  return [...before.matchAll(ADDRESS)].some(
+    ({ index, 0: found }) => index < end && start < index + found.length,
+  );
+}
+
+function changesName(before, start, end, made) {
+  for (const { index, 0: word } of before.slice(start, end).matchAll(WORD)) {
+    const small = word.toLowerCase();
+    const dates = [...WEEKDAYS, ...MONTHS];
+    const isSame = (one) => plain(one) === plain(small) || spells([small], one, dates);
+    if (made.some(isSame)) continue;
+    if (["I", "OK"].includes(word) || !/^\p{L}/u.test(word)) continue;
+    const front = before.slice(0, start + index);
+    const line = before.slice(front.lastIndexOf("\n") + 1).split("\n")[0];
+    const last = before.trimEnd().split("\n").at(-1).trim();
+    const signs = line.trim() === last && before.trim().includes("\n") && wordsOf(line).length <= 2;
+    const sign = front.replace(/[ "'(“]+$/, "").slice(-1);
+    const begins = !front.trim() || (".!?\n:•*-".includes(sign) && !TITLE.test(front));
+    const isCapital = word[0] !== word[0].toLowerCase();
+    if (signs || GREETING.test(front) || (isCapital && !begins)) return true;
+  }
+  return false;
+}
+
+const wordsAsWritten = (text) => [...text.matchAll(WORD)].map(([word]) => word);
+const wordsOf = (text) =>
+  wordsAsWritten(text)
+    .map((word) => word.toLowerCase().replaceAll("’", "'"))
+    .filter((word) => /^[\p{L}\p{N}]/u.test(word));
+
+const differs = (kind, old, made) => sorted(kind, old) !== sorted(kind, made);
+const sorted = (kind, text) => (text.match(kind) ?? []).sort().join(" ");
+const plain = (word) => word.replaceAll("'", "");
+
+// The negations, those in another spelling included if it is right in the other words.
+function negations(words, others) {
+  const known = others.map(plain).filter((word) => NEGATIONS.has(word));
+  const isNear = (a, b) => a[0] === b[0] && distance(a, b) <= 2;
+  const isMisspelt = (word) =>
+    word.length > 3 && !POSITIVES.has(word) && known.some((one) => isNear(word, one));
+  return words.map(plain).filter((word) => NEGATIONS.has(word) || isMisspelt(word)).length;
+}
+
+// Is one of some words this one of the dates, in an abbreviation or another spelling?
+function spells(words, date, dates) {
+  if (!dates.includes(date)) return false;
+  return words.some((word) => {
+    if (word === date || (word.length >= 3 && date.startsWith(word))) return true;
+    const own = alike(word, date);
+    const least = Math.max(3, Math.min(date.length - 1, Math.max(4, date.length - 3)));
+    return own >= least && dates.every((other) => alike(word, other) <= own);
+  });
+}
+
+// The letters that two words begin and end with alike; 0 if they begin with fewer than two.
+function alike(a, b) {
+  const size = Math.min(a.length, b.length);
+  let [prefix, suffix] = [0, 0];
+  while (prefix < size && a[prefix] === b[prefix]) prefix += 1;
+  while (suffix < size - prefix && a.at(-1 - suffix) === b.at(-1 - suffix)) suffix += 1;
+  return prefix > 1 ? prefix + suffix : 0;
+}
