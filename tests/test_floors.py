@@ -17,7 +17,7 @@ FLOORS = [
     {"bundled", "engine", "adapters"},
     {"drafting.eagle3"},
     {"loading", "prompts"},
-    {"broadcast", "drafting", "kv_store", "inspection"},
+    {"broadcast", "drafting", "kv_store", "inspection", "corrections"},
     {"request"},
     {"scheduler"},
     {"responses"},
