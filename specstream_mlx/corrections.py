@@ -57,6 +57,8 @@ _GREETING = re.compile(
 )
 _MOST_WORDS = 3  # that may come or go with a correction
 
+Words = list[re.Match[str]]
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -76,7 +78,7 @@ class Correction:
     def meaning(self) -> str | None:
         """What the correction changes besides spelling and grammar, such as "a number"."""
         old, new = _words(self.old), _words(self.text)
-        if self._loses_a_line(new):
+        if self._loses_a_line(old, new):
             return "a line"
         if self._in_an_address():
             return "an address"
@@ -99,10 +101,9 @@ class Correction:
             return "a name"
         return None if _same_words(old, new) else "a word"
 
-    def _loses_a_line(self, new: list[str]) -> bool:
-        lines = [line for line in self.old.split("\n") if _words(line)]
+    def _loses_a_line(self, old: list[str], new: list[str]) -> bool:
         whole = "\n" in self.old or (self._is_line() and not new)
-        return whole and bool(lines) and len(new) < len(_words(self.old))
+        return whole and len(new) < len(old)
 
     def _is_line(self) -> bool:
         before, after = self.before[: self.start], self.before[self.end :]
@@ -187,9 +188,6 @@ def careful(before: str, after: str) -> tuple[str, list[Correction]]:
     return text + before[place:], left
 
 
-Words = list[re.Match[str]]
-
-
 def _run(
     before: str, old: Words, i: int, i_end: int, after: str, new: Words, j: int, j_end: int
 ) -> Correction:
@@ -262,7 +260,7 @@ def _same_words(old: list[str], new: list[str]) -> bool:
 
 def _is_form(a: str, b: str) -> bool:
     """Whether two words are spellings or forms of one."""
-    a, b = a.replace("'", ""), b.replace("'", "")
+    a, b = _plain(a), _plain(b)
     if any(a in group and b in group for group in _FORMS):
         return True
     if len(a) > 2 and b in _DAYS and b.startswith(a):

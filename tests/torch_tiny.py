@@ -68,14 +68,19 @@ def tiny_completions(path):
     return path
 
 
+def written(model, parent):
+    """``parent / "hf"``, a model's directory in Hugging Face's format, with a tokenizer."""
+    directory = parent / "hf"
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory):
     """A tied Llama in Hugging Face's format."""
-    directory = tmp_path_factory.mktemp("tied") / "hf"
     torch.manual_seed(0)
-    tiny_llama(vocab=VOCAB_SIZE).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
+    return written(tiny_llama(vocab=VOCAB_SIZE), tmp_path_factory.mktemp("tied"))
 
 
 @pytest.fixture(scope="session")

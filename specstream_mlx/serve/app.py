@@ -114,10 +114,7 @@ def make_app(
 
     async def count_tokens(request: Request) -> Response:
         body = without_nulls(checked(COUNTED, await _json(request, body_bytes)))
-        counted = request_of_messages(body)
-        model = service.model(counted.model)
-        ids = await asyncio.to_thread(service.prompt, counted, model)
-        return JSONResponse({"input_tokens": len(ids)})
+        return JSONResponse({"input_tokens": await service.count(request_of_messages(body))})
 
     def model_object(name: str) -> dict[str, Any]:
         model = service.model(name)
@@ -150,13 +147,13 @@ def make_app(
         ),
         "/openapi.json": lambda _: JSONResponse(document()),
         "/v1/models": lambda _: JSONResponse(
-            {"object": "list", "data": [*map(model_object, (*service.models, *service.aliases))]}
+            {"object": "list", "data": [*map(model_object, service.names)]}
         ),
         "/v1/models/{name}": lambda one: JSONResponse(model_object(one.path_params["name"])),
     }
     posts = APIS
     if page is None:
-        gets["/"] = partial(_front, (*service.models, *service.aliases))
+        gets["/"] = partial(_front, service.names)
     else:
         posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():

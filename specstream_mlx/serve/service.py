@@ -53,16 +53,27 @@ class Service:
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
         self._one_at_a_time = asyncio.Lock()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call a model."""
+        return *self.models, *self.aliases
+
     async def prepare(self, *requests: ClientRequest) -> list[Job]:
         """Make the texts of a request, without holding up others."""
         async with self._one_at_a_time:
             return await asyncio.to_thread(lambda: [*chain(*map(self.jobs, requests))])
 
+    async def count(self, request: ClientRequest) -> int:
+        """Count the tokens of a request's prompt, without holding up others."""
+        model = self.model(request.model)
+        async with self._one_at_a_time:
+            return len(await asyncio.to_thread(self._prompt, request, model))
+
     def jobs(self, request: ClientRequest) -> list[Job]:
         """Make the texts that a request asks for."""
         request = replace(request, model=self.aliases.get(request.model, request.model))
         model = self.model(request.model)
-        prompt = self.prompt(request, model)
+        prompt = self._prompt(request, model)
         masks = [] if request.schema is None else [self._grammars.json(request.schema, len(prompt))]
         for token in request.penalties.get("logit_bias", ()):
             if token >= (size := model.config["vocab_size"]):
@@ -85,7 +96,7 @@ class Service:
             raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
         return self.models[name]
 
-    def prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
+    def _prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
         """Encode the prompt; what users say stands in the adapter's template."""
         template = model.prompt_template
         if isinstance(request.prompt, str):

@@ -3,23 +3,20 @@
 import pytest
 import torch
 from specstream_mlx.convert.to_mlx.base import convert_base
-from tiny_models import VOCAB_SIZE, tiny_tokenizer
-from torch_tiny import data, tied, tied_mlx, tiny_llama  # noqa: F401
+from tiny_models import VOCAB_SIZE
+from torch_tiny import data, tied, tied_mlx, tiny_llama, written  # noqa: F401
 
 
 @pytest.fixture(scope="session")
 def hf(tmp_path_factory):
     """An untied Llama of four layers with biases in Hugging Face's format."""
-    directory = tmp_path_factory.mktemp("untied") / "hf"
     torch.manual_seed(0)
     model = tiny_llama(tied=False, vocab=VOCAB_SIZE, num_hidden_layers=4, attention_bias=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.3)
-    model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return directory
+    return written(model, tmp_path_factory.mktemp("untied"))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 // White space is no word: it stays as the first text has it, line breaks above all, except beside
 // words that come or go. So what nobody corrected is never touched.
 
-const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu;
+export const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu;
 
 // A text's words and where they begin and end. Before the first word and behind the last one there
 // is nothing: `end(-1)` is where the first begins, `start(length)` where the last ends.

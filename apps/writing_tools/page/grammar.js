@@ -4,7 +4,7 @@
 // "need") they count as the same. Small words (articles, "is", "to") and punctuation may come, go and
 // change. What a model meant nobody knows; this looks at words alone.
 
-const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu;
+const WORD = /[\p{L}\p{N}]+(?:['-][\p{L}\p{N}]+)*/gu;
 
 const SMALL = new Set(
   (
@@ -26,10 +26,11 @@ const FORMS = (
 )
   .split("|")
   .map((group) => new Set(group.split(" "))); // irregular forms, and short ways to write a word
-const DATES = (
-  "monday tuesday wednesday thursday friday saturday sunday january february march april may june " +
-  "july august september october november december"
+export const WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split(" ");
+export const MONTHS = (
+  "january february march april may june july august september october november december"
 ).split(" ");
+export const DATES = [...WEEKDAYS, ...MONTHS];
 
 // Does this change leave the words as they are, but for their form?
 export function isGrammar(before, after) {
@@ -50,12 +51,14 @@ export function isGrammar(before, after) {
   return fits[old.length][made.length];
 }
 
-const wordsOf = (text) => [...text.toLowerCase().matchAll(WORD)].map(([word]) => word);
+export const wordsOf = (text) =>
+  [...text.toLowerCase().replaceAll("’", "'").matchAll(WORD)].map(([word]) => word);
+export const plain = (word) => word.replaceAll("'", "");
 
 // Are these spellings or forms of one word?
 function isForm(a, b) {
   if (/\d/.test(a + b)) return a === b; // a number is not misspelt
-  [a, b] = [a, b].map((word) => word.replace(/['’]/g, ""));
+  [a, b] = [plain(a), plain(b)];
   if (FORMS.some((group) => group.has(a) && group.has(b))) return true;
   if (a.length > 2 && DATES.includes(b) && b.startsWith(a)) return true;
   return distance(a, b) <= Math.max(1, Math.floor(0.4 * Math.max(a.length, b.length)));

@@ -2,16 +2,12 @@
 //
 // The rules are those of specstream_mlx/corrections.py, and both have the same tests.
 
-import { distance, isGrammar } from "./grammar.js";
+import { WORD } from "./diff.js";
+import { DATES, MONTHS, WEEKDAYS, distance, isGrammar, plain, wordsOf } from "./grammar.js";
 
-const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu;
 const NUMBER = /\d+(?:[.,:/-]\d+)*/g;
 const MONEY = /[€£$¥%]/g;
 const ADDRESS = /\S*(?:@|:\/\/|www\.)\S*/g;
-const WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split(" ");
-const MONTHS = (
-  "january february march april may june july august september october november december"
-).split(" ");
 const NUMBERS = new Set(
   (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " +
@@ -77,8 +73,7 @@ function isInAddress(before, start, end) {
 function changesName(before, start, end, made) {
   for (const { index, 0: word } of before.slice(start, end).matchAll(WORD)) {
     const small = word.toLowerCase();
-    const dates = [...WEEKDAYS, ...MONTHS];
-    const isSame = (one) => plain(one) === plain(small) || spells([small], one, dates);
+    const isSame = (one) => plain(one) === plain(small) || spells([small], one, DATES);
     if (made.some(isSame)) continue;
     if (["I", "OK"].includes(word) || !/^\p{L}/u.test(word)) continue;
     const front = before.slice(0, start + index);
@@ -94,15 +89,9 @@ function changesName(before, start, end, made) {
 }
 
 const wordsAsWritten = (text) => [...text.matchAll(WORD)].map(([word]) => word);
-const wordsOf = (text) =>
-  wordsAsWritten(text)
-    .map((word) => word.toLowerCase().replaceAll("’", "'"))
-    .filter((word) => /^[\p{L}\p{N}]/u.test(word));
 
 const differs = (kind, old, made) => sorted(kind, old) !== sorted(kind, made);
 const sorted = (kind, text) => (text.match(kind) ?? []).sort().join(" ");
-const plain = (word) => word.replaceAll("'", "");
-
 // The negations, those in another spelling included if it is right in the other words.
 function negations(words, others) {
   const known = others.map(plain).filter((word) => NEGATIONS.has(word));
