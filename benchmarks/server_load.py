@@ -162,7 +162,7 @@ def _request(port: int, rng: random.Random, ask: Ask, most: int, kind: str, load
             [
                 {"messages": [{"role": "user", "content": "x" * (2 << 20)}]},
                 {"messages": [{"role": "user", "content": "noon " * 30_000}]},
-                {"max_tokens": 1 << 20},
+                {"n": 1 << 20},
             ]
         )
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
