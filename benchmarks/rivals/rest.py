@@ -150,7 +150,7 @@ def main(
     """Make a datastore for REST."""
     directory = model_directory(demonstration.model_path(model, demonstration.silent))
     config = read_config(directory)
-    items = read_split(data, read_tokenizer(directory, config), 1 << 40, config["vocab_size"]).items
+    items = read_split(data, read_tokenizer(directory, config), 1 << 40, config["vocab_size"])
     tokens = np.concatenate([np.array(item.tokens) for item in items])
     write_datastore(datastore, tokens)
     print(f"{datastore}: {len(tokens):,} tokens of {len(items):,} texts")

@@ -14,12 +14,11 @@ from torch.nn import Parameter
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import append, check_shapes, read_json, staged_file
 from specstream_mlx.loading import read_tokenizer
-from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.optimizer import warm_up_updates
-from specstream_mlx.train.settings import check_identity
+from specstream_mlx.train.settings import check_identity, identity
 
 from .adapter_files import shapes_of
 from .losses import Batch
@@ -82,16 +81,9 @@ def load_items(
 ) -> tuple[list[Item], list[Item]]:
     """Read the training data of a run, and its held-out data, if it has any; see ``read_split``."""
     tokenizer = read_tokenizer(settings.model, read_json(settings.model / "config.json"))
-    sets: list[list[Item]] = []
-    for path in (settings.data, settings.valid_data):
-        if path is None:
-            sets.append([])
-            continue
-        split = read_split(path, tokenizer, settings.max_seq_length, vocab_size, template)
-        if split.too_long:
-            note(f"{path}: {split.too_long} items over {settings.max_seq_length} tokens left out")
-        sets.append(split.items)
-    return sets[0], sets[1]
+    further = tokenizer, settings.max_seq_length, vocab_size, template
+    items = read_split(settings.data, *further)
+    return items, read_split(settings.valid_data, *further) if settings.valid_data else []
 
 
 def collate(items: list[Item], device: torch.device | None = None) -> Batch:
@@ -189,7 +181,7 @@ def _save(
 ) -> None:
     """Write all that a run needs to continue as if it had not stopped."""
     state = {
-        "settings": settings.identity(),
+        "settings": identity(settings),
         "step": step,
         "seconds": seconds,
         "weights": {name: p.detach() for name, p in weights.items()},
@@ -209,7 +201,7 @@ def _restore(
         raise UserError(f"nothing to resume: {path} does not exist")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        check_identity(path, state["settings"], settings.identity())
+        check_identity(path, state["settings"], identity(settings))
         check_shapes(path, shapes_of(state["weights"]), shapes_of(weights))
         with torch.no_grad():
             for name, parameter in weights.items():

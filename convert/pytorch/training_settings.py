@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.options import FLAG, PATH, POSITIVE, choice, integer, number, option, what
-from specstream_mlx.train.settings import Resumable, StreamSettings
+from specstream_mlx.train.settings import StreamSettings
 
 _NAMES = what(
     "names as in q_proj,v_proj",
@@ -17,7 +17,7 @@ _NAMES = what(
 
 
 @dataclass
-class RunSettings(Resumable):
+class RunSettings:
     """The settings of a training run: on which base and data, and for how long."""
 
     FREE_TO_CHANGE: ClassVar[set[str]] = {

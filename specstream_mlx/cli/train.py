@@ -23,7 +23,7 @@ from ..terminal.notes import note
 from ..train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from ..train.data import Split
+    from ..train.batches import Item
     from ..train.run import Run
     from ..train.start import Start
 
@@ -105,6 +105,7 @@ def train(
     """
     from ..demonstration import model_path
     from ..loading import load
+    from ..train.data import read_split
     from ..train.run import Run, run_directory
     from ..train.start import start_of
 
@@ -120,9 +121,11 @@ def train(
     if answering.answers_only:
         print(data)
         return
-    training, valid = _split(data / "train.jsonl", start, checked), None
+    limits = checked.max_seq_length, start.base.config["vocab_size"]
+    further = *limits, start.streams.config.prompt_template
+    training, valid = read_split(data / "train.jsonl", start.tokenizer, *further), None
     if (data / "valid.jsonl").exists():
-        valid = _split(data / "valid.jsonl", start, checked)
+        valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
     else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
     run = Run(checked, start, training, valid)
@@ -250,17 +253,6 @@ def _prompts(settings: TrainSettings, answers: AnswerOptions) -> list[str] | Non
     return None
 
 
-def _split(path: Path, start: "Start", settings: TrainSettings) -> "Split":
-    """Read a file of data, and say how many sequences are too long."""
-    from ..train.data import read_split
-
-    length, vocab_size = settings.max_seq_length, start.base.config["vocab_size"]
-    split = read_split(path, start.tokenizer, length, vocab_size, start.prompt_template)
-    if split.too_long:
-        note(f"{path}: {split.too_long} sequences over {length} tokens left out")
-    return split
-
-
 def _answers(
     start: "Start",
     settings: TrainSettings,
@@ -273,14 +265,14 @@ def _answers(
     from ..train.distil import distil, fitting
     from ..train.self_prompts import draw_prompts
 
-    base, tokenizer, template = start.base, start.tokenizer, start.prompt_template
+    base, tokenizer, template = start.base, start.tokenizer, start.streams.config.prompt_template
     data = directory / "data"
     common: Any = {"seed": settings.seed, "template": template, "lora": start.frozen_lora}
     try:
         if prompts is None:
             note(f"The base draws {answers.num_prompts} prompts")
             with progress("The base draws prompts") as show:
-                drawn = draw_prompts(
+                prompts, sentence = draw_prompts(
                     base,
                     tokenizer,
                     directory,
@@ -289,9 +281,8 @@ def _answers(
                     show=show,
                     **common,
                 )
-            if drawn.drawn:
-                note(drawn.sentence())
-            prompts = drawn.prompts
+            if sentence:
+                note(sentence)
         fit = fitting(base, tokenizer, prompts, template, settings.max_seq_length)
         if len(fit) < len(prompts):
             note(
@@ -344,13 +335,13 @@ def _iterate(run: "Run") -> None:
         raise KeyboardInterrupt
 
 
-def _tell_outcome(start: "Start", adapter: Path, valid: "Split") -> None:
+def _tell_outcome(start: "Start", adapter: Path, valid: list["Item"]) -> None:
     """Decode held-out prompts with the finished adapter, and say what it brings."""
     from ..terminal.progress import progress
     from ..train.outcome import measure
 
     start.base.swap_adapter(adapter)
-    prompts = [item.tokens[: item.stream_from] for item in valid.items[:_HELD_OUT_TEXTS]]
+    prompts = [item.tokens[: item.stream_from] for item in valid[:_HELD_OUT_TEXTS]]
     try:
         with progress("Decoding held-out texts") as show:
             sentence = measure(start.base, start.tokenizer, prompts, show=show)

@@ -11,11 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import UserError, shown
+from ..errors import UserError
 from ..files import check_shapes, not_finite, parse_json, reason, staged_file, tensor_headers
 from .settings import check_identity
 
-_KINDS = _PARAMETER, _OPTIMIZER = "parameter ", "optimizer "
+_KINDS = "parameter ", "optimizer "
 _META = "run"
 
 
@@ -39,10 +39,8 @@ class Checkpoint:
             mx.save_safetensors(str(unfinished), self._arrays(), {_META: json.dumps(meta)})
 
     @classmethod
-    def load(cls, path: Path) -> "Checkpoint":
-        """Read a file."""
-        if not path.is_file():
-            raise UserError(f"{path} is missing, expected the checkpoint of the run to resume")
+    def load(cls, path: Path, run: "Checkpoint | None" = None) -> "Checkpoint":
+        """Read a file, from which a run, whose own state is ``run``, may go on."""
         try:
             tensor_headers(path)
             found: Any = mx.load(str(path), format="safetensors", return_metadata=True)
@@ -50,24 +48,15 @@ class Checkpoint:
             meta = parse_json(texts[_META], "its metadata")
             if (name := not_finite(arrays)) is not None:
                 raise ValueError(f"{name} holds NaN or infinity")
-            for name in ("identity", "progress"):
-                if not isinstance(meta[name], dict):
-                    raise TypeError(f"{name} is {shown(meta[name])}")
             parameters, optimizer = (
                 {n.removeprefix(kind): a for n, a in arrays.items() if n.startswith(kind)}
                 for kind in _KINDS
             )
-            return cls(parameters, optimizer, meta["identity"], meta["progress"])
+            checkpoint = cls(parameters, optimizer, meta["identity"], meta["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
-
-    def check(self, path: Path, run: "Checkpoint") -> None:
-        """Check that a run, whose own state is ``run``, may go on from here."""
-        check_identity(path, self.identity, run.identity)
-        found, expected = self._arrays(), run._arrays()
-        check_shapes(path, *({n: a.shape for n, a in part.items()} for part in (found, expected)))
-        for name, array in expected.items():
-            if found[name].dtype != array.dtype:
-                raise UserError(
-                    f"{path}: {name} has dtype {found[name].dtype}, expected {array.dtype}"
-                )
+        if run is not None:
+            check_identity(path, checkpoint.identity, run.identity)
+            shapes = [{n: a.shape for n, a in one._arrays().items()} for one in (checkpoint, run)]
+            check_shapes(path, *shapes)
+        return checkpoint

@@ -1,7 +1,6 @@
 """Training data of both trainers, in mlx-lm's formats: sequences of prompt and completion."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +11,10 @@ from mlx_lm.tuner.datasets import create_dataset
 from ..errors import UserError, shown
 from ..files import check_tokens, read_json_lines, template_error
 from ..prompts import chat_prompt, encode_prompt, in_template
+from ..terminal.notes import note
 from .batches import Item
 
 _FORMATS = "a prompt and a completion, messages of which the assistant's is the last, or a text"
-
-
-@dataclass(frozen=True)
-class Split:
-    """The usable sequences of a file, in its order, and the number left out as too long."""
-
-    items: list[Item]
-    too_long: int
 
 
 def read_split(
@@ -31,8 +23,8 @@ def read_split(
     max_seq_length: int,
     vocab_size: int,
     template: str | None = None,
-) -> Split:
-    """Read a JSONL file of one of mlx-lm's formats, for the tokenizer of the base.
+) -> list[Item]:
+    """Read a JSONL file of one of mlx-lm's formats; what is too long is left out, with a note.
 
     These are ``{"prompt": .., "completion": ..}``, ``{"messages": [..]}`` and ``{"text": ..}``. A
     completion ends where its end token does. A text has no prompt: its streams run from its first
@@ -64,7 +56,9 @@ def read_split(
             f"{path} has no sequence of at most {max_seq_length} tokens with a completion, "
             "expected at least one"
         )
-    return Split(items, too_long)
+    if too_long:
+        note(f"{path}: {too_long} sequences over {max_seq_length} tokens left out")
+    return items
 
 
 def read_rows(path: Path, template: str | None = None) -> dict[int, dict[str, Any]]:

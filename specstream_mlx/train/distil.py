@@ -15,18 +15,15 @@ from ..files import append, prompt_lines, read_json, read_json_lines, staged_fil
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import chat_prompt
+from .settings import check_identity
 
 SHIPPED = Path(__file__).parent / "prompts.txt"
 """A few hundred prompts for general use, one a line."""
 
-_HELD_OUT = 20
-"""Of so many prompts one is for validation."""
+_HELD_OUT = 20  # of so many prompts one is for validation
 
 Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
 """From prompts and some of their places to a line of JSON for each of these."""
-
-_LEAST_AT_ONCE, _STEPS = 4, 16
-"""Few prompts are answered in smaller groups, so that an interruption loses few answers."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -104,7 +101,7 @@ def distil(
         lines = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
 
-    at_once = min(batch_size, max(_LEAST_AT_ONCE, len(prompts) // _STEPS))
+    at_once = min(batch_size, max(4, len(prompts) // 16))  # an interruption loses few answers
     settings: dict[str, Any] = {"max_tokens": max_tokens, "temp": temp, "batch_size": batch_size}
     settings |= {"seed": seed, "template": template, "lora": lora}
     keep_answers(prompts, directory, settings, answer, at_once, show)
@@ -153,14 +150,7 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
     if not path.exists():
         with staged_file(path) as unfinished:
             unfinished.write_text(json.dumps(wanted, indent=2) + "\n")
-    found = read_json(path)
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UserError(
-                f"{path}: {name} was {shown(found.get(name))}, expected {shown(value)}: go on with "
-                "the same prompts and settings, write elsewhere, or remove "
-                f"{path.parent} to begin anew"
-            )
+    check_identity(path, read_json(path), wanted)
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, Any]]:

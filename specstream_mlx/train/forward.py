@@ -29,17 +29,14 @@ from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .sequences import Sequences
 
-Tree = dict[str, Any]
-"""A tree of arrays, as of ``nn.Module.trainable_parameters``."""
-
 
 @dataclass(frozen=True)
 class Hidden:
     """Hidden states at the positions with streams, before the final norm."""
 
     seed: mx.array  # (B, C, h) of the main stream at the input of the first MSA layer
-    main: mx.array  # (B, C, h) of the main stream after the last layer
-    streams: mx.array  # (B, C, gamma, h) after the last layer
+    main: mx.array  # (B, C, h) of the main stream
+    streams: mx.array  # (B, C, gamma, h)
 
 
 class StreamForward:
@@ -91,7 +88,7 @@ class StreamForward:
             main = _rows_at(main, positions)
         return Hidden(seed, main, hidden.reshape(*positions.shape, config.num_streams, -1))
 
-    def _again(self, run: Callable[..., Any], parameters: Tree) -> Callable[..., Any]:
+    def _again(self, run: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
         """Give ``run`` its parameters; with checkpoints its results are computed again."""
         if self._checkpoint and tree_flatten(parameters):
             run = mx.checkpoint(run)
@@ -103,7 +100,7 @@ class StreamForward:
         if not hidden.shape[1]:
             return hidden, left
 
-        def run(parameters: Tree, hidden: mx.array) -> list[mx.array]:
+        def run(parameters: dict[str, Any], hidden: mx.array) -> list[mx.array]:
             layer.update(parameters)
             rows = MainRows(left.window)
             hidden = self.model.layer(number, hidden, rows, hidden.shape[1])
@@ -122,7 +119,7 @@ class StreamForward:
             modules["adapter"] = adapter
         count, of_main = visibility.main_rows, main.arrays
 
-        def run(parameters: Tree, hidden: mx.array, *arrays: mx.array) -> mx.array:
+        def run(parameters: dict[str, Any], hidden: mx.array, *arrays: mx.array) -> mx.array:
             for name, module in modules.items():
                 module.update(parameters.get(name, {}))
             rows = SegmentRows(main.having(arrays or of_main), visibility, self.streams)
@@ -140,11 +137,10 @@ def _rows_at(hidden: mx.array, positions: mx.array) -> mx.array:
 
 
 class MainRows:
-    """A stand-in for a layer's KV cache that stores the keys and values of main rows.
+    """A stand-in for a layer's KV cache that stores what the layer has of main rows.
 
-    ``arrays`` are keys and values (B, kv_heads, rows, head_dim) once the layer has run; where
-    streams select keys, queries (B, heads, rows, head_dim) too, rotated and scaled, and ``softcap``
-    is the cap of the layer's scores.
+    ``arrays`` are keys and values (B, kv_heads, rows, head_dim) and, where streams select keys,
+    queries (B, heads, rows, head_dim), rotated and scaled, whose scores ``softcap`` caps.
     """
 
     offset = 0
@@ -157,7 +153,7 @@ class MainRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Make a causal mask, within the layer's own window if it has one."""
+        """Make a causal mask."""
         window = window_size if self.window is None else self.window
         return Rows(0, None).attention_mask(count, 0, window, return_array)
 
@@ -171,7 +167,7 @@ class MainRows:
         return keys, values
 
     def having(self, arrays: Collection[mx.array]) -> "MainRows":
-        """Copy the rows with other ``arrays``."""
+        """Copy with other ``arrays``."""
         rows = copy(self)
         rows.arrays = list(arrays)
         return rows
@@ -181,8 +177,8 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and then its streams position by position.
-    Columns are all T main rows, of which ``seen`` (B * S, rows, T) tells by window which a row
-    sees, and then the segment's own streams, ``own`` (B * S, rows, c * gamma).
+    They see, by window, ``seen`` (B * S, rows, T) of all main rows and ``own`` (B * S, rows,
+    c * gamma) of the segment's streams.
     """
 
     def __init__(
@@ -236,8 +232,8 @@ class Visibility:
     def with_completion(self, prompt: mx.array | None, own: mx.array) -> mx.array:
         """Join main rows' keys or values in order, to (B, kv_heads, T, d).
 
-        Those of the prompt are (B, kv_heads, rows, d), those of rows with streams (B * S, kv_heads,
-        c, d). What is past a sequence's end means nothing.
+        ``own`` (B * S, kv_heads, c, d) are of rows with streams. What is past a sequence's end
+        means nothing.
         """
         sequences = self.sequences
         batch, segments, count = sequences.positions.shape
@@ -266,7 +262,7 @@ class SegmentRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """Return the mask of the segments, which ``update_and_fetch`` may narrow."""
+        """Return a mask, which ``update_and_fetch`` may narrow."""
         self._mask = self._visibility.mask(self._main.window)
         return self._mask
 
@@ -289,22 +285,20 @@ class SegmentRows:
         rotate = self._streams.value_rotation(count, keys.shape[2] - count, config.num_streams)
         if rotate is not None:
             values = rotate(values)
-        both = []
-        for place, rows in enumerate((keys, values)):
-            main = self._main.arrays[place] if self._main.arrays else None
-            if count:
-                own, rows = mx.split(rows, [count], axis=2)
-                main = visibility.with_completion(main, own)
-            assert main is not None  # in lossless mode there are main rows
-            both.append((visibility.in_segments(main), rows))
+        both: Any = keys, values
+        main: Any = self._main.arrays[:2] or (None, None)
+        if count:
+            own, both = zip(*(mx.split(rows, [count], axis=2) for rows in both), strict=True)
+            main = map(visibility.with_completion, main, own)
+        main_keys, main_values = map(visibility.in_segments, main)
         if config.stream_keys:
-            weights = self._weights(both[0][0])
+            weights = self._weights(main_keys)
             least = mx.topk(weights, min(config.stream_keys, weights.shape[-1]))
             likeliest = weights >= least.min(-1, keepdims=True)
             # In place: a layer asks for its mask before its queries are known.
             self._mask[:] = visibility.mask(self._main.window, likeliest)
-        all_keys, all_values = (mx.concatenate(list(parts), axis=2) for parts in both)
-        return all_keys, all_values
+        keys, values = both
+        return mx.concatenate([main_keys, keys], 2), mx.concatenate([main_values, values], 2)
 
     def _weights(self, keys: mx.array) -> mx.array:
         """Return weights (B * S, c, T) of main rows by those with streams; -1: not seen."""

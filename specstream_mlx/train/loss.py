@@ -13,9 +13,6 @@ from .sequences import Scored, Sequences
 _LOGITS_AT_ONCE, _LEAST_ROWS = 1 << 20, 32
 """Most logits of a slice of rows, which bounds the memory, and the least rows of one."""
 
-Head = Callable[[mx.array], mx.array]
-"""From hidden states (1, n, h) to logits (1, n, V)."""
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -27,7 +24,7 @@ class Loss:
 
 
 def head_cross_entropy(
-    head: Head, hidden: mx.array, targets: mx.array, vocab_size: int
+    head: Callable[[mx.array], mx.array], hidden: mx.array, targets: mx.array, vocab_size: int
 ) -> mx.array:
     """Compute the cross entropy (n,) of rows (n, h) and targets (n,) in nats, float32.
 

@@ -1,20 +1,15 @@
 """The optimizer of a run: mlx's, with a learning rate of its own for streams and for embeddings."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx_lm.tuner.utils import build_schedule
 
 from ..errors import UserError, shown
 from ..files import reason
 from .settings import TrainSettings
-
-Schedule = Callable[[mx.array], mx.array]
-"""From the number of updates done to a learning rate."""
 
 KINDS: dict[str, Any] = {  # mlx_lm's names
     "adam": partial(optim.Adam, bias_correction=True),
@@ -32,36 +27,20 @@ def warm_up_updates(updates: int | None) -> int:
     return 20 if updates is None else max(1, round(0.03 * updates))
 
 
-def warm_up_and_fall(peak: float, updates: int) -> Schedule:
+def warm_up_and_fall(peak: float, updates: int) -> Callable[[mx.array], mx.array]:
     """Make a schedule that falls linearly to 0, and rises over the first updates."""
     first = warm_up_updates(updates)
 
     def rate(step: mx.array) -> mx.array:
         step = step.astype(mx.float32)
         rising = mx.minimum(1.0, (step + 1) / first)
-        return peak * rising * mx.maximum(0.0, 1 - step / updates)
+        return peak * (rising * mx.maximum(0.0, 1 - step / updates))
 
     return rate
 
 
-def schedule_of(fields: dict[str, Any], updates: int) -> Schedule:
-    """Make mlx_lm's schedule from its ``name``, ``arguments`` and ``warmup``."""
-    try:
-        schedule = build_schedule(fields)
-        rates = {n: float(schedule(mx.array(n))) for n in (0, updates // 2, updates - 1)}
-    except Exception as error:  # mlx_lm lets through whatever a wrong field leads to
-        raise UserError(f"lr_schedule is {shown(fields)}: {reason(error)}") from None
-    for number, rate in rates.items():
-        if not 0 <= rate < math.inf:
-            raise UserError(
-                f"lr_schedule is {shown(fields)}, whose rate at update {number} is {rate}, "
-                "expected a number of at least 0"
-            )
-    return schedule
-
-
 def check_optimizer(settings: TrainSettings) -> None:
-    """Check the optimizer's arguments and the schedule of learning rates."""
+    """Check the optimizers' arguments."""
     ones = {"w": mx.ones((2, 2))}
     for kind, options in settings.optimizer_config.items():
         if kind not in KINDS:
@@ -76,33 +55,19 @@ def check_optimizer(settings: TrainSettings) -> None:
                 raise ValueError("an update with it is no number")
         except Exception as error:
             raise UserError(f"{where}: {reason(error)}") from None
-    if settings.lr_schedule is None:
-        return
-    schedule_of(settings.lr_schedule, settings.updates)
-    for name in ("stream_learning_rate", "embedding_learning_rate"):
-        if settings.learning_rate is None and getattr(settings, name) is not None:
-            raise UserError(
-                f"{name} is given with lr_schedule and without learning_rate, expected that too: "
-                "the schedule is multiplied by their ratio"
-            )
 
 
 def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimizer:
     """Make the optimizers of streams, of their embeddings and of LoRA, each with its own rate."""
-    peaks, fields = settings.learning_rates(hidden_size), settings.lr_schedule
-    if fields is None:
-        schedule, unit = warm_up_and_fall(1.0, settings.updates), 1.0
-    else:
-        schedule, unit = schedule_of(fields, settings.updates), peaks.lora
-    kind = settings.optimizer
+    peaks, kind = settings.learning_rates(hidden_size), settings.optimizer
     arguments = settings.optimizer_config.get(kind, {})
-
-    def of(peak: float) -> optim.Optimizer:
-        factor = 1.0 if fields and settings.learning_rate is None else peak / unit
-        return KINDS[kind](learning_rate=lambda step: factor * schedule(step), **arguments)
-
+    updates = -(-settings.iters // settings.grad_accumulation_steps)
+    optimizers = [
+        KINDS[kind](learning_rate=warm_up_and_fall(peak, updates), **arguments)
+        for peak in (peaks.streams, peaks.embeddings, peaks.lora)
+    ]
     return optim.MultiOptimizer(
-        [of(peak) for peak in (peaks.streams, peaks.embeddings, peaks.lora)],
+        optimizers,
         [
             lambda name, _: name.startswith("streams.") and name != _EMBEDDINGS,
             lambda name, _: name == _EMBEDDINGS,

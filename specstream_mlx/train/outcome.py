@@ -14,9 +14,8 @@ from ..loading import SpeculativeModel
 from ..responses import decoding_rate
 
 _ROUNDS = 2  # each way decodes a prompt so often, in turn with the others
-_PAYS, _DRAFTED = 1.05, 1.05
-"""Less of a gain cannot be told from the machine's own scatter; with fewer tokens a call the rule
-for how much to draft has hardly drafted."""
+_PAYS = 1.05  # less of a gain cannot be told from the machine's own scatter
+_DRAFTED = 1.05  # with fewer tokens a call the rule has hardly drafted
 
 
 def measure(
@@ -32,7 +31,7 @@ def measure(
     their geometric means over prompts count. The first prompt has a round more, uncounted.
     """
     bare = replace(model, streams=None)  # with its LoRA
-    speedups, lookups, tokens, calls = [], [], 0, 0
+    speedups, lookups, tokens, calls = [], [], 0, 0  # of the streams
     done, total = 0, 3 * (_ROUNDS * len(prompts) + 1)
     show(done, total)
     for place, prompt in enumerate(prompts):
@@ -59,13 +58,10 @@ def measure(
     reduction = tokens / max(calls, 1)
     speedup, lookup = geometric_mean(speedups or [1.0]), geometric_mean(lookups or [1.0])
     texts = f"{len(prompts)} held-out text" + "s" * (len(prompts) > 1)
-    won = f"decoding is {speedup:.2f} times as fast as plain mlx_lm on {texts}"
-    written = f"a call of the model writes {reduction:.2f} tokens"
-    if reduction < _DRAFTED:
-        written += ", as hardly a draft was expected to earn its time"
-    alone = f"prompt lookup, which needs no streams, alone {lookup:.2f} times"
-    if speedup >= _PAYS * max(1.0, lookup):
-        return f"It paid: {won}, {alone}; {written}."
-    if speedup > lookup:
-        return f"It did not pay on this machine: {won}, within its scatter; {written}."
-    return f"It did not pay on this machine: {won}, and {alone}; {written}."
+    paid = "It paid" if speedup >= _PAYS * max(1.0, lookup) else "It did not pay on this machine"
+    rarely = ", as hardly a draft was expected to earn its time" * (reduction < _DRAFTED)
+    return (
+        f"{paid}: decoding is {speedup:.2f} times as fast as plain mlx_lm on {texts}, prompt "
+        f"lookup, which needs no streams, alone {lookup:.2f} times; a call of the model writes "
+        f"{reduction:.2f} tokens{rarely}."
+    )

@@ -20,18 +20,17 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
-from ..errors import VOCABULARY, UserError, check_integer, is_number, shown
-from ..files import append, other_file, reason, staged_directory
+from ..errors import VOCABULARY, UserError
+from ..files import append, other_file, staged_directory
 from .batches import Batches, Item, most_frequent
 from .checkpoint import Checkpoint
-from .data import Split
 from .forward import StreamForward
 from .loss import n_gram_loss
 from .optimizer import clipped, optimizer_of
 from .sequences import Scored, Sequences, places_of, sequences_of
-from .settings import TrainSettings, default_alphas
+from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
-from .validation import Validation, validate
+from .validation import validate
 
 _MOST_ITERATIONS = 1 << 31
 """Seeds of a run: an iteration draws with the run's seed times this, plus its own number."""
@@ -47,50 +46,44 @@ class Progress:
     best_iteration: int = 0  # iterations done at that validation
     waited: int = 0  # validations since
 
-    def check(self) -> None:
-        """Raise a ``UserError`` for a value of a file that is of another type or negative."""
-        for name in ("iterations", "trained_tokens", "best_iteration", "waited"):
-            check_integer(name, getattr(self, name), least=0, most=2**63 - 1)
-        best = self.best_length
-        if best is not None and not (is_number(best) and best >= 0):
-            raise UserError(f"best_length is {shown(best)}")
-
 
 class Run:
     """A run in memory, of checked settings; without validation data there is no validation."""
 
-    def __init__(self, settings: TrainSettings, start: Start, train: Split, valid: Split | None):
+    def __init__(
+        self, settings: TrainSettings, start: Start, train: list[Item], valid: list[Item] | None
+    ):
         self.settings, self.progress = settings, Progress()
         self.directory = run_directory(settings.adapter_path)
         self.last, self.log = last_checkpoint(self.directory), self.directory / "log.jsonl"
         self.best = self.directory / "best.safetensors"
-        self._start, streams, vocab_size = start, start.streams, start.base.config["vocab_size"]
+        base, streams, vocab_size = start.base, start.streams, start.base.config["vocab_size"]
+        self._start, self._model = start, base.model
         if start.chooses_vocabulary:
-            ids = most_frequent(train.items, streams.config.draft_vocabulary, vocab_size)
+            ids = most_frequent(train, streams.config.draft_vocabulary, vocab_size)
             streams.load_weights([(VOCABULARY, mx.array(ids, mx.int32))], strict=False)
-        self.trained = Trained(start.model, streams)
+        self.trained = Trained(self._model, streams)
         parameters = self.trained.trainable_parameters()
         if not tree_flatten(parameters):
             raise UserError(
                 "nothing to train: expected stream embeddings, adapters, a pruner or LoRA"
             )
-        self._forward = StreamForward(
-            start.model, start.base.config, streams, settings.grad_checkpoint
-        )
+        self._forward = StreamForward(self._model, base.config, streams, settings.grad_checkpoint)
         self._alphas = default_alphas(settings.mode, streams.config.num_streams)
         self._places = places_of(streams.vocabulary, vocab_size)
         self._step = nn.value_and_grad(self.trained, self._loss)
         self._optimizer = optimizer_of(settings, streams.config.hidden_size)
         self._optimizer.init(parameters)
-        self._identity = settings.identity() | {"training data": _digest(train.items)}
+        digest = hashlib.sha256()
+        for item in train:
+            digest.update(f"{item.stream_from} {list(item.tokens)}".encode())
+        self._identity = identity(settings) | {"training data": digest.hexdigest()[:16]}
         self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
-        self._batches = Batches(train.items, settings.batch_size, settings.seed)
+        self._batches = Batches(train, settings.batch_size, settings.seed)
         self._valid: list[list[Item]] = []
         if valid is not None:
-            batches = Batches(valid.items, settings.batch_size, 0).epoch(0)
+            batches = Batches(valid, settings.batch_size, 0).epoch(0)
             self._valid = batches if settings.val_batches < 0 else batches[: settings.val_batches]
-
-    # State on disk -----------------------------------------------------------------------------
 
     def _state(self) -> Checkpoint:
         optimizer: Any = tree_flatten(self._optimizer.state)
@@ -98,29 +91,20 @@ class Run:
         return Checkpoint(arrays, dict(optimizer), self._identity, progress)
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint to a file."""
         self._state().save(path)
-
-    def _read(self, path: Path) -> Checkpoint:
-        checkpoint = Checkpoint.load(path)
-        checkpoint.check(path, self._state())
-        return checkpoint
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        checkpoint = self._read(path)
-        try:
-            progress = Progress(**checkpoint.progress)
-            progress.check()
-        except (TypeError, UserError) as error:
-            raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
-        self.progress = progress
+        checkpoint = Checkpoint.load(path, self._state())
+        self.progress = Progress(**checkpoint.progress)
         self.trained.load(checkpoint.parameters)
         self._optimizer.state = tree_unflatten(list(checkpoint.optimizer.items()))
 
     def write_adapter(self) -> Path:
         """Write the best checkpoint, without validation the last, as an adapter directory."""
-        tensors = self._read(self.best if self._valid else self.last).parameters
+        path = self.best if self._valid else self.last
+        tensors = Checkpoint.load(path, self._state()).parameters
         streams = {name: tensor for name, tensor in tensors.items() if is_of_streams(name)}
         if self._start.streams.vocabulary is not None:
             streams[VOCABULARY] = self._start.streams.vocabulary
@@ -132,8 +116,6 @@ class Run:
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
             write_adapter(scratch, lora, self._start.streams.config, streams)
         return target
-
-    # Iterations ---------------------------------------------------------------------------------
 
     def iterate(
         self, callback: TrainingCallback, stops: Callable[[], bool] = lambda: False
@@ -167,13 +149,18 @@ class Run:
                 self._optimizer.update(self.trained, mean)
                 gathered = None
             mx.eval(self.trained, self._optimizer.state, loss, norm, gathered)
-            lost: Any = loss.item()
-            self._check_number("loss", lost)
-            self._check_number("norm of the gradients", norm.item())
+            numbers: dict[str, Any] = {"loss": loss.item(), "norm of the gradients": norm.item()}
+            for name, value in numbers.items():
+                if not math.isfinite(value):
+                    raise UserError(
+                        f"the {name} is {value} in iteration {progress.iterations + 1}, expected "
+                        "a number: try a smaller learning rate with another --adapter-path, or "
+                        f"remove {self.directory} first"
+                    )
             tokens = _tokens(items)
             progress.iterations += 1
             progress.trained_tokens += tokens
-            self._since_report.append((lost, tokens, time.perf_counter() - began))
+            self._since_report.append((numbers["loss"], tokens, time.perf_counter() - began))
             self._after(callback, 0 if gathered else count)
             if mx.get_cache_memory() > settings.clear_cache_threshold > 0:
                 mx.clear_cache()
@@ -203,7 +190,7 @@ class Run:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         exits = bool(self._start.streams.config.pruner_rank)
         step = sequences_of(items, self._alphas, exits=exits, places=self._places)
-        self._start.model.train()
+        self._model.train()
         mx.random.seed(self.settings.seed * _MOST_ITERATIONS + self.progress.iterations)
         parameters = self.trained.trainable_parameters()
         loss, gradients = self._step(*step)
@@ -212,14 +199,6 @@ class Run:
 
     def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
         return n_gram_loss(self._forward, sequences, scored).total
-
-    def _check_number(self, name: str, value: Any) -> None:
-        if not math.isfinite(value):
-            raise UserError(
-                f"the {name} is {value} in iteration {self.progress.iterations + 1}, expected a "
-                "number: try a smaller learning rate with another --adapter-path, or remove "
-                f"{self.directory} first"
-            )
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
         """Report, validate and save where it is time to, after an update of so many iterations."""
@@ -237,7 +216,7 @@ class Run:
                 "peak_memory": mx.get_peak_memory() / 1e9,
             }
             callback.on_train_loss_report(figures)
-            self._log(figures)
+            append(self.log, json.dumps(figures) + "\n")
             self._since_report = []
         if done % settings.steps_per_eval == 0 or at_end:
             self._validate(callback)
@@ -247,20 +226,15 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """True if all iterations are done, or validation has ended the run."""
-        patience = self.settings.patience if self._valid else 0
-        is_enough = 0 < patience <= self.progress.waited
+        is_enough = 0 < self.settings.patience <= self.progress.waited
         return self.progress.iterations >= self.settings.iters or is_enough
-
-    def validation(self) -> Validation:
-        """Validate the streams as they are now."""
-        self._start.model.eval()
-        return validate(self._forward, self._valid, self._alphas)
 
     def _validate(self, callback: TrainingCallback) -> None:
         if not self._valid:
             return
         began, progress = time.perf_counter(), self.progress
-        validation = self.validation()
+        self._model.eval()
+        validation = validate(self._forward, self._valid, self._alphas)
         if progress.iterations or self.settings.init_adapter is not None:
             best = progress.best_length
             if best is None or validation.accepted_length > best:
@@ -277,14 +251,11 @@ class Run:
             "accepted_length": validation.accepted_length,
         }
         callback.on_val_loss_report(figures)
-        self._log(figures)
-
-    def _log(self, figures: dict[str, Any]) -> None:
         append(self.log, json.dumps(figures) + "\n")
 
 
 def run_directory(adapter_path: Path) -> Path:
-    """Return the directory of a run's checkpoints, log and data, next to its adapter."""
+    """Return the directory of a run's checkpoints, log and data."""
     return adapter_path.with_name(f"{adapter_path.name}.training")
 
 
@@ -308,10 +279,3 @@ def duration(seconds: float) -> str:
 
 def _tokens(items: Sequence[Item]) -> int:
     return sum(item.completion_tokens for item in items)
-
-
-def _digest(items: Sequence[Item]) -> str:
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(f"{item.stream_from} {list(item.tokens)}".encode())
-    return digest.hexdigest()[:16]

@@ -6,10 +6,9 @@ A draw follows from the seed and its number, so a call that was interrupted goes
 import json
 import re
 import unicodedata
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..batch import batch_generate
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
-from ..errors import UserError, shown
+from ..errors import UserError
 from ..files import append
 from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt
@@ -39,21 +38,6 @@ _WORD = re.compile(f"[{_IDEOGRAMS}]|[^\\s{_IDEOGRAMS}]+")
 Script = Literal["latin", "any"]
 
 
-@dataclass
-class DrawnPrompts:
-    """The prompts that were drawn, in order, and of this call the draws and the faults of some."""
-
-    prompts: list[str] = field(default_factory=list)
-    drawn: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def sentence(self) -> str:
-        """Say how many prompts were drawn in this call, and why some were left out."""
-        faults = [f"{count} {fault}" for fault, count in self.left_out.most_common()]
-        first = f"The base drew {self.drawn} prompts and {self.drawn - self.left_out.total()}"
-        return "; ".join([f"{first} are kept", *([", ".join(faults)] if faults else [])])
-
-
 def draw_prompts(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
@@ -65,22 +49,24 @@ def draw_prompts(
     script: Script = "latin",
     lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
-) -> DrawnPrompts:
-    """Let the base draw prompts, to ``prompts.jsonl``; ``lora`` is the digest of its LoRA."""
+) -> tuple[list[str], str]:
+    """Let the base draw prompts, to ``prompts.jsonl``; ``lora`` is the digest of its LoRA.
+
+    Also returns a sentence on what this call drew, if it drew any.
+    """
     opening, turn_tokenizer = turn_of(tokenizer, template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
     settings = {"seed": seed, "template": template, "script": script, "lora": lora}
     claim(path.with_suffix(".json"), settings)
-    fit = _earlier(path)
+    fit = {value["draw"]: value["prompt"] for _, value in whole_lines(path)}
     alike = {beginning(prompt) for prompt in fit.values()}
     cache = make_prompt_cache(model.model)  # of what is before every draw
     if opening[:-1]:
         model.model(mx.array([opening[:-1]]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    place, result = max(fit, default=-1) + 1, DrawnPrompts()
-    recent: deque[str | None] = deque(maxlen=_RECENT)
+    place, faults = max(fit, default=-1) + 1, list[str | None]()
     show(len(fit), count)
     while len(fit) < count:
         places = range(place, place + min(_AT_ONCE, 2 * (count - len(fit))))
@@ -91,17 +77,15 @@ def draw_prompts(
             fault = fault_of(text, ended, controls, script)
             if fault is None and beginning(text) in alike:
                 fault = "began as an earlier one"
-            result.drawn += 1
-            recent.append(fault)
+            faults.append(fault)
             if fault is None:
                 fit[number] = text
                 alike.add(beginning(text))
                 line = {"prompt": text, "draw": number}
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-            else:
-                result.left_out[fault] += 1
         append(path, "".join(lines))
         show(len(fit), count)
+        recent = faults[-_RECENT:]
         if len(recent) == _RECENT and recent.count(None) < _LEAST_KEPT:
             ((fault, times),) = Counter(filter(None, recent)).most_common(1)
             raise UserError(
@@ -109,8 +93,10 @@ def draw_prompts(
                 f"kept, expected at least {_LEAST_KEPT} ({times} {fault}); there are {len(fit)} "
                 f"in {path}"
             )
-    result.prompts = list(fit.values())[:count]
-    return result
+    sentence = f"The base drew {len(faults)} prompts and {faults.count(None)} are kept"
+    if left_out := Counter(filter(None, faults)).most_common():
+        sentence += "; " + ", ".join(f"{times} {fault}" for fault, times in left_out)
+    return list(fit.values())[:count], sentence if faults else ""
 
 
 def turn_of(
@@ -177,17 +163,3 @@ def fault_of(text: str, ended: bool, controls: Collection[str], script: Script) 
 def beginning(text: str) -> str:
     """Return a key that nearly equal texts share."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())[:_ALIKE]
-
-
-def _earlier(path: Path) -> dict[int, str]:
-    """Read the prompts of a file by the number of their draw."""
-    fit = {}
-    for number, value in whole_lines(path):
-        match value:
-            case {"draw": int(draw), "prompt": str(prompt)} if type(draw) is int:
-                fit[draw] = prompt
-            case _:
-                raise UserError(
-                    f"{path}, line {number} is {shown(value)}, expected a prompt and its draw"
-                )
-    return fit

@@ -16,7 +16,7 @@ from .batches import Item
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences padded on the right, and their positions with streams, in segments."""
+    """Sequences, padded on the right, and their positions with streams."""
 
     tokens: mx.array  # (B, T) int32
     positions: mx.array  # (B, segments, c) int32, consecutive, also past a sequence's end
@@ -55,16 +55,13 @@ def sequences_of(
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])
-    count = int((lengths - 1 - first).max())
-    segments, length = -(-count // segment), int(lengths.max())
+    segments, length = -(-int((lengths - 1 - first).max()) // segment), int(lengths.max())
     tokens = np.zeros((len(items), length), np.int32)
     for row, item in zip(tokens, items, strict=True):
         row[: len(item.tokens)] = item.tokens
     positions = first[:, None] + np.arange(segments * segment)
     ahead = positions[..., None] + np.arange(1, len(alphas) + 1)
-    has_target = (positions[..., None] < lengths[:, None, None] - 1) & (
-        ahead < lengths[:, None, None]
-    )
+    has_target = ahead < lengths[:, None, None]
     targets = np.take_along_axis(
         tokens, np.minimum(ahead, length - 1).reshape(len(items), -1), axis=1
     ).reshape(ahead.shape)
@@ -78,20 +75,17 @@ def sequences_of(
     of_main = chosen % len(alphas) == 0
     chosen = np.concatenate([chosen[of_main], chosen[~of_main]])
     streams = chosen % len(alphas)
+    places_of_rows = positions.reshape(len(items), segments, segment)
     return (
-        Sequences(
-            mx.array(tokens),
-            mx.array(positions.reshape(len(items), segments, segment).astype(np.int32)),
-            int(first.max()),
-        ),
+        Sequences(mx.array(tokens), mx.array(places_of_rows, mx.int32), int(first.max())),
         Scored(
-            rows=mx.array(chosen.astype(np.int32)),
+            rows=mx.array(chosen, mx.int32),
             main_rows=int(of_main.sum()),
-            targets=mx.array(targets.reshape(-1)[chosen].astype(np.int32)),
-            streams=mx.array(streams.astype(np.int32)),
-            weights=mx.array(weights[streams].astype(np.float32)),
-            exits=mx.array(wanted.astype(np.int32)),
-            exit_targets=mx.array(exit_targets.astype(np.int32)),
+            targets=mx.array(targets.reshape(-1)[chosen], mx.int32),
+            streams=mx.array(streams, mx.int32),
+            weights=mx.array(weights[streams], mx.float32),
+            exits=mx.array(wanted, mx.int32),
+            exit_targets=mx.array(exit_targets, mx.int32),
         ),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import Mode, UserError, check_integer, is_integer, is_number, shown
 from ..options import (
@@ -29,13 +29,6 @@ _SHAPE = (
 )
 """Settings that streams cannot change once they are trained; the head is no part of it."""
 
-INIT_RANK, ADAPTER_RANK, HEAD_RANK = 128, 8, 128
-"""Default ranks, see benchmarks/NOTES.md; at most hidden_size."""
-
-_LORA_RATE = 5e-4
-_STREAM_RATE, _STREAM_RATE_BY_WIDTH = 4e-3, 1.5
-"""Of streams: 4e-3 was the best for a hidden_size of 384. For larger ones it is 1.5 over that size,
-as muP (arXiv 2203.03466) lets Adam's rate of matrices fall."""
 
 _DATA, _OPTIMIZATION = "Model and data", "Optimization"
 _REPORTS = "Reports, validation, checkpoints"
@@ -45,16 +38,13 @@ _rate = partial(option, None, POSITIVE, panel=_OPTIMIZATION)
 
 
 def _is_lora(value: Any) -> bool:
-    needed = {"rank", "scale", "dropout"}
-    if not (isinstance(value, dict) and needed <= set(value) <= {*needed, "keys"}):
-        return False
-    keys = value.get("keys", [])
-    return (
-        (is_integer(value["rank"]) and value["rank"] > 0)
-        and (is_number(value["scale"]) and value["scale"] >= 0)
-        and (is_number(value["dropout"]) and 0 <= value["dropout"] < 1)
-        and (isinstance(keys, list) and all(isinstance(key, str) for key in keys))
-    )
+    match value:
+        case {"rank": rank, "scale": scale, "dropout": dropout, **more}:
+            keys = more.pop("keys", [])
+            right = is_integer(rank) and rank > 0 and is_number(scale) and scale >= 0
+            right = right and is_number(dropout) and 0 <= dropout < 1 and not more
+            return right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    return False
 
 
 _LORA = what(
@@ -63,8 +53,7 @@ _LORA = what(
 )
 
 
-@dataclass(frozen=True)
-class LearningRates:
+class LearningRates(NamedTuple):
     """The peaks of the learning rates: of LoRA, of streams and pruner, of the embeddings."""
 
     lora: float
@@ -78,29 +67,24 @@ def default_alphas(mode: str, num_streams: int) -> list[float]:
     return [main] + [stream] * num_streams
 
 
-class Resumable:
-    """Settings of a run that may be resumed; those ``FREE_TO_CHANGE`` may differ then."""
-
-    FREE_TO_CHANGE: ClassVar[set[str]] = set()
-
-    def identity(self) -> dict[str, str]:
-        """The settings that must be the same when a run is resumed, as text."""
-        values = asdict(self)  # type: ignore[call-overload]
-        return {k: str(v) for k, v in values.items() if k not in self.FREE_TO_CHANGE}
+def identity(settings: Any) -> dict[str, str]:
+    """The settings, as text, that must be the same when a run is resumed."""
+    values = asdict(settings).items()
+    return {name: str(value) for name, value in values if name not in settings.FREE_TO_CHANGE}
 
 
-def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, str]) -> None:
-    """Raise a ``UserError`` if a checkpoint is of a run with other settings."""
+def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Check that what a file holds was made with these settings, so that it may go on."""
     for name, value in expected.items():
         if (before := found.get(name)) != value:
             raise UserError(
-                f"{path}: {name} was {shown(before)}, expected {shown(value)} as in this run; a "
-                "run is resumed with the settings that it began with"
+                f"{path}: {name} was {shown(before)}, expected {shown(value)}: go on with the same "
+                f"settings, write elsewhere, or remove {path.parent} to begin anew"
             )
 
 
 @dataclass(kw_only=True)
-class StreamSettings(Resumable):
+class StreamSettings:
     """What is trained, for both trainers; ``StreamConfig`` says more of most."""
 
     PANEL: ClassVar[str] = "Streams"
@@ -178,21 +162,25 @@ class StreamSettings(Resumable):
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
 
     def learning_rates(self, hidden_size: int) -> LearningRates:
-        """Peaks of the learning rates on a base with such hidden states."""
-        new = min(_STREAM_RATE, _STREAM_RATE_BY_WIDTH / hidden_size)
+        """Peaks of the learning rates on a base with such hidden states.
+
+        Streams' 4e-3 was the best for a ``hidden_size`` of 384. For larger ones it falls with that
+        size, as muP (arXiv 2203.03466) lets Adam's rate of matrices fall.
+        """
+        lora, new = self.learning_rate or 5e-4, min(4e-3, 1.5 / hidden_size)
         streams = self.stream_learning_rate or self.learning_rate or new
-        return LearningRates(
-            self.learning_rate or _LORA_RATE, streams, self.embedding_learning_rate or streams
-        )
+        return LearningRates(lora, streams, self.embedding_learning_rate or streams)
+
+    def _ranks(self, hidden_size: int, **defaults: int) -> dict[str, int]:
+        """The ranks that are set, or else these defaults; benchmarks/NOTES.md has why these."""
+        values = {name: min(default, hidden_size) for name, default in defaults.items()}
+        return values | {n: rank for n in defaults if (rank := getattr(self, n)) is not None}
 
     def _head_fields(self, hidden_size: int) -> dict[str, Any]:
         """The fields of ``StreamConfig`` that are the head's."""
-        used = self.stream_head == "conditioned"
-        return {
-            "stream_head": self.stream_head,
-            "stream_head_rank": _rank(self.stream_head_rank, HEAD_RANK, hidden_size, used),
-            "draft_vocabulary": self.draft_vocabulary,
-        }
+        rank = 128 if self.stream_head == "conditioned" else 0
+        values = {"stream_head": self.stream_head, "draft_vocabulary": self.draft_vocabulary}
+        return values | self._ranks(hidden_size, stream_head_rank=rank)
 
     def stream_config(
         self, *, hidden_size: int, num_hidden_layers: int, base_model: str, base_fingerprint: str
@@ -201,16 +189,17 @@ class StreamSettings(Resumable):
         if self.init_adapter is not None and self.mode == "shared":
             raise UserError(f"init_adapter {self.init_adapter} has no streams, expected some")
         stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
-        adapts, maps = stream_mlp != "base", self.stream_init == "linear"
         values: dict[str, Any] = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)}
-        values |= self._head_fields(hidden_size) | {
+        values |= self._head_fields(hidden_size)
+        values |= self._ranks(
+            hidden_size,
+            stream_init_rank=128 if self.stream_init == "linear" else 0,
+            stream_adapter_rank=0 if stream_mlp == "base" else 8,
+        )
+        values |= {
             "hidden_size": hidden_size,
             "num_hidden_layers": num_hidden_layers,
-            "stream_init_rank": _rank(self.stream_init_rank, INIT_RANK, hidden_size, maps),
             "stream_mlp": stream_mlp,
-            "stream_adapter_rank": _rank(
-                self.stream_adapter_rank, ADAPTER_RANK, hidden_size, adapts
-            ),
             "base_model": base_model,
             "base_fingerprint": base_fingerprint,
             "version": FORMAT_VERSION,
@@ -221,10 +210,9 @@ class StreamSettings(Resumable):
         """The configuration of ``init_adapter``'s streams, whose plain head may become another."""
         conditioned, where = initial.stream_head == "conditioned", self.init_adapter
         for name in ("mode", "stream_head") if conditioned else ("mode",):
-            if (found := getattr(initial, name)) != (expected := getattr(self, name)):
+            if (found := getattr(initial, name)) != (chosen := getattr(self, name)):
                 raise UserError(
-                    f"init_adapter {where}: {name} is {found!r}, expected {expected!r} as in this "
-                    "run"
+                    f"init_adapter {where}: {name} is {found!r}, expected {chosen!r} as in this run"
                 )
         for name in sorted({*_SHAPE, "stream_head_rank"} if conditioned else _SHAPE):
             chosen, has = getattr(self, name), getattr(initial, name)
@@ -240,18 +228,8 @@ class StreamSettings(Resumable):
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check that a base has as many tokens as the streams may draft."""
-        if self.draft_vocabulary > vocab_size:
-            raise UserError(
-                f"draft_vocabulary is {self.draft_vocabulary}, expected at most the base's "
-                f"{vocab_size}"
-            )
-
-
-def _rank(chosen: int | None, default: int, hidden_size: int, used: bool) -> int:
-    """The rank that is set, or else the default where a map is used at all."""
-    if chosen is None:
-        return min(default, hidden_size) if used else 0
-    return chosen
+        if (size := self.draft_vocabulary) > vocab_size:
+            raise UserError(f"draft_vocabulary is {size}, expected at most the base's {vocab_size}")
 
 
 @dataclass(kw_only=True)
@@ -286,13 +264,6 @@ class TrainSettings(StreamSettings):
     optimizer_config: dict[str, dict[str, Any]] = option(
         dict, FIELDS, "Further arguments, by optimizer.", hidden=True
     )
-    lr_schedule: dict[str, Any] | None = option(
-        None,
-        FIELDS,
-        "mlx_lm's, in place of the learning rates, which keep their ratio to learning_rate where "
-        "that is given, and are all the same otherwise. Default: a warm-up, then a fall to 0.",
-        hidden=True,
-    )
     num_layers: int = option(
         -1, integer(-1), "Top layers with LoRA, in shared mode; -1 (default): all."
     )
@@ -318,11 +289,6 @@ class TrainSettings(StreamSettings):
     )
     save_every: int = option(100, integer(1), "Iterations between checkpoints.", panel=_REPORTS)
     resume: bool = option(False, FLAG, "Go on from the last checkpoint.", panel=_REPORTS)
-
-    @property
-    def updates(self) -> int:
-        """Number of updates in all iterations."""
-        return -(-self.iters // self.grad_accumulation_steps)
 
     def check(self) -> None:
         """Check all that can be checked without reading a file."""

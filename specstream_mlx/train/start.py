@@ -29,22 +29,9 @@ class Start:
     chooses_vocabulary: bool  # the data decide on a draft vocabulary
     frozen_lora: str | None = None  # digest of LoRA that stays as it is
 
-    @property
-    def prompt_template(self) -> str | None:
-        """The instruction around every prompt: the run's, or that of ``init_adapter``."""
-        return self.streams.config.prompt_template
-
-    @property
-    def model(self) -> nn.Module:
-        """The mlx-lm model, LoRA included."""
-        return self.base.model
-
 
 def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
-    """Make what is trained on a base; nothing of its model is left trainable but LoRA, if shared.
-
-    In shared mode LoRA is put on ``base``, in lossless mode that of ``init_adapter``, frozen.
-    """
+    """Make what is trained on a base, on which LoRA is put: in lossless mode a frozen one."""
     base.model = model = shared_copy(base.base)  # LoRA is put on it
     shared = settings.mode == "shared"
     mx.random.seed(settings.seed)
@@ -73,13 +60,12 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
         lora = _put_lora(settings, model, adapter)
     known = streams.vocabulary is None
     if adapter is not None:
-        tensors = dict(adapter.stream_tensors)
+        own, tensors = _trainable(adapter.lora), _trainable(adapter.stream_tensors)
         if settings.draft_vocabulary:
             tensors.pop(VOCABULARY, None)
         known = known or VOCABULARY in tensors
-        own = {name: _trainable(tensor) for name, tensor in adapter.lora.items()}
         model.load_weights(list(own.items()), strict=False)
-        streams.load_weights([(n, _trainable(t)) for n, t in tensors.items()], strict=False)
+        streams.load_weights(list(tensors.items()), strict=False)
         lora = lora if shared else replace(lora, tensors=own)
     if not shared:
         model.freeze()
@@ -115,12 +101,12 @@ def _put_lora(settings: TrainSettings, model: nn.Module, adapter: Adapter | None
     return LoraPart({}, parameters, count)
 
 
-def _trainable(tensor: mx.array) -> mx.array:
-    """A tensor as it is trained: in float32, unless it holds token ids."""
-    return tensor.astype(mx.float32) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
-
-
-_EMBEDDING_STD = 0.02
+def _trainable(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Tensors as they are trained: in float32, unless they hold token ids."""
+    return {
+        name: tensor.astype(mx.float32) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def initial_streams(config: StreamConfig, seed: int) -> Streams:
@@ -131,7 +117,7 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
             continue
         key, own = mx.random.split(key)
         if name == "streams.embeddings":
-            tensors[name] = _EMBEDDING_STD * mx.random.normal(shape, key=own)
+            tensors[name] = 0.02 * mx.random.normal(shape, key=own)
         elif name.endswith("down.weight") or name == "streams.init.up.weight":
             tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
         else:
@@ -149,7 +135,7 @@ class Trained(nn.Module):
         self.model, self.streams = model, streams
 
     def trainable_parameters(self) -> dict[str, Any]:
-        """Return the trained arrays as a tree, without the draft vocabulary, which is chosen."""
+        """Return the trained arrays, without the draft vocabulary, which is chosen."""
         tree = super().trainable_parameters()
         tree["streams"]["streams"].pop(VOCABULARY.rpartition(".")[2], None)
         return tree

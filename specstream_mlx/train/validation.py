@@ -45,7 +45,7 @@ def validate(
         for item, own in zip(items, hits.reshape(len(items), -1, rows), strict=True):
             drafted = item.completion_tokens - 1  # the first token is the prompt's
             tokens += drafted
-            steps += steps_of(own[:drafted, 1:])
+            steps += _steps(own[:drafted, 1:])
     counts = np.maximum(counts, 1)
     return Validation(
         loss=float((np.array(alphas) * losses / counts).sum()),
@@ -54,7 +54,7 @@ def validate(
     )
 
 
-def steps_of(hits: np.ndarray) -> int:
+def _steps(hits: np.ndarray) -> int:
     """The steps that a chain draft takes, by hits (positions, gamma) of its streams."""
     in_a_row = np.cumprod(hits, axis=1).sum(1) if len(hits) else []
     place = steps = 0

@@ -22,33 +22,20 @@ from benchmarks.spec_bench import (
 def run_of(text, lengths, seconds):
     """A run of calls of so many tokens."""
     tokens = [ord(letter) for letter in text]
-    return Run(tokens, text, len(lengths), 1.0, seconds=seconds, lengths=lengths)
+    return [Run(tokens, text, len(lengths), 1.0, seconds=seconds, lengths=lengths)]
 
 
-def plain_run(text, seconds):
-    return run_of(text, [1] * len(text), seconds)
-
-
-@pytest.fixture
-def answered():
+def test_figures_of_a_method_by_hand():
     """A conversation of two turns and one question, twice as fast in half of the calls."""
     questions = [Question(1, "coding", ("a", "b")), Question(2, "qa", ("c",))]
     runs = {
-        MLX_LM: [[plain_run("abcd", 4.0)], [plain_run("efgh", 4.0)], [plain_run("ij", 4.0)]],
-        "both": [
-            [run_of("abcd", [1, 3], 1.0)],
-            [run_of("efgh", [2, 2], 1.0)],
-            [run_of("ix", [2], 2.0)],
-        ],
+        MLX_LM: [run_of(text, [1] * len(text), 4.0) for text in ("abcd", "efgh", "ij")],
+        "both": [run_of("abcd", [1, 3], 1.0), run_of("efgh", [2, 2], 1.0), run_of("ix", [2], 2.0)],
     }
     rates = {(MLX_LM, i): 10.0 for i in range(3)}
     rates |= {("both", 0): 20.0, ("both", 1): 40.0, ("both", 2): 15.0}
-    return Answered(questions, [0, 0, 1], Compared(runs, rates), left_out=0)
-
-
-def test_figures_of_a_method_by_hand(answered):
+    answered = Answered(questions, [0, 0, 1], Compared(runs, rates), left_out=0)
     rows = {(row["task"], row["method"]): row for row in rows_of(answered, [MLX_LM, "both"])}
-    assert rows.keys() == {(t, m) for t in ("mt_bench", "qa", ALL) for m in (MLX_LM, "both")}
     chat, qa, everything = (rows[task, "both"] for task in ("mt_bench", "qa", ALL))
     assert (chat["questions"], chat["items"], chat["tokens"]) == (1, 2, 8)
     assert (everything["questions"], everything["items"], everything["tokens"]) == (2, 3, 10)
@@ -59,15 +46,12 @@ def test_figures_of_a_method_by_hand(answered):
     # 8 tokens in 2 seconds and 2 in 2; plainly 8 in 8 and 2 in 4.
     assert overall_rate(answered, "both") == pytest.approx((4.0 + 1.0) / 2)
     assert everything["spec_bench_speedup"] == pytest.approx((4.0 + 1.0) / (1.0 + 0.5))
-    assert rows[ALL, MLX_LM]["speedup"] == rows[ALL, MLX_LM]["call_reduction"] == 1.0
     (mean,) = (row for row in means_of(list(rows.values())) if row["method"] == "both")
     assert mean["task"] == MEAN
     assert mean["speedup"] == pytest.approx((3.0 * 1.5) ** 0.5)
     # Spec-Bench's own format.
     chat, qa = answer_lines(answered, "both", "model")
-    assert (chat["question_id"], chat["category"], chat["model_id"]) == (1, "coding", "model, both")
     assert set(chat) == {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
-    assert chat["answer_id"] != qa["answer_id"]
     counts = {"decoding_steps": [2, 2], "new_tokens": [4, 4], "accept_lengths": [3, 2]}
     found = {"index": 0, "turns": ["abcd", "efgh"], "wall_time": [1.0, 1.0], **counts}
     assert chat["choices"] == [found]
@@ -88,20 +72,15 @@ def test_so_many_questions_a_task_are_spread_over_it_and_over_mt_benchs_categori
     chosen = spread(questions, 8)
     assert {q.category for q in chosen[:8]} == set(categories)
     assert [q.number for q in chosen[8:]] == [75, 85, 95, 105, 115, 125, 135, 145, 150, 151, 152]
-    assert sorted(spread(questions, None), key=lambda q: q.number) == questions
-
-
-def run(base, *arguments):
-    options = ("--model", base, "--questions", "q.jsonl", "--max-tokens", 16)
-    return command_line.run("benchmark", "spec-bench", *options, *arguments)
 
 
 def test_every_method_answers_every_turn(base, streams, here):
-    result = run(base, "--adapter-path", streams, "--answers", "answers")
+    flags = ("--model", base, "--questions", "q.jsonl", "--max-tokens", 16)
+    flags += ("--adapter-path", streams, "--answers", "answers")
+    result = command_line.run("benchmark", "spec-bench", *flags)
     assert result.exit_code == 0, result.output
     (path,) = here.glob("spec-bench-*.json")
-    values = json.loads(path.read_text())
-    rows = {(row["task"], row["method"]): row for row in values["rows"]}
+    rows = {(r["task"], r["method"]): r for r in json.loads(path.read_text())["rows"]}
     timed = {MLX_LM, "streams alone", "lookup alone", "both"}
     assert {method for _, method in rows} == timed | {"chain", "tree of 8"}
     assert {task for task, _ in rows} == {"mt_bench", "qa", "rag", ALL}
@@ -117,7 +96,7 @@ def test_every_method_answers_every_turn(base, streams, here):
     turns = [choice["turns"] for choice in answers["mlx_lm"]]
     assert [len(one) for one in turns] == [2, 2, 1, 1]
     for lines in answers.values():
-        for choice, expected in zip(lines, turns, strict=True):
-            assert choice["turns"] == expected  # each begins with a call that ends the prompt
-            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - len(expected)
-            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"]) - len(expected)
+        assert [choice["turns"] for choice in lines] == turns
+        for choice in lines:  # each turn begins with a call that ends the prompt
+            accepted = sum(choice["new_tokens"]) - len(choice["turns"])
+            assert sum(choice["accept_lengths"]) == accepted

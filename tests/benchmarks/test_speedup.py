@@ -20,15 +20,11 @@ def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
     result = run("--adapter-path", streams)
     assert result.exit_code == 0, result.output
     (path,) = tmp_path.glob("*.json")
-    values, table = json.loads(path.read_text()), path.with_suffix(".md").read_text()
-    assert values["facts"]["texts"] == "prompts of mine.txt"
-    assert values["facts"]["model"] == str(base)
-    rows = {row["method"]: row for row in values["rows"]}
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
     assert rows.keys() == {"mlx_lm", *speedup.SUITES["rule"].ways["lossless"]}
     for row in rows.values():
         assert (row["task"], row["items"], row["same_output_as_plain"]) == ("mine", 2, 2)
-    assert "quality" not in table
-    assert result.stdout.strip() == table.strip()
+    assert result.stdout.strip() == path.with_suffix(".md").read_text().strip()
 
 
 def test_a_model_without_streams_drafts_by_lookup_alone(run, tmp_path):
@@ -37,14 +33,12 @@ def test_a_model_without_streams_drafts_by_lookup_alone(run, tmp_path):
     (path,) = (tmp_path / "results").glob("*.json")
     rows = json.loads(path.read_text())["rows"]
     assert [row["method"] for row in rows] == ["mlx_lm", "the rule", "likely tree, lookup"]
-    assert {row["extra_parameters"] for row in rows} == {0}
     for flags, sentence in (
         (("--suite", "speedup"), "every way of this --suite drafts with streams, and no streams"),
         (("--writers", "base"), "--writers was given with a model or an adapter of yours"),
         (("--texts", "dev"), "--prompts and --texts were both given"),
     ):
         assert sentence in command_line.refusal(run(*flags))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "results"]
 
 
 def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatch):

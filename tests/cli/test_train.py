@@ -124,7 +124,6 @@ def test_an_adapter_for_one_application(base, data, tmp_path):
         "resume_adapter_file: null\ntest: false\ntest_batches: 100\nreport_to: null\n"
         "mode: shared\niters: 50\nlearning_rate: 1e-2\nnum_msa_layers: 2\nbatch_size: 8\n"
         "lora_parameters: {keys: [self_attn.q_proj], rank: 3, scale: 4.0, dropout: 0.1}\n"
-        "lr_schedule: {name: cosine_decay, warmup: 2, arguments: [1e-2, 6]}\n"
     )
     result = run("train", "-c", config, "--data", data, "--iters", 6, "--adapter-path", out)
     assert result.exit_code == 0, result.output

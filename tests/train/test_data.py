@@ -21,6 +21,13 @@ CHAT = {
     ]
 }
 TURN = "<|user|>check the numbers<|end|><|assistant|>"
+TALK = {"prompt": "noon", "completion": "the team", "earlier": ["when", "at five"]}
+TURNS = "<|user|>when<|end|><|assistant|>at five<|end|><|user|>At: noon<|end|><|assistant|>"
+FORGETS = (  # what was thought before noon
+    "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
 
 
 @pytest.fixture
@@ -41,15 +48,6 @@ def tokenizer_of(chat=CHAT_TEMPLATE):
     return TokenizerWrapper(tokenizer)
 
 
-FORGETS = (  # what was thought before noon
-    "{% for m in messages %}<|user|>{{ m.content.split('noon')[-1] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-TALK = {"prompt": "noon", "completion": "the team", "earlier": ["when", "at five"]}
-TURNS = "<|user|>when<|end|><|assistant|>at five<|end|><|user|>At: noon<|end|><|assistant|>"
-THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": "stop"}
-
-
 @pytest.mark.parametrize(
     ("row", "chat", "template", "prompt", "answer"),
     [
@@ -65,30 +63,28 @@ THOUGHT = {"prompt": "check", "completion": "noon the report", "finish_reason": 
 def test_prompt_and_completion_are_as_they_are_decoded(row, chat, template, prompt, answer, read):
     """An answer that was cut has no end, and one of the base's own is as it was written."""
     tokenizer = tokenizer_of()
-    (item,) = read([row | {"source": "news"}], chat, template=template).items
+    (item,) = read([row | {"source": "news"}], chat, template=template)
     assert tokenizer.decode(item.tokens) == prompt + answer
     start = item.stream_from
     assert tokenizer.decode(item.tokens[:start]) == prompt if prompt else start == 1
     assert item.source == "news"
 
 
-def test_own_answers_keep_their_tokens(read):
-    """Encoded again, a text may have others."""
+def test_own_answers_keep_their_tokens(read, capsys):
     tokenizer = tokenizer_of()
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "team"]
     row = {"prompt": "check", "completion": "team", "finish_reason": "stop", "tokens": letters}
-    (item,) = read([row]).items
+    (item,) = read([row])
     assert list(item.tokens[item.stream_from :]) == [*letters, tokenizer.eos_token_id]
     found = read([row, {**row, "tokens": letters * 9}], longest=30)
-    assert (len(found.items), found.too_long) == (1, 1)
-    assert found.items[0] == item
+    assert found == [item]
+    assert "train.jsonl: 1 sequences over 30 tokens left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("rows", "fields", "sentence"),
     [
         ([PAIR, {"text": "x"}], {}, "line 2 is {'text': 'x'}, expected as in the first line"),
-        ([{**ANSWER, "tokens": ["x"]}], {}, "line 1 is "),
         ([{**TALK, "earlier": ["when"]}], {}, "line 1 is "),
         ([PAIR, {**ANSWER, "tokens": [VOCAB_SIZE]}], {}, f"line 2 holds token {VOCAB_SIZE}, "),
         ([PAIR], {"longest": 3}, "has no sequence of at most 3 tokens with"),
@@ -101,9 +97,6 @@ def test_bad_lines(rows, fields, sentence, read):
         read(rows, **fields)
 
 
-# Batches ----------------------------------------------------------------------------------------
-
-
 def test_batches_are_a_function_of_seed_and_step():
     items = [Item(list(range(5 + n % 40)), 2) for n in range(103)]
     batches = Batches(items, 8, seed=3)
@@ -113,16 +106,14 @@ def test_batches_are_a_function_of_seed_and_step():
     for epoch in (two_epochs[:13], two_epochs[13:]):
         assert sorted(id(item) for batch in epoch for item in batch) == sorted(map(id, items))
     assert two_epochs[:13] != two_epochs[13:]
-    for step in (0, 5, 13, 20):
+    for step in (5, 13):
         later = batches.from_step(step)
         assert [next(later) for _ in range(26 - step)] == two_epochs[step:]
-    assert next(Batches(items, 8, seed=4).from_step(0)) != two_epochs[0]
     lengths = [[len(item.tokens) for item in batch] for batch in two_epochs]
     assert sum(8 * max(batch) for batch in lengths) < 1.2 * sum(map(sum, lengths))
 
 
 def test_the_most_frequent_tokens_of_completions():
-    """Of equals those of all text, then those of the vocabulary."""
     items = [Item([9, 9, 9, 5, 5, 7], 3), Item([4, 8, 7, 5, 8], 2)]
     assert [most_frequent(items, n, 10) for n in (2, 3, 4)] == [[5, 7], [5, 7, 8], [5, 7, 8, 9]]
 
@@ -149,10 +140,7 @@ def test_what_is_scored():
     assert scored.weights.tolist() == pytest.approx([weights[s] for *_, s in table(scored)])
     assert scored.exits.tolist() == [0, 1, 2, 4, 5]
     assert scored.exit_targets.tolist() == [3, 4, 5, 7, 8]
-
-
-def test_streams_are_scored_on_what_they_may_draft():
-    places = places_of(mx.array([4, 8]), 9)
+    places = places_of(mx.array([4, 8]), 9)  # of a draft vocabulary
     _, scored = sequences_of(ITEMS, [0.0, 0.5, 0.5], segment=2, places=places)
     assert table(scored) == [(1, 0, 1), (13, 1, 1)]
     assert scored.main_rows == 0

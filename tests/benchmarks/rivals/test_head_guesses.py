@@ -5,20 +5,11 @@ accepted; the heads only guess behind them.
 """
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 import torch
-from draft_heads import (
-    HEADS,
-    HIDDEN,
-    eagle,
-    hydra,
-    medusa,
-    model_with_head,
-    write,
-)
+from draft_heads import HEADS, HIDDEN, medusa, model_with_head
 from random_models import (
     PROMPT,
     TrueTrees,
@@ -32,7 +23,6 @@ from random_models import (
 from trees import Planned
 
 from benchmarks.rivals.heads import mounted as read
-from specstream_mlx import UserError
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
@@ -41,8 +31,6 @@ TREES = {
     "best-first": DraftSettings(tree_width=3, tree_size=6),
     "full": DraftSettings(tree_width=2, tree_size=None),
 }
-
-
 ONE_OF_EACH = ["medusa, own heads", "hydra", "eagle", "eagle3, some tokens", "ppd"]
 
 
@@ -100,37 +88,12 @@ def compare(logits_of, text, step, model):
         depths.add(len(path))
         logits, tokens = logits_of(text, path)
         expected = logits - np.logaddexp.reduce(logits)
-        best = np.sort(expected)[::-1]
-        place = {token: number for number, token in enumerate(tokens)}
-        for rank, (token, log_prob) in enumerate(found):
-            assert abs(expected[place[token]] - log_prob) < 1e-3
-            assert abs(best[rank] - log_prob) < 1e-3
-            paths.append((*path, token))
+        of_token = dict(zip(tokens, expected, strict=True))
+        log_probs = [log_prob for _, log_prob in found]
+        assert log_probs == pytest.approx([of_token[token] for token, _ in found], abs=1e-3)
+        assert log_probs == pytest.approx(np.sort(expected)[::-1][: len(found)], abs=1e-3)
+        paths += [(*path, token) for token, _ in found]
     assert depths == set(range(guesses.depth))
-
-
-def narrow(tensors):
-    tensors["0.0.linear.weight"] = tensors["0.0.linear.weight"][:, :16]
-
-
-REFUSED = {
-    "another width": (medusa, narrow, {}, "received shape (32, 16)"),
-    "that sees no token": (hydra, None, {"grounded_heads": False}, "grounded_heads is False, exp"),
-    "none of these": (eagle, lambda all: all.pop("fc.weight"), {}, "has other tensors, expected"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_heads_that_do_not_fit_are_refused(case, tmp_path):
-    make, spoil, values, sentence = REFUSED[case]
-    model = speculative_model()
-    model.streams = None
-    tensors, _, further = make(np.random.default_rng(0), model)
-    if spoil:
-        spoil(tensors)
-    directory = write(tmp_path / "head", tensors, further.get("config", {}) | values)
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        read(directory, model)
 
 
 def test_torchs_files_and_heads_within_a_whole_model_are_read(tmp_path):

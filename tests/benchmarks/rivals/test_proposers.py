@@ -62,8 +62,6 @@ def test_the_window_is_the_papers_jacobi_iteration(size):
         found.begin(result, FREE)
         assert found._levels == window
         assert found._pool == pool
-        nodes = len(with_paths((), found.required()))
-        assert nodes <= columns * (ngram - 1) - 1 or len(window) < ngram - 1
     firsts = dict.fromkeys(gram[0] for gram in reversed(pool.get(root, [])))
     assert [token for token, _ in found.children(())] == list(firsts)
 
@@ -135,25 +133,17 @@ def test_a_match_is_the_longest_end_that_occurs_and_counts_what_followed(seed):
         own.extend([token])
 
 
-def some_tokens(seed, count=300, vocab_size=5):
-    return np.random.default_rng(seed).integers(0, vocab_size, count)
-
-
 def test_what_followed_is_found(tmp_path):
-    tokens = some_tokens(1) + 151_000
+    """In a store whose tokens need 32 bits."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(151_000, 151_005, 300)
     write_datastore(tmp_path / "store", tokens)
-    store, listed = Datastore(tmp_path / "store"), tokens.tolist()
-    assert store.most == max(listed)
+    store, text = Datastore(tmp_path / "store"), tokens.tolist()
     for seed in range(30):
-        query = (some_tokens(seed, 1 + seed % 4) + 151_000).tolist()
-        after = [
-            listed[start + len(query) :][:4]
-            for start in range(300 - len(query) + 1)
-            if listed[start : start + len(query)] == query
-        ]
+        query = rng.integers(151_000, 151_005, 1 + seed % 4).tolist()
+        after = [text[end:][:4] for end in occurrences(text, query)]
         expected = sorted([*part, *[-1] * (4 - len(part))] for part in after)
         assert sorted(store.following(query, 10**6, 4).tolist()) == expected
-        assert len(store.following(query, 3, 4)) == min(3, len(expected))
 
 
 def test_the_longest_end_says_what_follows_by_how_often_it_did(tmp_path):
@@ -164,12 +154,8 @@ def test_the_longest_end_says_what_follows_by_how_often_it_did(tmp_path):
     assert [token for token, _ in drafter.children(())] == [3, 5]
     assert drafter.children((3,))[0][0] == 4
     assert drafter.children((7,)) == []
-    for _ in range(8):
-        drafter.accept([3, 4, 8, 1, 2])
-        drafter.begin(NOTHING_VERIFIED, FREE)
-    assert [token for token, _ in drafter.children(())] == [5], "a longer end occurs"
-    drafter.accept([9, 1, 2])
+    drafter.accept([3, 4, 8, 1, 2])
     drafter.begin(NOTHING_VERIFIED, FREE)
-    assert [token for token, _ in drafter.children(())] == [3]
+    assert [token for token, _ in drafter.children(())] == [5], "a longer end occurs"
     with pytest.raises(UserError, match="cannot be read"):
         Datastore(tmp_path / "none")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from random_models import plain_tokens, tokens_of
 from specstream_mlx.convert.pytorch.load import load_base
-from torch_tiny import tiny_batch
 
 from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
-from benchmarks.rivals.train_heads import Drafts, HeadSettings, head_loss, write_head
+from benchmarks.rivals.train_heads import Drafts, HeadSettings, write_head
 from specstream_mlx import load
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows
@@ -122,41 +121,3 @@ def test_it_learns_and_the_text_stays(form, settings, data, tied_mlx):
     expected = plain_tokens(model.model, prompt, 12)
     model.mount_head(mounted(directory, model))
     assert tokens_of(model, prompt, 12, tree_size=4)[:12] == expected
-
-
-@pytest.mark.parametrize("form", ["medusa, some tokens", "hydra", "eagle", "eagle3, some tokens"])
-def test_losses_are_those_of_the_whole_logits(form, base, settings):
-    """Row by row, with the logits of all positions at once."""
-    chosen = settings(**FORMS[form], **({"token_loss": 0.3} if form == "eagle" else {}))
-    network, drafts = random_head(base, chosen)
-    batch, apart = tiny_batch(vocab=base.config.vocab_size), []
-    sums, counts = np.zeros(DEPTH), np.zeros(DEPTH)
-    every = torch.arange(base.config.vocab_size)
-    ids = (every if drafts.vocabulary is None else drafts.vocabulary).tolist()
-    for row, length in enumerate(batch.lengths.tolist()):
-        tokens = batch.tokens[row, :length]
-        logits = trained_logits(network, drafts, tokens)
-        _, (last,) = drafts.hidden(tokens[None], ())
-        teacher = torch.nn.functional.linear(last, *drafts.shared).softmax(-1)
-        embeddings = drafts.backbone.embedding(tokens[None])
-        for position in range(batch.stream_from[row] - 1, length - 2):
-            for level in range(min(DEPTH, length - position - 2)):
-                token = tokens[position + 2 + level].item()
-                if token in ids:
-                    expected = teacher[position + 1 + level]
-                    if not chosen.learns_from_base:
-                        place = torch.tensor(ids.index(token))
-                        expected = torch.nn.functional.one_hot(place, len(ids))
-                    sums[level] -= (expected * logits[position, level].log_softmax(-1)).sum().item()
-                    counts[level] += 1
-            if form == "eagle":
-                output = network(last[None], embeddings, torch.tensor([[position]]))[0, 0, 0]
-                apart.append((output - last[position + 1]).abs())
-    loss, per_depth = head_loss(network, drafts, batch, chosen)
-    assert per_depth == pytest.approx(sums / np.maximum(counts, 1), rel=1e-4)
-    decay = 0.8 if form.startswith(("medusa", "eagle3")) else 1.0
-    total = (sums / np.maximum(counts, 1)) @ (decay ** np.arange(1, 4))
-    if form == "eagle":
-        apart = torch.stack(apart)
-        total = 0.3 * total + torch.where(apart < 1, apart**2 / 2, apart - 0.5).mean().item()
-    assert loss.item() == pytest.approx(total, rel=1e-4)

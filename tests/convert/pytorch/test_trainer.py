@@ -217,7 +217,7 @@ def test_runs_that_are_there_already(settings, tmp_path):
         assert [path.name for path in alone.iterdir()] == [left]
     whole = torch.load(path, weights_only=True)
     for change, sentence in (
-        ({"settings": whole["settings"] | {"seed": "1"}}, "seed was '1', expected '0' as in"),
+        ({"settings": whole["settings"] | {"seed": "1"}}, "seed was '1', expected '0'"),
         ({"weights": {}}, "has no tensor "),
         ({"optimizer": {}}, "is not a readable checkpoint: KeyError"),
     ):
