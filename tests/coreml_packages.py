@@ -73,7 +73,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 CASES = {
     "Llama, int8, lossless": Case(streams=ADAPTER),
     "Llama, int4, shared, LoRA, linear": Case(
@@ -87,22 +86,20 @@ CASES = {
     "Llama 3 rope, int6, one stream": Case(
         bits=6, fields={"rope_scaling": LLAMA3}, streams={**SHARED, "num_streams": 1}
     ),
-    "Qwen2, int8, every layer": Case("qwen2", streams={**BESIDE, "num_msa_layers": 3}),
-    "Qwen2, yarn, untied, draft vocabulary": Case(
+    "Qwen2, untied, draft vocabulary, every layer": Case(
         "qwen2",
-        fields={**UNTIED, "rope_scaling": YARN},
-        streams={**SHARED, "draft_vocabulary": 60},
+        fields=UNTIED,
+        streams={**BESIDE, **SHARED, "draft_vocabulary": 60, "num_msa_layers": 3},
         lora=LORA_KEYS,
     ),
     "Qwen3, int4, shared": Case("qwen3", bits=4, fields={"head_dim": 32}, streams=SHARED),
     "Mistral, int4, untied, no streams": Case("mistral", bits=4, fields=UNTIED, streams=None),
-    "Mistral, conditioned, a LoRA that stays": Case(
-        "mistral", fields=UNTIED, streams=CONDITIONED, lora=LORA_KEYS
+    "Mistral, conditioned, one stream, a LoRA that stays": Case(
+        "mistral", fields=UNTIED, streams={**CONDITIONED, "num_streams": 1}, lora=LORA_KEYS
     ),
     "Qwen3, conditioned, shortlists": Case(
         "qwen3", streams={**CONDITIONED, "draft_vocabulary": 60}, shortlists=True
     ),
-    "Llama, conditioned, one stream": Case(streams={**CONDITIONED, "num_streams": 1}),
     "Llama, untied, conditioned, shortlists, LoRA on the head": Case(
         fields=UNTIED,
         streams={**CONDITIONED, "mode": "shared"},
@@ -169,7 +166,6 @@ def halved(p):
 
 
 def random_streams(case, seed=1):
-    """Random streams of a case."""
     if case.streams is None:
         return None
     fields = {"mode": "lossless", "num_streams": 3, "num_msa_layers": 2, **case.streams}

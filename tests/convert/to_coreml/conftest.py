@@ -40,7 +40,6 @@ def pair_fixture(name):
 lossless = pair_fixture("lossless")
 shared = pair_fixture("shared")
 conditioned = pair_fixture("conditioned")
-bare = pair_fixture("bare")
 
 
 @pytest.fixture(scope="session")

@@ -43,14 +43,11 @@ def test_a_text_does_not_depend_on_drafts(exported):
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert plain["target_calls"] == plain["generation_tokens"] == 8
-    assert (drafted["adapter"], drafted["mode"]) == ("streams", "lossless")
-    assert drafted["model"] == str(exported)
     assert drafted["tree"] == "best-first, 3 nodes, of streams and lookup"
     # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
-    assert (drafted["verify"], drafted["seed"]) == ("keyed", 4)
     raw = values(exported, *flags, "--ignore-chat-template")
     tokenizer = Contents.read(exported).read_tokenizer()
     assert raw["prompt_tokens"] == len(tokenizer.encode("the meeting")) < drafted["prompt_tokens"]
@@ -79,13 +76,11 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:1000])
 
 
-NODES = {"context": 64, "nodes": [3], "chunk": 8, "candidates": 2}
 DAMAGES = {
     "weight.bin is missing": lambda p: weights(p).unlink(),
     "cannot run streams_prefill8: ": lambda p: cut(weights(p)),
     "is no Core ML package": lambda p: cut(model_file(p)),
     "x.mlpackage is no Core ML package of export-coreml: it does not exist": shutil.rmtree,
-    "there is no function streams_step3": with_facts({"sizes": NODES}),
     "is damaged (AttributeError": with_facts({"adapters": 3}),
     "has no metadata called 'specstream'": with_facts(None),
     "its version is 9, expected 1": with_facts({"version": 9}),
@@ -114,7 +109,6 @@ def test_a_damaged_package(sentence, exported, tmp_path):
         (run_verify, ("--vectors", "x", "--record", "y"), "--vectors and --record were both given"),
         (run_verify, ("--compute-units", "gpu"), "found 'gpu', expected one of cpuOnly, cpuAndGPU"),
         (run_verify, ("--record", "/"), "/ exists already, expected a name that nothing is at"),
-        (run_verify, ("--vectors", "nowhere"), "nowhere is missing"),
         pytest.param(
             *(run_verify, ("--compute-units", "cpuOnly"), "expected on a Mac only"),
             marks=pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there"),
@@ -132,13 +126,11 @@ def test_core_ml_loads_a_function_once(lossless, monkeypatch):
     monkeypatch.setattr(ct.models, "CompiledMLModel", compiled)
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     core_ml, predict = executor_of(lossless.path), compiled.return_value.predict
-    state, inputs = core_ml.states(), {"length": np.zeros(1, np.int32)}
-    for name in ("one_prefill8", "one_step5", "one_prefill8", "one_step5"):
+    state, inputs, names = core_ml.states(), {"length": 0}, ("one_prefill8", "one_step5")
+    for name in 2 * names:
         assert core_ml.call(name, inputs, state) is predict.return_value
-    core_ml.call("one_draft", inputs)
-    assert predict.call_args_list == [call(inputs, state)] * 4 + [call(inputs, None)]
+    assert predict.call_args_list == [call(inputs, state)] * 4
     place = f"{lossless.path}c", ct.ComputeUnit.CPU_AND_GPU
-    names = ("one_prefill8", "one_step5", "one_draft")
     assert compiled.call_args_list == [call(*place, name) for name in names]
 
 
@@ -154,12 +146,11 @@ def calls(exported, tmp_path_factory):
 def test_a_recording_is_replayed(exported, calls):
     recorded = json.loads(calls.read_text())
     assert [run["settings"]["temperature"] for run in recorded["runs"]] == [0.0, 0.0, 1.0]
-    assert {run["adapter"] for run in recorded["runs"]} == {"streams"}
     result = run_verify(exported, "--vectors", calls)
     assert result.exit_code == 0, result.output
     exact, half = result.stdout.strip().split("\n\n")
-    assert exact.startswith("numpy, float32:") and half.startswith("numpy, half precision:")
-    assert exact.endswith("Within the bound") and half.endswith("Within the bound")
+    assert exact.startswith("numpy, float32:") and exact.endswith("Within the bound")
+    assert half.startswith("numpy, half precision:") and half.endswith("Within the bound")
     recorded["runs"][0]["calls"][-1]["outputs"]["predictions"][0] += 1
     other = calls.with_name("damaged.json")
     other.write_text(json.dumps(recorded))
@@ -178,40 +169,20 @@ def test_core_ml_computes_what_was_recorded(exported, calls):
 
 # Recorded calls, and that a replay finds what is wrong ------------------------------------------
 
-PROMPT = random_prompt(SIZES.chunk + 3)
-
-
-def silent(done, total, description=None):
-    pass
-
-
-def record(pair, *requests):
-    requests = [("one", request) for request in requests]
-    return recordings.record(pair.contents, pair.package, requests, silent)
-
 
 def complaint(recorded, pair, exact):
-    return recordings.replay(recorded, pair.package, exact, silent).complaint()
+    return recordings.replay(recorded, pair.package, exact, Mock()).complaint()
 
 
 @pytest.fixture(scope="module")
 def recorded(lossless):
-    """A greedy text and a drawn one."""
-    drawn = Request(PROMPT[:3], max_tokens=5, sampler=keyed_sampler(3))
-    return record(lossless, Request(PROMPT, max_tokens=7), drawn)
-
-
-def test_a_recording_is_what_was_decoded(lossless, recorded):
-    greedy, drawn = recorded["runs"]
-    assert greedy["tokens"] == plain_text(lossless.decoder(), Request(PROMPT, max_tokens=7))
-    assert (greedy["prompt"], greedy["settings"]["max_tokens"]) == (PROMPT, 7)
-    assert greedy["settings"]["tree_size"] == SIZES.nodes[0] - 1
-    assert (greedy["settings"]["seed"], greedy["settings"]["temperature"]) == (None, 0.0)
-    assert (drawn["settings"]["seed"], drawn["settings"]["temperature"]) == (3, 1.0)
-    names = [call["function"] for call in greedy["calls"]]
-    assert names[:2] == ["one_prefill8", "one_prefill8"]
-    assert set(names[2:]) <= {"one_step5", "one_step8"}
-    assert {call["function"] for call in drawn["calls"]} >= {"one_logits5", "one_draft"}
+    """A greedy text, which is the engine's, and a drawn one."""
+    greedy = Request(random_prompt(SIZES.chunk + 3), max_tokens=7)
+    drawn = Request(greedy.prompt[:3], max_tokens=5, sampler=keyed_sampler(3))
+    requests = [("one", request) for request in (greedy, drawn)]
+    made = recordings.record(lossless.contents, lossless.package, requests, Mock())
+    assert made["runs"][0]["tokens"] == plain_text(lossless.decoder(), greedy)
+    return made
 
 
 def test_what_differs_is_named(lossless, recorded):
@@ -232,10 +203,8 @@ def test_what_does_not_fit_is_refused(lossless, recorded, tmp_path):
     path = tmp_path / "calls.json"
     whole = {"format": 1, "fingerprint": "of no file", "runs": []}
     for change, sentence in (
-        ({"format": 2}, "has the format 2, expected 1"),
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
         ({"runs": 3}, "is damaged .TypeError"),
-        ({"runs": [{"calls": [], "adapter": "two"}]}, "the adapter is 'two'"),
     ):
         path.write_text(json.dumps(whole | change))
         with pytest.raises(UserError, match=sentence):
@@ -243,7 +212,6 @@ def test_what_does_not_fit_is_refused(lossless, recorded, tmp_path):
     for change, sentence in (
         ({"function": "two_step5"}, "cannot run two_step5: .*there is no function two_step5"),
         ({"outputs": {"last": np.zeros(1)}}, "returns {'end': .*expected {'last'.* as recorded"),
-        ({"inputs": {"length": np.zeros(1)}}, "cannot run one_prefill8: it takes"),
     ):
         changed = deepcopy(recorded)
         changed["runs"][0]["calls"][0].update(change)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from command_line import refusal, result_of, run
+from command_line import refusal, run
 from demonstration_weights import needs_weights
 from specstream_mlx.convert.to_coreml import export as exporting
 from specstream_mlx.convert.to_coreml import weights
@@ -18,7 +18,6 @@ from specstream_mlx.convert.to_coreml.contents import METADATA, Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
 from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, check_base, check_names
-from specstream_mlx.convert.to_coreml.verify import main as verify
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 
 from specstream_mlx.errors import UserError
@@ -96,6 +95,7 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
 LLAMA |= {"rms_norm_eps": 1e-5}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+HEAD_LORA = {"lora_parameters": {"keys": ["lm_head"]}}
 EXPORTED = Sizes(context=128)
 
 
@@ -112,23 +112,17 @@ def sizes(**fields):
     return lambda: Sizes(**{"context": 128, **fields})
 
 
-def lora_on(name):
-    return {"lora_parameters": {"keys": [name]}}
-
-
 @pytest.mark.parametrize(
     ("check", "sentence"),
     [
         (config(model_type="gemma2"), "model_type is 'gemma2', expected one of llama, "),
         (config(**WINDOWS), "sliding_window is 9, expected at least the context of 128"),
-        (config(rope_traditional=True), "rope_traditional is True, expected False"),
         (config(quantization={"mode": "mxfp4"}), "mode is 'mxfp4', expected 'affine'"),
         (config(rms_norm_eps=1e-8), "rms_norm_eps is 1e-08, expected at least 6e-08"),
         (adapter(stream_keys=4), "a: stream_keys is 4, expected 0"),
         (adapter(draft_vocabulary=3), "a: draft_vocabulary is 3, expected at least the 4"),
         (adapter({"fine_tune_type": "dora"}), "a: fine_tune_type is 'dora', expected 'lora'"),
-        (adapter(lora_on("model.embed_tokens")), "a: LoRA is on embed_tokens"),
-        (adapter(lora_on("lm_head"), draft_vocabulary=30), "a: LoRA is on lm_head .* draft_voc"),
+        (adapter(HEAD_LORA, draft_vocabulary=30), "a: LoRA is on lm_head .* draft_vocab"),
         (sizes(nodes=(8, 65)), "expected different numbers from 1 to 64"),
         (sizes(context=40), "context is 40, expected at least 64, the most rows of a call"),
         (lambda: check_names(["my-sql"]), "the adapter's name is 'my-sql', expected letters"),
@@ -148,38 +142,16 @@ def test_what_is_supported():
     check_names(["sql", "key_points"])
 
 
-# The demonstration model: its texts are MLX's -----------------------------------------------
-
-QUESTION = "table trips(city, days, price): which city has days above 4?"
-ANSWER = "SELECT city FROM trips WHERE days > 4"
-
-
-@pytest.fixture(scope="module")
-def sql(tmp_path_factory):
-    package = tmp_path_factory.mktemp("bundled") / "x.mlpackage"
+@needs_weights
+def test_a_question_is_answered_as_by_mlx_in_half_precision(tmp_path):
+    sql = tmp_path / "x.mlpackage"
     sizes = ("--context", 128, "--nodes", 8)
-    result = run("export-coreml", "--output", package, "--adapter", "sql", *sizes)
+    result = run("export-coreml", "--output", sql, "--adapter", "sql", *sizes)
     assert result.exit_code == 0, result.output
-    return package
-
-
-@needs_weights
-@pytest.mark.slow  # half precision is the stricter one, below
-def test_a_question_is_answered_as_by_mlx(sql):
-    """And recorded calls stay within the bound, in half precision and guess by guess."""
-    question = ("-p", QUESTION, "-m", 32)
-    result = run("generate", "--coreml", sql, *question)
-    assert result.stdout == f"{ANSWER}\n"
-    assert run("generate", "--adapter", "sql", *question).stdout == result.stdout
-    result = result_of(verify, sql, "-m", 4)
-    assert result.exit_code == 0, result.output
-
-
-@needs_weights
-def test_a_question_is_answered_as_by_mlx_in_half_precision(sql):
     contents = Contents.read(sql)
     decoder, tokenizer = PackageDecoder(contents, Package(sql, "fp16")), contents.read_tokenizer()
-    prompt = chat_prompt(tokenizer, QUESTION, decoder.adapter.prompt_template)
+    question = "table trips(city, days, price): which city has days above 4?"
+    prompt = chat_prompt(tokenizer, question, decoder.adapter.prompt_template)
     request = Request(prompt, max_tokens=32, end_tokens=tokenizer.eos_token_ids)
     text = "".join(response.text for response in decoder.responses(tokenizer, request))
-    assert text == ANSWER
+    assert text == "SELECT city FROM trips WHERE days > 4"

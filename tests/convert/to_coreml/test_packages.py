@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
@@ -25,8 +26,6 @@ from specstream_mlx.convert.to_coreml.weights import encode
 from trees import Planned
 
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
-from specstream_mlx.drafting.fixed import FixedPlanner
-from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.request import Request
@@ -42,8 +41,6 @@ class WithoutNoise(KeyedRule):
 
 GREEDY = {}
 KEYED = {"sampler": keyed_sampler(7), "verify": WithoutNoise}
-PROCESSED = {"logits_processors": make_logits_processors({3: 2.0}, 1.3)}
-PLAIN = {"logits_processors": None}
 
 
 class SmallTrees(TrueTrees):
@@ -76,30 +73,22 @@ def compared(pair, request, *, seed=0, adapter="one", ours=None):
     sides = results_of(ours), results_of(theirs)
     expected = by_engine(theirs, request, planners[0])
     found = list(ours.decode(ours.fitted(replace(request, drafting=planners[1]))))
-    assert_same_steps(found, expected)
+    assert [step.tokens for step in found] == [step.tokens for step in expected]
+    for step, other in zip(found, expected, strict=True):
+        for name in ("tokens", "parents", "depths"):
+            assert getattr(step.tree, name).tolist() == getattr(other.tree, name).tolist()
     for result, other in zip(*sides, strict=True):
         assert mx.array_equal(result.predictions, other.predictions)
         assert mx.array_equal(result.last, other.last)
         if result.logits is not None:
             assert relative_error(result.logits, other.logits) <= BOUND
-        if result.streams is not None:
-            assert_same_guesses(result.streams, other.streams)
+        guesses, others = result.streams, other.streams
+        if guesses is not None:
+            assert mx.array_equal(guesses.candidates, others.candidates)
+            assert relative_error(guesses.log_probs, others.log_probs) <= BOUND
+            if others.parents is not None:
+                assert mx.array_equal(guesses.parents, others.parents)
     return found
-
-
-def assert_same_guesses(found, expected):
-    assert mx.array_equal(found.candidates, expected.candidates)
-    assert relative_error(found.log_probs, expected.log_probs) <= BOUND
-    if expected.parents is not None:
-        assert mx.array_equal(found.parents, expected.parents)
-
-
-def assert_same_steps(found, expected):
-    """Same tokens, and the same trees in every call."""
-    assert [step.tokens for step in found] == [step.tokens for step in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        for name in ("tokens", "parents", "depths"):
-            assert getattr(ours.tree, name).tolist() == getattr(theirs.tree, name).tolist()
 
 
 @pytest.mark.parametrize(
@@ -154,37 +143,23 @@ def test_what_is_wrong_shows(shared):
             compared(shared, request, ours=wrong)
 
 
-def test_weights_are_written_once(shared):
+def test_weights_are_written_once_as_they_were_encoded(shared):
     """For all functions of both adapters."""
     (file,) = shared.path.rglob("weight.bin")
-    content = file.read_bytes()
-    for layer in random_model(shared.case).layers:
-        assert content.count(encode(layer.mlp.gate_proj).q.tobytes()) == 1
-
-
-def test_trees_are_those_that_settings_plan(bare, lossless):
-    for pair, settings in (
-        (lossless, DraftSettings(tree_size=7)),
-        (bare, DraftSettings(lookup=True, tree_size=7)),
-        (bare, DraftSettings(speculation=False)),
-    ):
-        ours, theirs = pair.package_decoder(), pair.decoder()
-        request = ours.fitted(Request(random_prompt(60), settings, max_tokens=12))
-        plan_of = request.drafting.plans(theirs.streams and theirs.streams.config)
-        proposers = [make(Material(request.prompt)) for make in settings.makers]
-        planner = FixedPlanner(request.drafting, plan_of, theirs.streams is not None, proposers)
-        found = list(ours.decode(request))
-        assert_same_steps(found, by_engine(theirs, request, planner))
-        assert any(len(step.tree) > 1 for step in found) == settings.speculation
+    content, held = file.read_bytes(), shared.package.weights("one_step5")
+    for number, layer in enumerate(random_model(shared.case).layers):
+        groups = encode(layer.mlp.gate_proj)
+        assert content.count(groups.q.tobytes()) == 1
+        scale, offset = (np.repeat(x.astype(float), 32, 1) for x in (groups.scale, groups.offset))
+        found = held[f"model_layers_{number}_mlp_gate_proj"]
+        assert found == pytest.approx(scale * (groups.q - offset), rel=1e-6)
 
 
 def test_processors_see_the_path_of_each_node(lossless):
-    request = Request(random_prompt(9), max_tokens=15, **PROCESSED)
-    found = compared(lossless, request)
-    assert found[-1].tokens != plain_text(lossless.decoder(), replace(request, **PLAIN))[-1]
-
-
-# Ends -------------------------------------------------------------------------------------------
+    processors = make_logits_processors({3: 2.0}, 1.3)
+    request = Request(random_prompt(9), max_tokens=15, logits_processors=processors)
+    found, plain = compared(lossless, request), replace(request, logits_processors=None)
+    assert found[-1].tokens != plain_text(lossless.decoder(), plain)[-1]
 
 
 def test_a_text_ends_where_the_context_does(lossless):
@@ -197,9 +172,6 @@ def test_a_text_ends_where_the_context_does(lossless):
         assert sum(len(step.tokens) for step in found) >= 13
     with pytest.raises(UserError, match="97 tokens, the package's context holds 96"):
         decoder.fitted(Request(random_prompt(SIZES.context + 1)))
-
-
-# One prompt after another ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "how"), [("lossless", GREEDY), ("shared", KEYED)])
@@ -231,14 +203,10 @@ def test_another_prompt_goes_back(lossless):
         compared(lossless, Request(changed, max_tokens=8), ours=ours)
 
 
-# What a package cannot do -----------------------------------------------------------------------
-
-
 def test_refused_requests(lossless):
     ours = lossless.package_decoder()
     for fields, sentence in (
         ({"prompt": [VOCAB_SIZE]}, "holds token 97, the model's are 0 to 96"),
-        ({"sampler": keyed_sampler(1), "verify": "rejection"}, "verify is 'rejection', expected"),
         ({"prompt_cache": PromptCache()}, "a prompt cache or kv_bits was given"),
         ({"drafting": DraftSettings(max_nodes=3)}, "max_nodes is given, expected none"),
         ({"drafting": DraftSettings(num_streams=4)}, "num_streams is 4, the adapter has 3"),
@@ -247,7 +215,6 @@ def test_refused_requests(lossless):
             ours.fitted(Request(**{"prompt": [1], **fields}))
     # Without functions that return logits nothing is drawn.
     ours = PackageDecoder(replace(lossless.contents, sampling=False), lossless.package)
-    for how in (KEYED, PROCESSED):
-        with pytest.raises(UserError, match=r"no functions that return logits.*--sampling"):
-            ours.fitted(Request([1], **how))
+    with pytest.raises(UserError, match=r"no functions that return logits.*--sampling"):
+        ours.fitted(Request([1], **KEYED))
     ours.fitted(Request([1]))

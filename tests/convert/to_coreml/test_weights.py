@@ -4,16 +4,11 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-import coremltools as ct
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, Program, types
 from specstream_mlx.convert.to_coreml import weights
-from specstream_mlx.convert.to_coreml.evaluate import Package
-from specstream_mlx.convert.to_coreml.export import save
-from specstream_mlx.convert.to_coreml.weights import Store, constant, encode, rows_of
+from specstream_mlx.convert.to_coreml.weights import Store, encode, rows_of
 
 GROUP = 32
 BITS = [(2, 4), (3, 4), (4, 4), (5, 8), (6, 8), (8, 8)]  # and those of the type that holds them
@@ -39,20 +34,6 @@ def quantized(weight, bits):
     return dense.to_quantized(GROUP, bits)
 
 
-def with_float_offsets(module):
-    """The same layer, each of its groups shifted by another part of a step, as GGUF's are."""
-    rng, steps = np.random.default_rng(2), np.array(module.scales)
-    module.biases = mx.array(np.array(module.biases) + rng.uniform(0, 1, steps.shape) * steps)
-    return module
-
-
-def own(module):
-    """(out, in) what MLX holds."""
-    kind = {"group_size": GROUP, "bits": module.bits}
-    weight = mx.dequantize(module.weight, module.scales, module.biases, **kind)
-    return np.array(weight, np.float64)
-
-
 def decoded(groups):
     """(out, in) what Core ML makes of them."""
     scale, offset = (np.repeat(a.astype(float), GROUP, 1) for a in (groups.scale, groups.offset))
@@ -61,11 +42,12 @@ def decoded(groups):
 
 def off_in_steps(groups, module):
     """The most by which it is off MLX's own, in steps of a group, or else of its value."""
-    scales = np.array(module.scales, np.float64)
-    even = own(module).reshape(*scales.shape, GROUP)
+    kind, scales = {"group_size": GROUP, "bits": module.bits}, np.array(module.scales, np.float64)
+    own = np.array(mx.dequantize(module.weight, module.scales, module.biases, **kind), np.float64)
+    even = own.reshape(*scales.shape, GROUP)
     flat = even.max(-1) == even.min(-1)
     steps = np.where(flat, np.maximum(np.abs(even[..., 0]), 1e-6), np.abs(scales))
-    off = np.abs(decoded(groups) - own(module)) / np.repeat(steps, GROUP, 1)
+    off = np.abs(decoded(groups) - own) / np.repeat(steps, GROUP, 1)
     return off.max(), off[np.repeat(flat, GROUP, 1)].max(initial=0)
 
 
@@ -83,38 +65,13 @@ def test_groups_of_all_kinds(bits, container, monkeypatch):
         worst, of_even = off_in_steps(groups, module)
         assert worst < weights._WORST
         assert of_even < 1e-3
-    # Offsets that are no integers are not rounded to one.
-    module = with_float_offsets(quantized(purpose_made(*["usual"] * 6), bits))
+    # Offsets that are no integers, as GGUF's are, are not rounded to one.
+    module, rng = quantized(purpose_made(*["usual"] * 6), bits), np.random.default_rng(2)
+    steps = np.array(module.scales)
+    module.biases = mx.array(np.array(module.biases) + rng.uniform(0, 1, steps.shape) * steps)
     groups = encode(module)
     assert groups.offset.dtype == np.float16
     assert off_in_steps(groups, module)[0] < 0.1 / 2 ** max(0, 8 - bits)
-
-
-def test_a_package_holds_what_was_encoded(tmp_path):
-    modules = {
-        f"{kind}{bits}": change(quantized(purpose_made(*["usual"] * 6), bits))
-        for bits, _ in BITS
-        for kind, change in (("even", lambda module: module), ("float", with_float_offsets))
-    }
-    store, program = Store(), Program()
-    x = np.random.default_rng(1).normal(size=(3, 2 * GROUP)).astype(np.float32)
-    inputs = {"x": mb.placeholder(shape=x.shape, dtype=types.fp32)}
-    with Function(inputs, opset_version=ct.target.iOS18) as function:
-        half, found = mb.cast(x=function.inputs["x"], dtype="fp16"), []
-        for name, module in modules.items():
-            y = mb.linear(x=half, weight=constant(name, store.matrix(name, module)))
-            found.append(mb.cast(x=y, dtype="fp32", name=f"y_{name}"))
-        function.set_outputs(found)
-    program.add_function("main", function)
-    save(program, tmp_path / "x.mlpackage", {})
-    package = Package(tmp_path / "x.mlpackage")
-    outputs = package.call("main", {"x": x})
-    for line in store.report:
-        expected = decoded(encode(modules[line.name]))
-        assert package.weights("main")[line.name] == pytest.approx(expected, rel=1e-6)
-        assert outputs[f"y_{line.name}"] == pytest.approx(x @ expected.T, abs=1e-5)
-        bits = 4 if int(line.name[-1]) <= 4 else 8
-        assert line.form == f"int{bits}" + (", float offsets" if "float" in line.name else "")
 
 
 def test_rows_of_a_whole_and_what_no_offset_can_hold():

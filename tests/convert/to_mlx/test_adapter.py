@@ -1,6 +1,5 @@
 """LoRA as PEFT writes it: the same logits here, in stock mlx_lm and in PyTorch, or one sentence."""
 
-import json
 import shutil
 import sys
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import refusal, run
-from parity import BOUND, TOKENS, close, differences, edit, mlx_logits, peft_directory, torch_logits
-from peft import LoraConfig, get_peft_model
+from parity import close, edit, mlx_logits, peft_directory, torch_logits
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
@@ -49,11 +47,6 @@ VARIANTS = {
         "alpha_pattern": {"v_proj": 3},
     },
 }
-PATTERNS, DORA = "patterns of single modules, rslora", "dora with patterns, layers in between"
-SETTINGS = {
-    "last layers": {"num_layers": 2, "rank": 4, "scale": 6 / 4},
-    PATTERNS: {"num_layers": 4, "rank": 6, "scale": 6.0},
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +75,6 @@ def test_logits_are_those_of_peft(variant, hf, mlx, bare, tmp_path):
     ours.swap_adapter(None)
     assert close(bare, mlx_logits(ours.model))
     assert np.abs(reference - bare).max() > 0.1
-    if variant in SETTINGS:
-        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-        found = {"num_layers": config["num_layers"], **config["lora_parameters"]}
-        keys = found.pop("keys")
-        assert found == {**SETTINGS[variant], "dropout": 0.0}
-        assert (config["fine_tune_type"], len(keys), keys[0]) == ("lora", 7, "mlp.down_proj")
 
 
 def test_values_are_kept_bit_for_bit(hf, tmp_path):
@@ -111,27 +98,15 @@ def test_values_are_kept_bit_for_bit(hf, tmp_path):
 
 def test_a_quantized_base(hf, tmp_path):
     """The same tensors as for the base it was made from."""
-    four = tmp_path / "4bit"
+    four, peft, out, expected = (tmp_path / part for part in ("4bit", "peft", "out", "expected"))
     convert_base(hf, four, Quantization(4, 32))
-    for name in (PATTERNS, DORA):
-        peft, out, expected = (tmp_path / f"{name} {part}" for part in ("peft", "out", "expected"))
-        peft_directory(hf, peft, **VARIANTS[name])
-        convert_adapter(peft, four, out)
-        convert_adapter(peft, hf, expected)
-        assert same_tensors(out, expected)
-        ours, _ = load(four, adapter_path=out)
-        stock, _ = mlx_lm.load(str(four), adapter_path=str(out))
-        assert close(mlx_logits(stock), mlx_logits(ours.model))
-
-
-@pytest.mark.parametrize("variant", [DORA, PATTERNS])
-def test_shared_streams_pass_through_any_lora(variant, hf, mlx, tmp_path):
-    """Layer by layer as in PyTorch."""
-    lora = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, **VARIANTS[variant]}))
-    write_adapter(tiny_model("shared", base=lora), tmp_path / "shared")
-    convert_adapter(tmp_path / "shared", hf, tmp_path / "out")
-    found = differences(hf, tmp_path / "shared", mlx, tmp_path / "out", TOKENS, 5)
-    assert max(found.values()) <= BOUND
+    peft_directory(hf, peft, **VARIANTS["patterns of single modules, rslora"])
+    convert_adapter(peft, four, out)
+    convert_adapter(peft, hf, expected)
+    assert same_tensors(out, expected)
+    ours, _ = load(four, adapter_path=out)
+    stock, _ = mlx_lm.load(str(four), adapter_path=str(out))
+    assert close(mlx_logits(stock), mlx_logits(ours.model))
 
 
 # What cannot be imported ends in one sentence, and nothing is left behind -------------------------
@@ -205,18 +180,18 @@ def test_refused_targets(base, targets, dora, expected, hf, tied, tmp_path):
 
 def test_refused_streams(hf, tmp_path):
     """Next to LoRA of the head, or with a draft vocabulary that is none of the base."""
-    write_adapter(tiny_model("shared", base=load_base(hf)), tmp_path / "head")
+    model = tiny_model("shared", base=load_base(hf), draft_vocabulary=2)
+    write_adapter(model, tmp_path / "head")
     peft_directory(hf, tmp_path / "head", target_modules=["q_proj", "lm_head"])
     sentence = refused(hf, tmp_path / "head", tmp_path / "out")
-    assert "has streams beside LoRA of lm_head, expected it in decoder layers alone" in sentence
-    model = tiny_model("shared", base=load_base(hf), draft_vocabulary=2)
-    for ids in ([3, 3], [3, VOCAB_SIZE], [-1, 3]):
+    assert "has streams beside LoRA of lm_head" in sentence
+    for ids in ([3, 3], [3, VOCAB_SIZE]):
         model.streams.vocabulary.copy_(torch.tensor(ids))
-        write_adapter(model, tmp_path / "ids")
-        wrong = f"ids from {min(ids)} to {max(ids)}, expected different ones of the base's"
-        assert wrong in refused(hf, tmp_path / "ids", tmp_path / "out")
+        write_adapter(model, tmp_path / "streams")
+        wrong = f"ids from 3 to {ids[1]}, expected different ones of the base's"
+        assert wrong in refused(hf, tmp_path / "streams", tmp_path / "out")
         with pytest.raises(UserError, match=wrong):
-            load_adapter(hf, tmp_path / "ids")
+            load_adapter(hf, tmp_path / "streams")
 
 
 def test_of_several_adapters_all_or_none(hf, mlx, plain, spoilt, tmp_path):
@@ -230,7 +205,6 @@ def test_of_several_adapters_all_or_none(hf, mlx, plain, spoilt, tmp_path):
 
     for other, target, expected in (
         (spoilt, out, "bias is 'all'"),
-        (plain, out, "two adapters are named plain"),
         (spoilt, tmp_path, "holds the adapter"),
     ):
         assert expected in refusal(convert(other, target))
@@ -238,8 +212,7 @@ def test_of_several_adapters_all_or_none(hf, mlx, plain, spoilt, tmp_path):
     result = convert(run_directory / "adapter", out)
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {"plain", "run"}
-    for name in ("plain", "run"):
-        load(mlx, adapter_path=out / name)
+    load(mlx, adapter_path=out / "run")
 
 
 def test_a_torch_file_without_torch(hf, spoilt, tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from tiny_models import (
 from torch_tiny import tiny_llama
 
 from specstream_mlx.cli import convert as command
-from specstream_mlx.inspection import describe_base
 
 
 def convert(*args):
@@ -81,8 +80,7 @@ def test_a_quantized_model_stays_as_it_is(tmp_path, monkeypatch):
     assert "quantized already, 4 bits in groups of 32" in sentence
     assert not (tmp_path / "again").exists()
     monkeypatch.setattr(conversion, "make_shards", each_its_own)
-    seen = []
-    convert_base(base, tmp_path / "mlx", progress=lambda done, total: seen.append((done, total)))
+    convert_base(base, tmp_path / "mlx")
     before, after = weights(base), weights(tmp_path / "mlx")
     assert before.keys() == after.keys()
     assert all(mx.array_equal(before[name], after[name]) for name in before)
@@ -90,10 +88,6 @@ def test_a_quantized_model_stays_as_it_is(tmp_path, monkeypatch):
     files = sorted(path.name for path in (tmp_path / "mlx").glob("model*.safetensors"))
     assert sorted(set(index["weight_map"].values())) == files
     assert len(files) == len(index["weight_map"])
-    assert seen == sorted(seen)
-    stored = (base / "model.safetensors").stat().st_size
-    assert seen[0][0] == 0
-    assert seen[-1][0] == seen[-1][1] == index["metadata"]["total_size"] + stored
 
 
 @pytest.mark.parametrize(("tested", "bits"), [(True, 4), (False, None)])
@@ -142,15 +136,10 @@ def test_a_repository_is_read_from_the_cache_without_network(tied, tmp_path, mon
 
 
 def test_weights_of_pytorch_alone(tmp_path):
-    """What to do about them is said only where they are."""
     base = tiny_llama_directory(tmp_path / "base")
-    (base / "model.safetensors").unlink()
-    sentence = f"error: {base} has no model*.safetensors, expected weights in that format"
-    assert refusal(convert("--model", base, "--mlx-path", tmp_path / "mlx")) == sentence
-    (base / "pytorch_model-00001-of-00001.bin").touch()
-    longer = refusal(convert("--model", base, "--mlx-path", tmp_path / "mlx"))
-    assert longer.startswith(f"{sentence}, which transformers makes of pytorch_model*.bin")
-    assert "save_pretrained(..., safe_serialization=True)" in longer
+    (base / "model.safetensors").rename(base / "pytorch_model-00001-of-00001.bin")
+    sentence = refusal(convert("--model", base, "--mlx-path", tmp_path / "mlx"))
+    assert "save_pretrained(..., safe_serialization=True)" in sentence
 
 
 # Quantization: which layers get how many bits ---------------------------------------------------
@@ -170,8 +159,7 @@ def bits_by_layer(directory):
 
 def test_group_sizes_and_bits_of_embeddings(base, tmp_path):
     target = converted(base, tmp_path / "128", "--bits", 4, "--group-size", 128)
-    stored_as = describe_base(target)["stored_as"]
-    assert max(stored_as, key=stored_as.get) == "4 bits, group 128"
+    assert json.loads((target / "config.json").read_text())["quantization"]["group_size"] == 128
     target = converted(base, tmp_path / "mlx", "--quant-predicate", "embeddings_4_8")
     found = bits_by_layer(target)
     assert {found.pop("model.embed_tokens"), found.pop("lm_head")} == {8}
@@ -179,9 +167,9 @@ def test_group_sizes_and_bits_of_embeddings(base, tmp_path):
     assert json.loads((target / "config.json").read_text())["quantization"]["bits"] == 4
 
 
-@pytest.mark.parametrize("recipe", ["mixed_2_6", "mixed_4_6"])
-def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
+def test_mixed_recipes_give_mlx_lms_weights(base, tmp_path):
     """The very tensors and bits that ``mlx_lm.convert`` writes."""
+    recipe = "mixed_2_6"
     assert command._RECIPES == RECIPES
     target = converted(base, tmp_path / "ours", "--quant-predicate", recipe)
     theirs = tmp_path / "theirs"
@@ -189,8 +177,8 @@ def test_mixed_recipes_give_mlx_lms_weights(recipe, base, tmp_path):
     found, expected = weights(target), weights(theirs)
     assert found.keys() == expected.keys()
     assert all(mx.array_equal(found[name], expected[name]) for name in expected)
+    assert set(bits_by_layer(target).values()) == {2, 6}
     assert bits_by_layer(target) == bits_by_layer(theirs)
-    assert len(set(bits_by_layer(target).values())) > 1
 
 
 # What ``--overwrite`` replaces, and what it leaves alone: sources, other files, links -------------
@@ -204,21 +192,14 @@ def refused(*args):
     return refusal(replace(*args))
 
 
-def everything(directory):
-    return sorted(directory.rglob("*"))
-
-
 @pytest.fixture
 def model(tmp_path):
-    """A model, next to which there is an adapter."""
-    model = tiny_llama_directory(tmp_path / "work" / "hf", num_hidden_layers=2)
-    stream_adapter_directory(tmp_path / "work" / "adapters" / "sql", model)
-    return model
+    return tiny_llama_directory(tmp_path / "work" / "hf", num_hidden_layers=2)
 
 
 @pytest.fixture
 def adapter(model):
-    return model.parent / "adapters" / "sql"
+    return stream_adapter_directory(model.parent / "adapters" / "sql", model)
 
 
 def test_a_source_is_never_replaced(model, adapter, tmp_path, monkeypatch):
@@ -228,7 +209,7 @@ def test_a_source_is_never_replaced(model, adapter, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(model)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    before = everything(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     base = ("--model", model)
     both = (*base, "--adapter-path", adapter)
     for flags, target, sentence in (
@@ -240,7 +221,7 @@ def test_a_source_is_never_replaced(model, adapter, tmp_path, monkeypatch):
         (base, ".", "is the current directory"),
     ):
         assert f"{target} {sentence}" in refused(*flags, "--mlx-path", target)
-        assert everything(tmp_path) == before
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_other_files_are_kept_and_own_ones_replaced(model, adapter, tmp_path):
@@ -269,29 +250,23 @@ def test_other_files_are_kept_and_own_ones_replaced(model, adapter, tmp_path):
             assert replace(*flags, "--mlx-path", target).exit_code == 0
 
 
-@pytest.mark.parametrize("there", ["nothing", "an empty directory", "an adapter"])
-def test_a_link_stays_and_what_it_points_to_is_replaced(there, model, adapter, tmp_path):
-    out, link = tmp_path / "disk" / "out", tmp_path / "links" / "link"
-    link.parent.mkdir()
+def test_a_link_stays_and_what_it_points_to_is_replaced(model, adapter, tmp_path):
+    out, link = shutil.copytree(adapter, tmp_path / "disk" / "out"), tmp_path / "link"
     link.symlink_to(out)
-    if there == "an empty directory":
-        out.mkdir(parents=True)
-    elif there == "an adapter":
-        shutil.copytree(adapter, out)
     assert replace("--model", model, "--mlx-path", link).exit_code == 0
     assert link.is_symlink()
     assert (out / "model.safetensors").is_file()
     assert not (out / "adapter_config.json").exists()
-    assert list(link.parent.iterdir()) == [link]
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_what_the_file_system_refuses_is_one_sentence(model, adapter, tmp_path):
+def test_what_the_file_system_refuses_is_one_sentence(model, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for name in ("file/out", "loop"):
+    for name, sentence in (
+        ("file/out", "cannot be written: "),
+        ("loop", "cannot be written: "),
+        ("file", "is a file, expected a directory to replace"),
+    ):
         flags = ("--model", model, "--mlx-path", tmp_path / name)
-        for source in ([], ["--adapter-path", adapter]):
-            assert f"{tmp_path / name} cannot be written: " in refused(*flags, *source)
-    sentence = refused("--model", model, "--mlx-path", tmp_path / "file")
-    assert "is a file, expected a directory to replace" in sentence
+        assert f"{tmp_path / name} {sentence}" in refused(*flags)

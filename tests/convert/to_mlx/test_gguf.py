@@ -15,11 +15,9 @@ from command_line import refusal, run
 from demonstration_weights import needs_weights
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
-from mlx_lm.utils import load_model, make_shards
-from specstream_mlx.convert.to_mlx import base
+from mlx_lm.utils import load_model
 from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 from specstream_mlx.convert.to_mlx.gguf_blocks import PACKINGS, repack
-from specstream_mlx.convert.to_mlx.gguf_header import read_header
 from tiny_gguf import (
     EXACT,
     HALF,
@@ -102,18 +100,6 @@ def test_blocks_keep_their_values():
         assert_exact(kind, blocks)
 
 
-def test_memory_follows_the_file_that_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "make_shards", lambda weights, **_: make_shards(weights, 0))
-    file = tiny_gguf("llama", (Kind.Q4_K,)).write(tmp_path / "m.gguf")
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    convert_gguf(file, tmp_path / "mlx")
-    files = (tmp_path / "mlx").glob("*.safetensors")
-    sizes = [tensor.nbytes for file in files for tensor in mx.load(str(file)).values()]
-    assert sum(sizes) > 10 * max(sizes)
-    assert mx.get_peak_memory() - held < 5 * max(sizes)
-
-
 def llama3_factors(rope):
     """What a checkpoint's converter writes of Llama 3's rope."""
     config = transformers.LlamaConfig(**_SIZES, rope_parameters=rope)
@@ -184,9 +170,6 @@ def test_six_bits_are_quantized_anew(tmp_path):
     assert (np.abs(found - made.values(source)) <= steps * 1.001).all()
     flags = (*flags[:-1], tmp_path / "other")
     assert "--bits was given with the file" in refusal(run(*flags, "--bits", 4))
-    missing = refusal(run(*flags, "--model", tmp_path / "none.gguf"))
-    assert "is missing, expected a GGUF file" in missing
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "mlx"]
 
 
 def test_rounded_scales_are_said(tmp_path):
@@ -204,25 +187,6 @@ def test_rounded_scales_are_said(tmp_path):
     assert mx.float32 not in {tensor.dtype for tensor in stored.values()}
 
 
-def test_the_header_is_that_of_the_gguf_package(tmp_path):
-    made = tiny_gguf("qwen2", (*EXACT, Kind.Q6_K, Kind.BF16))
-    header = read_header(made.write(tmp_path / "m.gguf"))
-    reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    fields = {name: f for name, f in reader.fields.items() if not name.startswith("GGUF.")}
-    assert header.metadata.keys() == fields.keys()
-    for name, expected in fields.items():
-        found = header.metadata[name]
-        found = found.tolist() if isinstance(found, np.ndarray) else found
-        assert found == expected.contents(), name
-    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
-    for tensor in reader.tensors:
-        found = header.tensors[tensor.name]
-        assert found.shape == tuple(tensor.shape[::-1].tolist())
-        assert np.array_equal(
-            header.data(found).reshape(-1), tensor.data.view(np.uint8).reshape(-1)
-        )
-
-
 @needs_weights
 def test_the_real_file(tmp_path):
     """All of SmolLM2 is read without a loss; what its own tokenizer makes of text."""
@@ -232,14 +196,10 @@ def test_the_real_file(tmp_path):
     assert all(", exact: " in note for note in notes)
     assert json.loads((tmp_path / "mlx" / "config.json").read_text())["dtype"] == "float16"
     _, tokenizer = mlx_lm.load(str(tmp_path / "mlx"), lazy=True)
-    # published: digits stand alone, spaces join the word behind them
+    # published: digits stand alone, spaces join the word after them
     assert tokenizer.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]
     assert tokenizer.encode("  multiple   spaces") == [216, 2701, 256, 5600]
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
-    )
-    assert prompt.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.encode(prompt)[:2] == [1, 9690]
+    assert tokenizer.encode("<|im_start|>system")[:2] == [1, 9690]
     assert tokenizer.eos_token_ids == {2}
 
 
@@ -258,25 +218,15 @@ def refused(file):
     return sentence.removeprefix(str(file))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return tiny_gguf().write(tmp_path_factory.mktemp("whole") / "m.gguf").read_bytes()
-
-
-def test_cut_short(whole, tmp_path):
-    """Half of the places lie within the header, which is a hundredth of the file."""
-    file, header = tmp_path / "m.gguf", len(whole) // 100
-    sizes = [header * part // 8 for part in range(8)] + [len(whole) * part // 8 for part in (1, 7)]
-    for size in [*sizes, len(whole) - 1]:
+def test_damaged_bytes(tmp_path):
+    """Files that are cut short, and some whose header may still be a model's."""
+    generator, target = np.random.default_rng(0), tmp_path / "mlx"
+    file = tiny_gguf().write(tmp_path / "m.gguf")
+    whole = file.read_bytes()
+    for size in (3, len(whole) // 200, len(whole) - 1):
         file.write_bytes(whole[:size])
         sentence = refused(file)
         assert "cut short" in sentence or "is no GGUF file" in sentence
-
-
-def test_random_damage(whole, tmp_path):
-    """Bytes of the header are changed; what is still a model is converted."""
-    generator = np.random.default_rng(0)
-    file, target = tmp_path / "m.gguf", tmp_path / "mlx"
     for _ in range(60):
         data = bytearray(whole)
         for place in generator.integers(4, len(whole) // 100, generator.integers(1, 4)):
@@ -316,14 +266,9 @@ TENSORS = {
     "a packed norm": (of_kind("output_norm.weight", Kind.Q8_0, (32,)), "is of type Q8_0, expected"),
     "an infinite scale": (scaled(UP, np.inf), "up_proj.scales is not finite"),
     "NaN": (dense("blk.0.attn_norm.weight", 256, fill=np.nan), "is not finite in float32"),
-    "missing": (
-        lambda made: made.tensors.pop("blk.1.attn_v.weight"),
-        "has no tensor blk.1.attn_v.weight",
-    ),
     "one more": (dense("blk.2.attn_norm.weight", 256), "unexpected tensor blk.2.attn_norm"),
     "transposed": (dense(KEY, HIDDEN, 2 * HEAD_DIM), "(256, 128), expected (128, 256)"),
     "another rope": (dense("rope_freqs.weight", 32, fill=3.0), "other factors than Llama 3's of 3"),
-    "rope of another width": (dense("rope_freqs.weight", 16), "rope_freqs.weight is F32 of shape"),
 }
 
 
@@ -344,19 +289,16 @@ METADATA = {
     "llama.embedding_length": (None, "embedding_length is missing, expected an integer"),
     "llama.attention.head_count_kv": ([2, 1], "is a list of 2, expected an"),
     "llama.attention.head_count": (10**9, "attn_q.weight has shape"),
-    "llama.rope.dimension_count": (32, "count is 32, expected the width"),
     "llama.attention.layer_norm_rms_epsilon": (float("nan"), "rms_epsilon is nan"),
     "llama.rope.scaling.type": ("yarn", "scaling.type is 'yarn', expected none or"),
     "llama.expert_count": (8, "llama.expert_count is a setting that is not known"),
     "tokenizer.ggml.pre": ("new", "pre is 'new', which is not known here"),
     "tokenizer.ggml.model": ("rwkv", "model is 'rwkv', expected gpt2 or"),
     "tokenizer.ggml.tokens": (["a"] * 320, "tokens has 'a' twice"),
-    "tokenizer.ggml.token_type": ([1, 2], "token_type is a list of 2, expected 320"),
     "tokenizer.ggml.merges": (["a zebra"], "its tokens and merges do not fit"),
     "tokenizer.ggml.eos_token_id": (320, "eos_token_id is 320, expected one of 320"),
     "tokenizer.ggml.eos_token_id missing": (None, "eos_token_id is missing, expected the token"),
     "tokenizer.chat_template": (7, "chat_template is 7, expected a text"),
-    "tokenizer.ggml.add_bos_token": (1, "add_bos_token is 1, expected true or false"),
 }
 
 
@@ -398,24 +340,15 @@ HOSTILE = {
     "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "big-endian": (header(version=3 << 24), "it is big-endian, expected a little-endian file"),
     "metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
-    "arrays in arrays": (
-        header(pair(b"a", 9, NESTED)),
-        "a has a value of type 9, expected a",
-    ),
+    "arrays in arrays": (header(pair(b"a", 9, NESTED)), "a has a value of type 9, expected a"),
     "a text that is not UTF-8": (header(pair(b"a", 8, text(b"\xff"))), "a is not UTF-8 text"),
-    "a key of control characters": (
-        header(pair(b"a\n\x1b[2J", 4, FOUR)),
-        "'a\\n\\x1b[2J' is",
-    ),
+    "a key of control characters": (header(pair(b"a\x1b[2J", 4, FOUR)), "'a\\x1b[2J' is"),
     "a key twice": (header(pair(b"a", 4, FOUR) * 2, pair_count=2), "it has a twice"),
     "no dimensions": (tensors(described(b"t")), "t has 0 dimensions, expected 1 to 4"),
     "part of a block": (tensors(described(b"t", 33, 4, kind=2)), "whole blocks of 32 for Q4_0"),
     "an unknown type": (tensors(described(b"t", 32, kind=200)), "t has the type 200, which GGUF"),
-    "behind the end": (tensors(described(b"t", 32, offset=2**40)), "t reaches beyond its end"),
-    "not aligned": (
-        tensors(described(b"t", 32, offset=4)),
-        "t is at offset 4, expected",
-    ),
+    "after the end": (tensors(described(b"t", 32, offset=2**40)), "t reaches beyond its end"),
+    "not aligned": (tensors(described(b"t", 32, offset=4)), "t is at offset 4, expected"),
 }
 
 

@@ -150,13 +150,12 @@ def test_pieces_are_those_of_sentencepiece(tmp_path):
     )
     model = spm.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     every = range(model.get_piece_size())
-    metadata = {
-        **pieces(),
+    own = {
         "ggml__tokens": [model.id_to_piece(number) for number in every],
         "ggml__scores": [model.get_score(number) for number in every],
         "ggml__token_type": [2, 3, 3, *(6 if model.is_byte(n) else 1 for n in every[3:])],
     }
-    tokenizer, _ = converted(tmp_path, **metadata)
+    tokenizer, _ = converted(tmp_path, **pieces() | own)
     for text in [text for text in TEXTS if text and "<|" not in text]:
         assert tokenizer.encode(text, add_special_tokens=False) == model.encode(text), text
         assert tokenizer.decode(model.encode(text)) == text
