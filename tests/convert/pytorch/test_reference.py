@@ -59,11 +59,8 @@ def gradients(model):
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
-    """Besides LoRA the tensors that the configuration names; the pruner trains alone."""
+    """LoRA, streams and pruner, which trains alone."""
     model = tiny_model(mode, **VARIANTS[name])
-    found = {k: tuple(t.shape) for k, t in model.stream_tensors().items()}
-    assert found == model.config.tensor_shapes()
-    assert {k for k in model.state_dict() if not k.startswith("base.")} == set(found)
     by_name, names = gradients(model), {k for k, _ in model.named_parameters()}
     ours = {k for k in names if k.startswith(("streams.", "pruner.")) or "lora_" in k}
     assert {k for k, gradient in by_name.items() if gradient.any()} == set(by_name) == ours
@@ -102,8 +99,6 @@ def test_conditioned_logits_are_the_formula_on_the_true_tokens(mode):
             got = out.stream_logits[item, c, j - 1]
             torch.testing.assert_close(got, model.logits(features))
             assert (got - plain[item, c, j - 1]).abs().max() > 0.1
-            given = model.stream_logits(out.trunk.streams[item, c], before.expand(3))
-            torch.testing.assert_close(given[j - 1], got)
 
 
 @pytest.mark.parametrize("head", [{}, CONDITIONED], ids=["plain", "conditioned"])
@@ -158,13 +153,3 @@ def test_loss_gradient_is_that_of_plain_cross_entropy(softcap, monkeypatch):
     (gradient,) = torch.autograd.grad(expected, hidden, upstream)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(got_gradient, gradient, atol=1e-5, rtol=1e-5)
-
-
-def test_new_adapters_and_pruner_change_nothing():
-    plain, batch = tiny_model(trained=False, **BASE_MLP), tiny_batch()
-    adapted = tiny_model(trained=False, stream_mlp="base+adapter")
-    adapted.streams.embeddings.data.copy_(plain.streams.embeddings)
-    out = run(plain, batch)
-    assert torch.equal(out.stream_logits, run(adapted, batch).stream_logits)
-    seed = out.trunk.seed
-    assert torch.equal(plain.early_exit_logits(seed), plain.logits(seed))
