@@ -22,7 +22,6 @@ TOKENS = [3, 17, 41, 5, 22, 9, 30, 12, 7, 44, 18, 2]
 def peft_directory(hf, directory, dtype=torch.float32, **config):
     """A PEFT adapter with random values, saved and loaded again by PEFT."""
     torch.manual_seed(1)
-    safe = config.pop("safe_serialization", True)
     model = get_peft_model(load_base(hf), LoraConfig(**{"r": 4, "lora_alpha": 6} | config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -31,7 +30,7 @@ def peft_directory(hf, directory, dtype=torch.float32, **config):
             elif "lora_" in name:
                 parameter.normal_(std=0.2)
                 parameter.data = parameter.to(dtype)
-    model.save_pretrained(directory, safe_serialization=safe)
+    model.save_pretrained(directory)
     return PeftModel.from_pretrained(load_base(hf), directory).eval()
 
 

@@ -60,11 +60,11 @@ def tiny_batch(*, vocab=50):
 def tiny_completions(path):
     """Write 24 prompts and completions that a tiny model learns soon; returns ``path``."""
     rng = random.Random(0)
-    lines = []
-    for _ in range(24):
-        words = rng.sample(["check", "numbers", "meeting", "report", "team", "noon"], 3)
-        lines.append(json.dumps({"prompt": " ".join(words), "completion": "the team " + words[0]}))
-    path.write_text("\n".join(lines) + "\n")
+    with path.open("w") as file:
+        for _ in range(24):
+            words = rng.sample(["check", "numbers", "meeting", "report", "team", "noon"], 3)
+            line = {"prompt": " ".join(words), "completion": "the team " + words[0]}
+            file.write(json.dumps(line) + "\n")
     return path
 
 
@@ -78,14 +78,12 @@ def written(model, parent):
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory):
-    """A tied Llama in Hugging Face's format."""
     torch.manual_seed(0)
     return written(tiny_llama(vocab=VOCAB_SIZE), tmp_path_factory.mktemp("tied"))
 
 
 @pytest.fixture(scope="session")
 def tied_mlx(tied):
-    """``tied`` in MLX format."""
     convert_base(tied, tied.parent / "mlx")
     return tied.parent / "mlx"
 

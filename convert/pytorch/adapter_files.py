@@ -39,10 +39,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the CPU tensors of a ``.safetensors`` file, or of a ``.bin`` or ``.pt`` one by name.
 
     The latter two are pickles, which are unpickled without running any code in them.
-
-    Raises:
-        UserError: the file is missing or damaged, would run code, or holds anything but named
-            tensors of finite numbers.
     """
     if path.suffix == ".safetensors":
         tensor_headers(path)
@@ -81,9 +77,6 @@ def write_adapter(model: torch.nn.Module, directory: Path) -> None:
     """Write a model's streams and its LoRA, of which it has one or both, as an adapter directory.
 
     The directory appears complete or not at all, and replaces an adapter that is there already.
-
-    Raises:
-        UserError: ``directory`` may not be replaced, or cannot be written.
     """
     check_adapter_replaceable(directory)
     with staged_directory(directory) as scratch:

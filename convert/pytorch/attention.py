@@ -120,13 +120,9 @@ def stream_attention(
     main row attends to the main keys and to all of its streams. One softmax runs over all
     blocks of scores; streams of other positions are never scored.
 
-    Args:
-        queries: (B, Hq, C, R, d): R = gamma, or R = 1 + gamma with the main row first.
-        keys, values: (B, Hkv, T, d) of the main stream.
-        stream_keys, stream_values: (B, Hkv, C, gamma, d).
-        positions: (B, C), where the streams are.
-        scoring: how this layer scores keys.
-        selected: (B, C, T) bool, the main keys that streams may attend to; ``None``: all.
+    Queries are (B, Hq, C, R, d), R = gamma, or 1 + gamma with the main row first; the main stream's
+    keys and values (B, Hkv, T, d), the streams' (B, Hkv, C, gamma, d) at ``positions`` (B, C);
+    ``selected`` (B, C, T), the main keys that streams may attend to.
     """
     batch, heads, count, rows, d = queries.shape
     kv_heads, length = keys.shape[1:3]

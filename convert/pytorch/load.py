@@ -51,9 +51,6 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
 
     With ``dtype`` bfloat16 its linear layers are held in that: under autocast they compute in it
     anyway. Embeddings, a head that is tied to them, and norms stay in float32, as hidden states do.
-
-    Raises:
-        UserError: a file is missing or damaged, or describes a model that the MLX runtime refuses.
     """
     if not os.path.isdir(model_dir):
         raise UserError(f"model directory {short(model_dir)} does not exist")

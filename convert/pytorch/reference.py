@@ -164,10 +164,6 @@ class SpeculativeStreamingModel(nn.Module):
     same layers (see ``Backbone``) with another attention and another MLP. Only the streams, the
     pruner and (in shared mode) LoRA weights are trainable; every other parameter of ``base``, on
     which PEFT may have put LoRA, is frozen here.
-
-    Raises:
-        UserError: ``base`` is of another architecture or has other sizes than ``config``, or it
-            has LoRA outside the decoder layers.
     """
 
     def __init__(self, base: nn.Module, config: StreamConfig) -> None:

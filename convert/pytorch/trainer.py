@@ -178,10 +178,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure how often main stream, streams and pruner predict the data's next token.
 
-    Returns:
-        ``main``, ``streams`` (a list) and ``pruner``: shares of right top-1 predictions; and
-        ``chain``: tokens that a chain draft would gain per step if the text were the data's. Where
-        items are of several sources, ``by_source``: the same of each, named up to a colon.
+    ``chain`` is what a chain draft would gain per step if the text were the data's; ``by_source``
+    has the same of each source, named up to a colon, where there are several.
     """
     device = next(model.parameters()).device
     by_source: dict[str, list[Item]] = {}

@@ -21,6 +21,5 @@ def hf(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mlx(hf):
-    """``hf`` in MLX format."""
     convert_base(hf, hf.parent / "mlx")
     return hf.parent / "mlx"

@@ -110,15 +110,14 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
 
     def stopped(*arguments, **values):
         calls.append(arguments)
-        if len(calls) in (3, 8):
+        if len(calls) == 3:
             raise InterruptedError
         return varied(*arguments, **values)
 
     monkeypatch.setattr(Writer, "answers", stopped)
-    for _ in range(2):
-        with pytest.raises(InterruptedError):
-            own_answers.write_base_answers(writer, halting, *arguments)
-        assert not halting.exists()
+    with pytest.raises(InterruptedError):
+        own_answers.write_base_answers(writer, halting, *arguments)
+    assert not halting.exists()
     own_answers.write_base_answers(writer, halting, *arguments)
     for name in ("train.jsonl", "valid.jsonl"):
         assert (halting / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Bases in bfloat16 or quantized by MLX, and adapters, as PyTorch loads them."""
+"""Bases in bfloat16 or quantized by MLX, as PyTorch loads them."""
 
 import mlx.core as mx
 import mlx_lm
@@ -7,30 +7,25 @@ import pytest
 import torch
 from architecture_models import pair
 from parity import TOKENS, close, torch_logits
-from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch import trainer
-from specstream_mlx.convert.pytorch.adapter_files import read_streams, write_adapter
-from specstream_mlx.convert.pytorch.load import load_adapter, load_base
+from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from torch_tiny import CONDITIONED, tiny_batch, tiny_model
+from torch_tiny import tiny_batch, tiny_model
 
 from specstream_mlx import load
-from specstream_mlx.adapters.description import describe
-from specstream_mlx.errors import UserError
 from specstream_mlx.train.settings import default_alphas
 
 
 @pytest.fixture(scope="module")
 def packed(hf, tied, tmp_path_factory):
-    """Models that MLX has quantized, by number of bits and whether the head is tied."""
-    root, found = tmp_path_factory.mktemp("packed"), {}
-    for bits, name, source in ((3, "untied", hf), (4, "untied", hf), (4, "tied", tied)):
-        found[bits, name] = root / f"{name}-{bits}"
-        convert_base(source, found[bits, name], Quantization(bits, 32))
-    return found
+    """Models that MLX has quantized, by number of bits; of that in 3 the head is tied."""
+    root = tmp_path_factory.mktemp("packed")
+    for bits, source in ((3, tied), (4, hf)):
+        convert_base(source, root / str(bits), Quantization(bits, 32))
+    return {bits: root / str(bits) for bits in (3, 4)}
 
 
 def loss_of(directory, dtype, autocast, mode):
@@ -50,7 +45,7 @@ def test_linear_layers_in_bfloat16_have_the_same_loss(mode, source, packed):
     Against float32 a product of bfloat16 is off by 2^-9 of its factors at most, each way; ten of
     them, one after the other, by some 4% where all errors add up.
     """
-    directory = pair(source).model.path if source == "Gemma 2" else packed[4, "untied"]
+    directory = pair(source).model.path if source == "Gemma 2" else packed[4]
     loss, gradients = loss_of(directory, "bfloat16", True, mode)
     expected, expected_gradients = loss_of(directory, "float32", True, mode)
     assert torch.equal(loss, expected)
@@ -69,23 +64,7 @@ def test_a_quantized_model_computes_what_it_computes_in_mlx(packed, data, tmp_pa
         expected = np.array(model(mx.array([TOKENS]))[0].astype(mx.float32))
         assert close(expected, torch_logits(load_base(directory)))
     small = {"num_msa_layers": 1, "iters": 2, "batch_size": 4, "dtype": "bfloat16"}
-    base = packed[4, "untied"]
+    base = packed[4]
     settings = TrainSettings(model=base, data=data, output=tmp_path / "run", **small)
     convert_adapter(trainer.train(settings), base, tmp_path / "streams")
     assert load(base, adapter_path=tmp_path / "streams")[0].streams is not None
-
-
-@pytest.mark.parametrize(("mode", "head"), [("lossless", CONDITIONED), ("shared", {})])
-def test_adapters_are_read_as_they_were_written(tied, tmp_path, mode, head):
-    model = tiny_model(mode, base=load_base(tied), **head)
-    for _ in range(2):  # the second replaces the first
-        write_adapter(model, tmp_path / "adapter")
-    found = load_adapter(tied, tmp_path / "adapter").state_dict()
-    expected = {n: t for n, t in model.state_dict().items() if "lora_" in n or "base." not in n}
-    assert expected.keys() == {n for n in found if "lora_" in n or "base." not in n}
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-    path = tmp_path / "adapter" / "speculative_streaming.safetensors"
-    save_file(load_file(path) | {"streams.embeddings": torch.zeros(2, 32)}, path)
-    with pytest.raises(UserError, match=r"has shape \(2, 32\), expected \(3, 32\)"):
-        read_streams(describe(tmp_path / "adapter"))

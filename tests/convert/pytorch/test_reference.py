@@ -10,8 +10,6 @@ from specstream_mlx.convert.pytorch import losses
 from specstream_mlx.convert.pytorch.losses import count_correct, n_gram_loss
 from torch_tiny import CONDITIONED, tiny_batch, tiny_llama, tiny_model
 
-from specstream_mlx.train.settings import default_alphas
-
 BASE_MLP = {"stream_mlp": "base", "stream_adapter_rank": 0}
 ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
 LINEAR = {"stream_init": "linear", "stream_init_rank": 5}
@@ -48,27 +46,6 @@ def test_equals_one_list_of_rows(name, mode, tmp_path):
         assert_close(exits[item, :length].numpy(), early)
         found = plain[item, : length - start + 1].numpy()
         assert_close(found, np.stack(list(streams.values())))
-
-
-def gradients(model):
-    alphas = default_alphas(model.config.mode, model.config.num_streams)
-    n_gram_loss(model, tiny_batch(), alphas).total.backward()
-    return {key: p.grad for key, p in model.named_parameters() if p.requires_grad}
-
-
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_gradients_reach_exactly_the_trainable_parameters(mode, name):
-    """LoRA, streams and pruner, which trains alone."""
-    model = tiny_model(mode, **VARIANTS[name])
-    by_name, names = gradients(model), {k for k, _ in model.named_parameters()}
-    ours = {k for k in names if k.startswith(("streams.", "pruner.")) or "lora_" in k}
-    assert {k for k, gradient in by_name.items() if gradient.any()} == set(by_name) == ours
-    if mode == "shared":
-        without = tiny_model(mode, **VARIANTS[name], pruner_rank=0)
-        without.load_state_dict(model.state_dict(), strict=False)
-        for key, gradient in gradients(without).items():
-            assert torch.equal(gradient, by_name[key]), key
 
 
 def conditioned(model, features, before, stream):

@@ -90,20 +90,17 @@ def test_a_quantized_model_stays_as_it_is(tmp_path, monkeypatch):
     assert len(files) == len(index["weight_map"])
 
 
-@pytest.mark.parametrize(("tested", "bits"), [(True, 4), (False, None)])
-def test_memory_follows_the_file_that_is_written(tested, bits, tmp_path, monkeypatch):
+def test_memory_follows_the_file_that_is_written(tmp_path, monkeypatch):
+    """Also of a model whose family is not tested, and is run where it is loaded."""
     monkeypatch.setattr(conversion, "make_shards", each_its_own)
-    wide = {"hidden_size": 256, "num_hidden_layers": 12}
-    if tested:
-        base = tiny_llama_directory(tmp_path / "base", **wide)
-    else:
-        base = unlisted_model(tmp_path / "base", "Granite", vocab_size=VOCAB_SIZE, **wide)
-        tiny_tokenizer().save_pretrained(base)
+    wide = {"hidden_size": 256, "num_hidden_layers": 12, "vocab_size": VOCAB_SIZE}
+    base = unlisted_model(tmp_path / "base", "Granite", **wide)
+    tiny_tokenizer().save_pretrained(base)
     sizes = [tensor.nbytes for tensor in mx.load(str(base / "model.safetensors")).values()]
     assert sum(sizes) > 20 * max(sizes)
     held = mx.get_active_memory()
     mx.reset_peak_memory()
-    convert_base(base, tmp_path / "mlx", Quantization(bits))
+    convert_base(base, tmp_path / "mlx", Quantization(4))
     assert mx.get_peak_memory() - held < 4 * max(sizes)
 
 
@@ -129,10 +126,6 @@ def test_a_repository_is_read_from_the_cache_without_network(tied, tmp_path, mon
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert weights(converted("some/llama", tmp_path / "mlx"))
-    assert refusal(convert("--model", "some/other", "--mlx-path", tmp_path / "other")) == (
-        "error: the model some/other is neither a directory nor complete in the Hugging Face "
-        "cache, and HF_HUB_OFFLINE forbids to download it"
-    )
 
 
 def test_weights_of_pytorch_alone(tmp_path):
@@ -230,11 +223,9 @@ def test_other_files_are_kept_and_own_ones_replaced(model, adapter, tmp_path):
     one = (*base, "--adapter-path", adapter)
     two = (*one, "--adapter-path", shutil.copytree(adapter, tmp_path / "b"))
     for flags, written, name in (
-        (base, False, "config.json"),
         (base, False, ".git/config"),
         (base, True, "README.md"),
         (one, True, "0000100_adapters.safetensors"),
-        (one, True, "speculative_streaming.json"),
         (two, True, "b/README.md"),
     ):
         target = tmp_path / f"out of {name.replace('/', ' ')} {written}"

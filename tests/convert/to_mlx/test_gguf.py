@@ -125,7 +125,6 @@ FILES = [  # architecture, types, tied, what holds all of it exactly, rope
     ("gemma3", (*HALF, Kind.F16), True, "float16", LINEAR),
     ("llama", HALF, True, "float16", LINEAR),
     ("qwen2", (Kind.BF16,), True, "bfloat16", None),
-    ("qwen2", (Kind.F32,), True, "float32", None),
 ]
 
 
@@ -183,8 +182,6 @@ def test_rounded_scales_are_said(tmp_path):
         "5 of F32 in float16, exact",
         "7 of Q4_0 in 4 bits, exact",
     ]
-    stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
-    assert mx.float32 not in {tensor.dtype for tensor in stored.values()}
 
 
 @needs_weights
@@ -286,7 +283,6 @@ METADATA = {
     "general.alignment": (48, "general.alignment is 48, expected a power of two"),
     "split.count": (np.uint16(3), "split.count is 3, expected a whole model in one"),
     "llama.block_count": (2**31, "block_count is 2147483648, expected no more than"),
-    "llama.embedding_length": (None, "embedding_length is missing, expected an integer"),
     "llama.attention.head_count_kv": ([2, 1], "is a list of 2, expected an"),
     "llama.attention.head_count": (10**9, "attn_q.weight has shape"),
     "llama.attention.layer_norm_rms_epsilon": (float("nan"), "rms_epsilon is nan"),
@@ -294,7 +290,6 @@ METADATA = {
     "llama.expert_count": (8, "llama.expert_count is a setting that is not known"),
     "tokenizer.ggml.pre": ("new", "pre is 'new', which is not known here"),
     "tokenizer.ggml.model": ("rwkv", "model is 'rwkv', expected gpt2 or"),
-    "tokenizer.ggml.tokens": (["a"] * 320, "tokens has 'a' twice"),
     "tokenizer.ggml.merges": (["a zebra"], "its tokens and merges do not fit"),
     "tokenizer.ggml.eos_token_id": (320, "eos_token_id is 320, expected one of 320"),
     "tokenizer.ggml.eos_token_id missing": (None, "eos_token_id is missing, expected the token"),
@@ -337,14 +332,12 @@ def tensors(one):
 FOUR = struct.pack("<I", 4)
 NESTED = struct.pack("<I", 9) + struct.pack("<QIQ", 1, 9, 1) * 5000
 HOSTILE = {
-    "version 1": (header(version=1), "its GGUF version is 1, expected one of (2, 3)"),
     "big-endian": (header(version=3 << 24), "it is big-endian, expected a little-endian file"),
     "metadata": (header(pair_count=60000), "announces 60000 values of metadata, more than"),
     "arrays in arrays": (header(pair(b"a", 9, NESTED)), "a has a value of type 9, expected a"),
     "a text that is not UTF-8": (header(pair(b"a", 8, text(b"\xff"))), "a is not UTF-8 text"),
     "a key of control characters": (header(pair(b"a\x1b[2J", 4, FOUR)), "'a\\x1b[2J' is"),
     "a key twice": (header(pair(b"a", 4, FOUR) * 2, pair_count=2), "it has a twice"),
-    "no dimensions": (tensors(described(b"t")), "t has 0 dimensions, expected 1 to 4"),
     "part of a block": (tensors(described(b"t", 33, 4, kind=2)), "whole blocks of 32 for Q4_0"),
     "an unknown type": (tensors(described(b"t", 32, kind=200)), "t has the type 200, which GGUF"),
     "after the end": (tensors(described(b"t", 32, offset=2**40)), "t reaches beyond its end"),
