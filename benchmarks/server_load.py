@@ -31,9 +31,8 @@ from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.options import POSITIVE, integer, option
 from specstream_mlx.prompts import in_template
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.run import listening
-from specstream_mlx.serve.service import Service
+from specstream_mlx.serve.service import Service, resident
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -1,4 +1,4 @@
-"""A server on a free port of the loopback, and the texts that it must write."""
+"""A server on a free port, and the texts that it must write."""
 
 import threading
 import time
@@ -9,9 +9,8 @@ import uvicorn
 from specstream_mlx import load, stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.resident import resident
 from specstream_mlx.serve.run import listening
-from specstream_mlx.serve.service import Service
+from specstream_mlx.serve.service import Service, resident
 
 CHAT = [{"role": "user", "content": "please send the report to the team"}]
 
@@ -24,22 +23,18 @@ class Resident:
         self.models = resident(model, adapters)
 
     def service(self, most_tokens=400, patience=5.0, **worker):
-        """A service whose worker has these settings."""
         return Service(self.models, self.tokenizer, most_tokens, patience, **worker)
 
     def solo(self, name, prompt, max_tokens, temperature=0.0, seed=0, **arguments):
         """(text, token ids) that ``stream_generate`` alone writes, with drafts of a fixed shape."""
-        sampler = keyed_sampler(seed, temperature) if temperature else None
         asked = self.models[name], self.tokenizer, prompt, max_tokens
-        found = list(stream_generate(*asked, sampler=sampler, tree_size=4, **arguments))
+        arguments |= {"sampler": keyed_sampler(seed, temperature), "tree_size": 4}
+        found = list(stream_generate(*asked, **arguments))
         return "".join(one.text for one in found), [one.token for one in found]
 
 
-@contextmanager
 def running(service, page=None):
-    """Serve, and yield the address."""
-    with serving(make_app(service, page)) as address:
-        yield address
+    return serving(make_app(service, page))
 
 
 @contextmanager
@@ -58,7 +53,6 @@ def serving(app):
 
 
 def until(condition, seconds=20):
-    """Wait until something is so."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

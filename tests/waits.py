@@ -1,8 +1,6 @@
-"""Counts waits for the device.
+"""Counts waits for the device: ``mx.eval``, methods that hand out values, numpy's conversions.
 
-Every way in which Python can wait for an array is watched: ``mx.eval``, the methods that hand out
-values, and numpy's conversions. What has been waited for may be read freely; any other array that
-is read is a wait of its own.
+What has been waited for may be read freely; any other array that is read is a wait of its own.
 """
 
 from collections.abc import Iterator

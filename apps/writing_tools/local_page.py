@@ -6,8 +6,7 @@ from starlette.applications import Starlette
 
 from specstream_mlx import UserError, bundled, demonstration, load
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.resident import resident
-from specstream_mlx.serve.service import Service
+from specstream_mlx.serve.service import Service, resident
 from specstream_mlx.terminal.notes import note
 
 PAGE = Path(__file__).parent / "page"

@@ -87,7 +87,7 @@ def serve(
     if ranks is not None and not ranks.is_first:
         from ..hardware import device
         from ..serve.decoding import Decoding
-        from ..serve.resident import BASE
+        from ..serve.service import BASE
 
         models, tokenizer = _resident(model, adapter_path, adapters)
         with device.wired(models[BASE].model):
@@ -95,9 +95,8 @@ def serve(
         return
     with listening(host, port) as opened:
         from ..serve.app import LOOPBACK, make_app
-        from ..serve.resident import BASE
         from ..serve.run import serve as serve_app
-        from ..serve.service import Service
+        from ..serve.service import BASE, Service
 
         models, tokenizer = _resident(model, adapter_path, adapters)
         is_local = host in LOOPBACK
@@ -121,7 +120,7 @@ def _resident(
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
     from ..loading import adapter_directory, named_adapters
-    from ..serve.resident import BASE, adapters_in, resident
+    from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}
     all_named = adapters is None and model is None and not adapter_path

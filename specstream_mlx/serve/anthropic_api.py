@@ -11,7 +11,6 @@ from .tool_calls import called
 
 
 def request_of_messages(body: dict[str, Any]) -> ClientRequest:
-    """Return what a request asks for."""
     turns = [turn for message in body["messages"] for turn in _turns(message)]
     if system := text_of(body.get("system")):
         turns.insert(0, {"role": "system", "content": system})
@@ -42,11 +41,8 @@ def _turns(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
             text += text_of(block.get("content")) or ""
             yield {"role": "tool", "content": text, "tool_call_id": block["tool_use_id"]}
     parts = [block for block in blocks if "text" in block]
-    calls = [
-        called(block["id"], block["name"], block["input"])
-        for block in blocks
-        if block["type"] == "tool_use"
-    ]
+    uses = [block for block in blocks if block["type"] == "tool_use"]
+    calls = [called(use["id"], use["name"], use["input"]) for use in uses]
     if parts or calls or not blocks:
         turn = {"role": role, "content": text_of(parts)}
         yield turn | ({"tool_calls": calls} if calls else {})
@@ -94,7 +90,6 @@ class MessagesWriter(ItemWriter):
         yield self._of_block("stop")
 
     def _of_block(self, kind: str, **values: Any) -> str:
-        """Make an event of the last block."""
         return _event(f"content_block_{kind}", index=len(self.items) - 1, **values)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:

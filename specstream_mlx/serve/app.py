@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import html
 import json
 import logging
 import re
@@ -17,10 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import UserError
@@ -39,9 +37,8 @@ from .fields import (
 )
 from .openai_api import ChatWriter, CompletionWriter, request_of_chat, request_of_completion
 from .replies import Reply, sentence_of
-from .resident import BASE
 from .responses_api import ResponseWriter, request_of_response
-from .service import Service
+from .service import BASE, Service
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -57,9 +54,9 @@ _TYPES = {
 }
 
 _HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
-
 _SLOWEST_BODY = 30.0  # seconds
 
+# A page takes nothing from elsewhere, and no other page takes it into a frame.
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -67,15 +64,14 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""A page takes nothing from elsewhere, and no other page takes it into a frame."""
 
+# By path: what a request may say, what it asks for, and the form of the reply.
 APIS: dict[str, tuple[Any, Any, Any]] = {
     "/v1/chat/completions": (CHAT, request_of_chat, ChatWriter),
     "/v1/completions": (COMPLETION, request_of_completion, CompletionWriter),
     "/v1/responses": (RESPONSE, request_of_response, ResponseWriter),
     "/v1/messages": (MESSAGES, request_of_messages, MessagesWriter),
 }
-"""By path: what a request may say, what it asks for, and the form of the reply."""
 
 
 def make_app(
@@ -89,12 +85,10 @@ def make_app(
     """Make the application, which stops the worker when it ends.
 
     Args:
-        service: writes texts.
-        page: a folder whose files are shown, ``index.html`` at ``/``; ``None``: no page.
-        api_key: what every request but those for ``/health`` must bear; ``None``: nothing.
-        hosts: names that a request's Host may have; empty: any. A page of another site that has
-            its name resolved to this machine gets nothing.
-        body_bytes: of one request.
+        page: a folder whose files are shown, ``index.html`` at ``/``.
+        api_key: what every request but those for ``/health`` must bear.
+        hosts: names that a request's Host may have, lest a page of another site has its own name
+            resolved to this machine; empty: any.
         origins: other sites whose pages may use the server; ``*``: all.
     """
     started, worker = int(time.time()), service.worker
@@ -110,7 +104,8 @@ def make_app(
         bodies = [*map(without_nulls, body.get("chats", [body]))]
         jobs = await service.prepare(*map(request_of, bodies))
         reply = Reply(service, jobs, writer(bodies[0], service.tokenizer))
-        return await reply.answer(request, kind is TOGETHER or bool(body.get("stream")))
+        streams = kind is TOGETHER or body.get("stream")
+        return reply if streams else await reply.whole(request)
 
     async def count_tokens(request: Request) -> Response:
         body = without_nulls(checked(COUNTED, await _json(request, body_bytes)))
@@ -125,8 +120,17 @@ def make_app(
             "adapter_bytes": None if model.adapter is None else model.adapter.nbytes,
             "base_bytes": base_bytes,
         }
-        owner = {"created": started, "owned_by": "specstream-mlx"}
-        return {"id": name, "object": "model", **owner, "specstream": facts}
+        model_object = {"id": name, "object": "model", "created": started}
+        return model_object | {"owned_by": "specstream-mlx", "specstream": facts}
+
+    def front(request: Request) -> Response:
+        """Say the addresses that clients want."""
+        root = str(request.base_url).rstrip("/")
+        return PlainTextResponse(
+            f"specstream-mlx is running.\n\nBase URL of OpenAI's clients: {root}/v1\n"
+            f"Base URL of Anthropic's clients: {root}\nAPI key: any text, or what --api-key says\n"
+            f"Models: {', '.join(service.names)}\nWhat a request may say: {root}/openapi.json\n"
+        )
 
     def route(path: str, method: str, answer: Any) -> Route:
         async def guarded(request: Request) -> Response:
@@ -153,7 +157,7 @@ def make_app(
     }
     posts = APIS
     if page is None:
-        gets["/"] = partial(_front, service.names)
+        gets["/"] = front
     else:
         posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():
@@ -164,14 +168,15 @@ def make_app(
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
     routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
     handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
-    allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
-    cors = Middleware(CORSMiddleware, allow_headers=["*"], **allowed)
-    return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers=handlers,
-        middleware=[cors] if origins else [],
-    )
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    if origins:
+        allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
+        app.add_middleware(CORSMiddleware, allow_headers=["*"], **allowed)
+    return app
+
+
+def _file(file: Path, _: Request) -> Response:
+    return FileResponse(file, headers=_PAGE_HEADERS)
 
 
 def document() -> dict[str, Any]:
@@ -185,34 +190,11 @@ def document() -> dict[str, Any]:
     }
     paths = {}
     for (path, _), schema in schemas.items():
-        content = {"application/json": {"schema": schema}}
-        body = {"required": True, "content": content}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"requestBody": body, "responses": answers}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "specstream-mlx", "version": version("specstream-mlx")},
-        "paths": paths,
-        "components": {"schemas": shared["$defs"]},
-    }
-
-
-def _front(models: Sequence[str], request: Request) -> Response:
-    """Show the addresses that clients want."""
-    root = str(request.base_url).rstrip("/")
-    names = ", ".join(f"<code>{html.escape(name)}</code>" for name in models)
-    return HTMLResponse(
-        "<!doctype html><meta charset=utf-8><title>specstream-mlx</title>"
-        "<h1>specstream-mlx is running</h1>"
-        f"<p>Base URL of OpenAI's clients: <code>{html.escape(root)}/v1</code>"
-        f"<p>Base URL of Anthropic's clients: <code>{html.escape(root)}</code>"
-        f"<p>API key: any text, or what --api-key says.<p>Models: {names}"
-        '<p>What a request may say: <a href="/openapi.json">/openapi.json</a>',
-        headers=_PAGE_HEADERS,
-    )
-
-
-def _file(file: Path, _: Request) -> Response:
-    return FileResponse(file, headers=_PAGE_HEADERS)
+    info = {"title": "specstream-mlx", "version": version("specstream-mlx")}
+    components = {"schemas": shared["$defs"]}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
 def refusal(path: str, error: Exception) -> Response:
@@ -240,7 +222,6 @@ def refusal(path: str, error: Exception) -> Response:
 
 
 def _check_caller(request: Request, hosts: frozenset[str], api_key: str | None) -> None:
-    """Check that a request comes from somebody who may ask."""
     if hosts:
         host = _HOST.fullmatch(request.headers.get("host", "").lower())
         if host is None or host[1].strip("[]") not in hosts:
@@ -255,7 +236,6 @@ def _check_caller(request: Request, hosts: frozenset[str], api_key: str | None) 
 
 
 async def _json(request: Request, most: int) -> Any:
-    """Read a request's body."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError(415, "the Content-Type is another, expected application/json")
     too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")

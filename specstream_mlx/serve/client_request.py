@@ -5,22 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.sampling import Sampling
 from ..prompts import Prompt
-from .fields import RefusedError
+from .fields import PENALTIES, RefusedError
 from .tool_calls import called
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What a client asks for."""
-
     model: str  # as the client knows it
     prompt: Prompt  # text, token ids, or the messages of a chat
     max_tokens: int | None = None  # of a text; None: the client does not say
-    temperature: float = 0.0
-    top_p: float = 0.0
-    top_k: int = 0
-    min_p: float = 0.0
+    sampling: Sampling = Sampling()  # noqa: RUF009
     seed: int | None = None  # None: another one each time
     stop: Sequence[str] = ()
     n: int = 1  # number of texts, with seeds one apart
@@ -32,12 +28,7 @@ class ClientRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
 
 
-_SAME = "model max_tokens temperature top_p top_k min_p seed stop n draft".split()
-_PENALTIES = [
-    f"{of}_{what}"
-    for of in ("frequency", "presence", "repetition")
-    for what in ("penalty", "context_size")
-]
+_SAME = "model max_tokens seed stop n draft".split()
 
 
 def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientRequest:
@@ -45,23 +36,19 @@ def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientReq
     same = {name: body[name] for name in _SAME if name in body} | others
     if isinstance(same.get("stop"), str):
         same["stop"] = [same["stop"]]
-    penalties = {name: body[name] for name in _PENALTIES if name in body}
-    if bias := body.get("logit_bias"):
-        penalties["logit_bias"] = _biases(bias)
-    return ClientRequest(prompt=prompt, penalties=penalties, **same)
-
-
-def _biases(bias: dict[str, float]) -> dict[int, float]:
-    """Return what to add to tokens' logits; JSON has their ids as text."""
-    wrong = next((name for name in bias if not name.isdecimal()), None)
-    if wrong is not None:
-        sentence = f"logit_bias has the key {wrong!r}, expected the id of a token"
-        raise RefusedError(400, sentence, "logit_bias")
-    return {int(name): value for name, value in bias.items()}
+    penalties = {name: body[name] for name in PENALTIES if name in body}
+    if bias := penalties.get("logit_bias"):
+        wrong = next((name for name in bias if not name.isdecimal()), None)
+        if wrong is not None:
+            sentence = f"logit_bias has the key {wrong!r}, expected the id of a token"
+            raise RefusedError(400, sentence, "logit_bias")
+        penalties["logit_bias"] = {int(name): value for name, value in bias.items()}
+    filters = {name: body[name] for name in ("top_p", "top_k", "min_p") if name in body}
+    sampling = Sampling(body.get("temperature", 0.0), **filters)
+    return ClientRequest(prompt=prompt, sampling=sampling, penalties=penalties, **same)
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str | None:
-    """Return the text of a message."""
     if content is None or isinstance(content, str):
         return content
     return "".join(part["text"] for part in content)

@@ -7,33 +7,34 @@ repeat it. What is written, and where it ends, rank 0 alone reads.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..distributed.ranks import Ranks
 from ..drafting.settings import DraftSettings
 from ..engine.guess import NO_GUESSES
-from ..engine.sampling import Sampling, keyed_sampler
+from ..engine.sampling import keyed_sampler
+from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
 from ..request import Request
 from ..responses import GenerationResponse, respond
 from ..scheduler import Scheduler, Step, TokenSequence
 from .client_request import ClientRequest
-from .prompt_caches import PromptCaches
 
-CHUNK = 512
-"""Prompt tokens that are read before others have a turn."""
+_CHUNK = 512  # prompt tokens that are read before others have a turn
+_LEAST = 8  # tokens; copying the rows of fewer is not worth it
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token that was written."""
-
     text: str  # what can be read now, which may lag behind the token
     id: int
     logprob: float | None = None  # in nats, after processors and before the temperature
@@ -43,8 +44,6 @@ class Token:
 
 @dataclass(frozen=True)
 class Ended:
-    """A text is complete."""
-
     last: GenerationResponse  # of its last token, with all counts
     cached_tokens: int  # of the prompt, that had been read before
     drafted_by: Counter[str]  # accepted drafts
@@ -60,7 +59,7 @@ exception is the last."""
 class Job:
     """One text to write."""
 
-    client_request: ClientRequest  # what the client asks for
+    client_request: ClientRequest
     model: SpeculativeModel
     prompt: list[int]
     max_tokens: int
@@ -71,49 +70,33 @@ class Job:
 
     def request(self) -> Request:
         """Make the request for the scheduler; its ``check`` says what is wrong."""
-        client_request = self.client_request
-        sampling = Sampling(
-            client_request.temperature,
-            client_request.top_p,
-            client_request.min_p,
-            top_k=client_request.top_k,
-        )
         return Request(
             self.prompt,
-            None if client_request.draft else DraftSettings(speculation=False),
+            None if self.client_request.draft else DraftSettings(speculation=False),
             max_tokens=self.max_tokens,
-            prefill_step_size=CHUNK,
-            sampler=keyed_sampler(self.seed, sampler=sampling),
+            prefill_step_size=_CHUNK,
+            sampler=keyed_sampler(self.seed, sampler=self.client_request.sampling),
         )
 
 
 class Writing:
-    """A job that is being done.
+    """A job that is being done; the ranks know it by its number."""
 
-    Attributes:
-        job, number: what to write, and by which number the ranks know it.
-        start: when it began, in seconds of ``time.monotonic``.
-        scheduler: whose steps it takes, once its prompt is read.
-        ended: set when the text is complete.
-    """
-
-    def __init__(
-        self, job: Job, number: int, tokenizer: TokenizerWrapper, prompt_caches: PromptCaches
-    ):
-        self.job, self.number, self.start = job, number, time.monotonic()
-        self.scheduler: Scheduler | None = None
+    def __init__(self, job: Job, number: int, tokenizer: TokenizerWrapper, cache: PromptCache):
+        self.job, self.number, self.cache = job, number, cache
+        self.start = time.monotonic()
+        self.scheduler: Scheduler | None = None  # whose steps it takes, once its prompt is read
         self.ended: Ended | None = None
-        self.cache = prompt_caches.cache_for(job.model.model, job.prompt)
         self._processors = [_Caught(one) for one in job.processors]
         request = replace(
             job.request(),
             end_tokens=tokenizer.eos_token_ids,
-            prompt_cache=self.cache,
+            prompt_cache=cache,
             logits_processors=self._processors,
         )
         request.check(job.model)
         self.sequence = TokenSequence(job.model, request)
-        self._tokenizer, self._cached = tokenizer, self.cache.reused
+        self._tokenizer, self._cached = tokenizer, cache.reused
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
         self._ids, self._steps = list[int](), deque[Step]()
         steps, stop = iter(self._steps.popleft, None), tuple(job.client_request.stop)
@@ -153,19 +136,7 @@ class Writing:
 
 
 class Decoding:
-    """All sequences that are decoded, on one rank.
-
-    Args:
-        tokenizer: of the base.
-        kept_tokens: prompt tokens whose rows stay for later prompts.
-        ranks: all ranks; ``None``: there is one process.
-        alone: function that says whether a step's time is its sequence's own.
-
-    Attributes:
-        prompt_caches: rows of earlier prompts.
-        writings: by number.
-        schedulers: each with its batch of sequences.
-    """
+    """All sequences that are decoded, on one rank; ``alone``: see ``Scheduler``."""
 
     def __init__(
         self,
@@ -194,9 +165,10 @@ class Decoding:
     def begin(self, job: Job) -> Writing:
         """Begin a text; ``read`` reads its prompt."""
         self._broadcast("begin", job.client_request.model, job.prompt, job.max_tokens)
-        number = next(self._numbers)
-        self.writings[number] = Writing(job, number, self._tokenizer, self.prompt_caches)
-        return self.writings[number]
+        cache = self.prompt_caches.cache_for(job.model.model, job.prompt)
+        writing = Writing(job, next(self._numbers), self._tokenizer, cache)
+        self.writings[writing.number] = writing
+        return writing
 
     def read(self, number: int) -> int | None:
         """Read a chunk of a prompt, and return how much is read; ``None``: all, steps begin."""
@@ -246,18 +218,58 @@ class Decoding:
             self._ranks.send("work", act)
 
 
-class _Caught:
-    """A logits processor that does not raise, because other sequences are part of the same pass.
+class PromptCaches:
+    """KV rows of the prompts and texts read last: ``stored`` has model, tokens and rows of each."""
 
-    After an ``error`` it changes no logits.
-    """
+    def __init__(self, most_tokens: int):
+        self._most = most_tokens
+        self.stored: list[tuple[nn.Module, np.ndarray, PromptCache]] = []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose rows are stored."""
+        return sum(len(tokens) for _, tokens, _ in self.stored)
+
+    def cache_for(self, model: nn.Module, prompt: Sequence[int]) -> PromptCache:
+        """Make a cache of the prompt's own, with the rows of as many of its tokens as there are."""
+        sizes = self._common(model, np.array(prompt), 0)
+        if max(sizes, default=0) < _LEAST:
+            return PromptCache()
+        self.stored.append(self.stored.pop(int(np.argmax(sizes))))
+        return deepcopy(self.stored[-1][2])
+
+    def store(self, model: nn.Module, cache: PromptCache) -> None:
+        """Store a copy of a cache's rows instead of those that it holds too."""
+        new = np.array(cache.tokens)
+        shared = self._common(model, new, -1)
+        if not _LEAST <= len(new) <= self._most or len(new) in shared:
+            return
+        others = zip(self.stored, shared, strict=True)
+        self.stored = [one for one, common in others if common < len(one[1])]
+        # Buffers have room for hundreds of rows more than a short text needs.
+        self.stored.append((model, new, cache.without_spare_rows()))
+        while self.tokens > self._most:
+            del self.stored[0]
+
+    def _common(self, model: nn.Module, new: np.ndarray, other: int) -> list[int]:
+        """Count the tokens with which each begins as new ones do; of other models, ``other``."""
+        counts = []
+        for owner, tokens, _ in self.stored:
+            size = min(len(tokens), len(new))
+            differ = np.flatnonzero(tokens[:size] != new[:size])
+            common = int(differ[0]) if len(differ) else size
+            counts.append(common if owner is model else other)
+        return counts
+
+
+class _Caught:
+    """A logits processor whose error, kept, does not end the other sequences of its pass."""
 
     def __init__(self, processor: LogitsProcessor):
         self._processor = processor
         self.error: Exception | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Process logits, see ``Request.logits_processors``."""
         if self.error is None:
             try:
                 return self._processor(tokens, logits)

@@ -59,17 +59,14 @@ def integer(least: int | None = None, most: int | None = None) -> Any:
 
 
 def number(least: float, most: float) -> Any:
-    """Make the kind of numbers in a range."""
     return Annotated[float, Field(ge=least, le=most)]
 
 
 def text(most: int = 1_000_000, least: int = 0) -> Any:
-    """Make the kind of texts of so many characters."""
     return Annotated[str, Field(min_length=least, max_length=most)]
 
 
 def some(kind: Any, most: int | None = None, least: int = 1) -> Any:
-    """Make the kind of lists of so many values."""
     return Annotated[list[kind], Field(min_length=least, max_length=most)]
 
 
@@ -86,8 +83,6 @@ def _nothing(value: Any) -> Any:
 
 NOTHING = Annotated[Any, AfterValidator(_nothing)]
 OBJECT = dict[str, Any]
-BIAS: Any = number(-100, 100)
-BIASES = dict[str, BIAS]
 LABEL = text(512)
 LABELS = Annotated[OBJECT, Field(max_length=16)]
 
@@ -103,7 +98,6 @@ SAMPLED = {
 }
 STOPS = some(text(256, 1), 16, least=0)
 HINTS = dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "user"), LABEL)
-"""What clients send without being asked, and what changes no text here."""
 AUTO = Literal["auto", "none"]
 PART_TYPE = Literal["text", "input_text", "output_text"]
 NOTED = {"annotations": NOTHING, "logprobs": NOTHING, "cache_control": OBJECT}
@@ -117,6 +111,14 @@ ANY_OBJECT = shape("type", type=Literal["json_object"])
 
 # OpenAI's chats and completions -----------------------------------------------------------------
 
+SIZES = "frequency_context_size", "presence_context_size", "repetition_context_size"
+PENALTIES = {
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "repetition_penalty": number(0, 100),
+    "logit_bias": dict[str, number(-100, 100)],  # type: ignore[misc]
+    **dict.fromkeys(SIZES, integer(1)),
+}
 OPENAI = SAMPLED | {
     "max_tokens": integer(1),
     "min_p": number(0, 1),
@@ -124,13 +126,7 @@ OPENAI = SAMPLED | {
     "stop": text(256, 1) | STOPS,
     "n": integer(1, 8),
     "stream_options": shape(include_usage=bool, include_obfuscation=bool),
-    "frequency_penalty": number(-2, 2),
-    "frequency_context_size": integer(1),
-    "presence_penalty": number(-2, 2),
-    "presence_context_size": integer(1),
-    "repetition_penalty": number(0, 100),
-    "repetition_context_size": integer(1),
-    "logit_bias": BIASES,
+    **PENALTIES,
     **HINTS,
 }
 CALL = shape(
@@ -147,10 +143,7 @@ MESSAGE = shape(
     name=str,
     tool_calls=some(CALL, 128, least=0),
     tool_call_id=str,
-    annotations=NOTHING,
-    audio=NOTHING,
-    function_call=NOTHING,
-    refusal=NOTHING,
+    **dict.fromkeys(("annotations", "audio", "function_call", "refusal"), NOTHING),
 )
 NAMED = {"type": Literal["json_schema"], "json_schema": shape("schema", **SCHEMA)}
 TOOL = {"type": Literal["function"], "function": shape("name", **FUNCTION)}
@@ -171,8 +164,7 @@ CHAT = shape(
     metadata=LABELS,
     store=NOTHING,
 )
-TOGETHER = shape("chats", chats=some(CHAT, 16))
-"""Of a page: chats whose texts come in one stream. Browsers open six connections at most."""
+TOGETHER = shape("chats", chats=some(CHAT, 16))  # browsers open six connections at most
 COMPLETION = shape(
     "model prompt",
     **OPENAI,
@@ -215,9 +207,7 @@ RESPONSE = shape(
     include=some(LABEL, least=0),
     truncation=LABEL,
     metadata=LABELS,
-    previous_response_id=NOTHING,
-    background=NOTHING,
-    store=NOTHING,
+    **dict.fromkeys(("previous_response_id", "background", "store"), NOTHING),
     **HINTS,
 )
 
@@ -253,7 +243,6 @@ MESSAGES = shape(
     service_tier=LABEL,
 )
 COUNTED = shape("model messages", model=text(128), **INPUT)
-"""What ``count_tokens`` counts."""
 
 # Checks -----------------------------------------------------------------------------------------
 
@@ -294,6 +283,7 @@ def checked(kind: Any, values: Any) -> dict[str, Any]:
     raise RefusedError(400, " ".join(sentence.split()), place)
 
 
+# By the type of pydantic's error, whose own words name its types.
 _EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "an object",
@@ -313,7 +303,6 @@ _EXPECTED = {
     "too_short": "a list of {min_length} or more",
     "union_tag_invalid": "one of {expected_tags}",
 }
-"""What was expected, by the type of pydantic's error, whose own words name its types."""
 
 
 def _place(location: tuple[int | str, ...], value: Any) -> str:

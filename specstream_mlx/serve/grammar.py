@@ -6,8 +6,9 @@ of the node's path, and one matcher goes back and forth to where they lead.
 
 import json
 from collections.abc import Callable
+from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,15 +19,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-_AS_PYTHON_WRITES: "JsonCompileOptions" = {
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "whitespace_flexible": False,
-}
-"""White space is fixed, else a model may write it for ever."""
+# As Python writes it: else a model may write white space for ever.
+_SPACES: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 class Grammars:
@@ -34,33 +28,32 @@ class Grammars:
 
     def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._tokens: LLTokenizer | None = None  # made when first needed, which takes a second
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:  # takes a second
+        inner, ends = self._tokenizer._tokenizer, sorted(self._tokenizer.eos_token_ids)
+        try:
+            return from_tokenizer(inner, n_vocab=self._vocab_size, eos_token=ends)
+        except ValueError as error:
+            raise UserError(f"schemas need a fast tokenizer: {error}") from None
 
     def json(
         self, schema: dict[str, Any] | bool, prompt_tokens: int
     ) -> Callable[[], LogitsProcessor]:
         """Return a function that makes the mask of one text, which is JSON that fits a schema."""
-        ends, size = self._tokenizer.eos_token_ids, self._vocab_size
-        if self._tokens is None:
-            inner = self._tokenizer._tokenizer
-            try:
-                self._tokens = from_tokenizer(inner, n_vocab=size, eos_token=sorted(ends))
-            except ValueError as error:
-                raise UserError(f"schemas need a fast tokenizer: {error}") from None
+        ends, tokens = frozenset(self._tokenizer.eos_token_ids), self._tokens
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _AS_PYTHON_WRITES)
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _SPACES)
         except ValueError as error:
             raise UserError(f"the schema cannot be followed: {error}") from None
-        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        matcher = LLMatcher(tokens, grammar, log_level=0)
         if matcher.is_error():
             line = matcher.get_error().strip().splitlines()[0]
             raise UserError(f"the schema cannot be followed: {line}")
-        return lambda: _Mask(matcher.deep_copy(), prompt_tokens, size, frozenset(ends))
+        return lambda: _Mask(matcher.deep_copy(), prompt_tokens, self._vocab_size, ends)
 
 
 class _Mask:
-    """A logits processor; see ``Grammars.json``."""
-
     def __init__(
         self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int, ends: frozenset[int]
     ):

@@ -5,13 +5,12 @@ from typing import Any
 
 from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of
 from .decoding import Token
-from .fields import RefusedError
+from .fields import RefusedError, without_nulls
 from .replies import Choice, Choices, Events, Writer, event, usage
 from .tool_calls import Piece
 
 
 def request_of_chat(body: dict[str, Any]) -> ClientRequest:
-    """Return what a chat asks for."""
     if "max_tokens" in body and "max_completion_tokens" in body:
         sentence = "max_tokens and max_completion_tokens were both given, expected one"
         raise RefusedError(400, sentence, "max_tokens")
@@ -30,15 +29,12 @@ def request_of_chat(body: dict[str, Any]) -> ClientRequest:
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the turn of a chat template."""
     role, calls = message["role"], message.get("tool_calls")
     if message.get("content") is None and calls is None:
         raise RefusedError(400, f"a message of the {role} has no content", "messages")
-    turn = {
-        name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None
-    }
-    turn["role"] = "system" if role == "developer" else role
+    turn = {"role": "system" if role == "developer" else role}
     turn["content"] = text_of(message.get("content")) or ""
+    turn |= without_nulls({name: message.get(name) for name in ("name", "tool_call_id")})
     if calls:
         turn["tool_calls"] = [
             earlier_call(call.get("id"), call["function"], "messages") for call in calls
@@ -47,7 +43,6 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_of_completion(body: dict[str, Any]) -> ClientRequest:
-    """Return what a completion asks for."""
     return request_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
 
 
@@ -57,21 +52,20 @@ class CompletionWriter(Writer):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def whole(self, choices: Choices) -> dict[str, Any]:
-        made = [
-            self.choice(one, [*one.pieces, *one.last], one.tokens, one.reason, "message")
-            for one in choices
-        ]
+        made = [self.choice(one, self.message(one.pieces), one.tokens, True) for one in choices]
         return self._object(self.kind, made) | self._counts(choices)
 
     def wrote(self, choice: Choice, pieces: Sequence[Piece], tokens: list[Token]) -> Events:
         step = [{"id": t.id, "text": t.text, "drafted_by": t.drafted_by} for t in tokens]
-        yield self._chunk(self.choice(choice, pieces, tokens), specstream={"step": step})
+        made = self.choice(choice, self.delta(choice, pieces), tokens)
+        yield self._chunk(made, specstream={"step": step})
 
     def end(self, choices: Choices) -> Events:
         for choice in choices:
             last = choice is choices[-1] and not self._with_usage
             figures = {"specstream": self.figures(choices)} if last else {}
-            yield self._chunk(self.choice(choice, choice.last, reason=choice.reason), **figures)
+            made = self.choice(choice, self.delta(choice, ()), ended=True)
+            yield self._chunk(made, **figures)
         if self._with_usage:
             yield event(self._object(self.chunk_kind, []) | self._counts(choices))
         yield "data: [DONE]\n\n"
@@ -80,24 +74,21 @@ class CompletionWriter(Writer):
         return event({"error": {"message": sentence, "type": "api_error"}})
 
     def choice(
-        self,
-        choice: Choice,
-        pieces: Sequence[Piece] = (),
-        tokens: Sequence[Token] = (),
-        reason: str | None = None,
-        name: str = "delta",
-    ) -> dict[str, Any]:
+        self, choice: Choice, said: dict, tokens: Sequence = (), ended: bool = False
+    ) -> dict:
         """Make what a chunk, or a whole reply, says of one text."""
         scored = tokens and choice.job.client_request.top_logprobs is not None
+        reason = choice.reason if ended else None
+        if choice.calls and reason == "stop":
+            reason = "tool_calls"
         logprobs = self.logprobs(tokens) if scored else None
-        made = {"index": choice.number, "logprobs": logprobs, "finish_reason": reason}
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        return made | self.said(choice, text, pieces, reason, name)
+        return {"index": choice.number, "logprobs": logprobs, "finish_reason": reason, **said}
 
-    def said(
-        self, choice: Choice, text: str, pieces: Sequence[Piece], reason: str | None, name: str
-    ) -> dict[str, Any]:
-        return {"text": text}
+    def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return {"text": _text_and_calls(pieces)[0]}
+
+    def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return self.message(pieces)
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {
@@ -133,24 +124,22 @@ class ChatWriter(CompletionWriter):
 
     def begin(self, choices: Choices) -> Events:
         for choice in choices:
-            delta = {"role": "assistant", "content": ""}
-            yield self._chunk(self.choice(choice) | {"delta": delta})
+            said = {"delta": {"role": "assistant", "content": ""}}
+            yield self._chunk(self.choice(choice, said))
 
-    def said(
-        self, choice: Choice, text: str, pieces: Sequence[Piece], reason: str | None, name: str
-    ) -> dict[str, Any]:
-        calls = [piece for piece in pieces if isinstance(piece, dict)]
-        said: dict[str, Any] = {"content": text} if text else {}
-        if name == "message":
-            content = text or None if calls else text
-            said = {"role": "assistant", "content": content, "refusal": None}
-        else:
-            first = len(choice.calls) - len(calls)
-            calls = [{"index": index, **call} for index, call in enumerate(calls, first)]
+    def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text, calls = _text_and_calls(pieces)
+        content = text or None if calls else text
+        message = {"role": "assistant", "content": content, "refusal": None}
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text, calls = _text_and_calls(pieces)
+        delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
-            said["tool_calls"] = calls
-        called = {"finish_reason": "tool_calls"} if choice.calls and reason == "stop" else {}
-        return {name: said, **called}
+            numbered = enumerate(calls, len(choice.calls) - len(calls))
+            delta["tool_calls"] = [{"index": index, **call} for index, call in numbered]
+        return {"delta": delta}
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         content = [
@@ -163,3 +152,8 @@ class ChatWriter(CompletionWriter):
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
         word = self.word(token)
         return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+
+def _text_and_calls(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    return text, [piece for piece in pieces if isinstance(piece, dict)]

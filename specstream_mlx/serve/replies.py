@@ -22,21 +22,13 @@ from .tool_calls import Piece, Said
 
 
 class Choice:
-    """One text of a reply so far.
+    """One text of a reply so far."""
 
-    Attributes:
-        pieces: texts and tool calls in order, but for ``last``.
-        last: those that only the text's end has made known.
-        calls: the tool calls of both.
-        ended: set once the text is complete.
-    """
-
-    ended: Ended
+    ended: Ended  # set once the text is complete
 
     def __init__(self, number: int, job: Job, tokenizer: TokenizerWrapper):
         self.number, self.job = number, job
         self.pieces: list[Piece] = []
-        self.last: list[Piece] = []
         self.tokens: list[Token] = []
         self._said = Said(tokenizer, job.client_request.tools)
         self.calls = self._said.calls
@@ -46,16 +38,15 @@ class Choice:
         """Why the text ended: ``stop`` or ``length``."""
         return self.ended.last.finish_reason or ""
 
-    def take(self, tokens: list[Token]) -> list[Piece]:
-        """Take in the tokens of a step, and return new pieces."""
-        self.tokens += tokens
-        pieces = list(self._said.add("".join(token.text for token in tokens)))
+    def take(self, event: list[Token] | Ended) -> list[Piece]:
+        """Take in the tokens of a step, or the end, and return new pieces."""
+        if isinstance(event, Ended):
+            self.ended, pieces = event, list(self._said.end())
+        else:
+            self.tokens += event
+            pieces = list(self._said.add("".join(token.text for token in event)))
         self.pieces += pieces
         return pieces
-
-    def end(self, ended: Ended) -> None:
-        """Take in the end."""
-        self.ended, self.last = ended, list(self._said.end())
 
 
 Choices = Sequence[Choice]
@@ -65,16 +56,11 @@ Events = Iterator[str]
 class Writer:
     """Puts texts into the form of one API.
 
-    Each API's has ``whole(choices)``, the reply that is sent in one piece; and the events of a
-    stream: ``begin(choices)``, ``wrote(choice, pieces, tokens)`` of a step of one text,
-    ``end(choices)``, and ``failed(sentence)``.
+    Each API's has ``whole(choices)``, the reply in one piece; and the events of a stream:
+    ``begin(choices)``, ``wrote(choice, pieces, tokens)``, ``end(choices)``, ``failed(sentence)``.
     """
 
     prefix: str
-    whole: Any
-    wrote: Any
-    end: Any
-    failed: Any
 
     def __init__(self, body: dict[str, Any], tokenizer: TokenizerWrapper):
         self.body, self.tokenizer = body, tokenizer
@@ -96,16 +82,15 @@ class Writer:
             "drafted_by": dict(sum((choice.ended.drafted_by for choice in choices), Counter())),
             "draft": first.client_request.draft,
             "mode": first.model.mode,
-            "seed": first.seed if first.client_request.temperature else None,
+            "seed": first.seed if first.client_request.sampling.temp else None,
         }
 
 
 class ItemWriter(Writer):
     """Writes a text as a list of items: each is a call, or all that is said between calls.
 
-    Each API's has the events of an item: ``called(id, name, arguments)`` of a call; ``opened()``,
-    ``grown(text)`` and ``closed(status)`` of what is said; and ``reply(choices)``, the reply whose
-    items are complete.
+    Each API's has the events of an item: ``called(id, name, arguments)`` of a call, ``opened()``,
+    ``grown(text)`` and ``closed(status)`` of others; and ``reply(choices)`` of complete items.
     """
 
     called: Any
@@ -120,15 +105,11 @@ class ItemWriter(Writer):
         self._open = False  # whether the last one may go on
 
     def whole(self, choices: Choices) -> dict[str, Any]:
-        for _ in (*self.written(choices[0].pieces), *self.complete(choices[0])):
+        for _ in (*self.wrote(choices[0], choices[0].pieces), *self.complete(choices[0])):
             pass  # what makes the events makes the items
         return self.reply(choices)
 
-    def wrote(self, _: Choice, pieces: Sequence[Piece], tokens: list[Token]) -> Events:
-        return self.written(pieces)
-
-    def written(self, pieces: Sequence[Piece]) -> Events:
-        """Yield the events of pieces."""
+    def wrote(self, _: Choice, pieces: Sequence[Piece], tokens: Sequence[Token] = ()) -> Events:
         for piece in pieces:
             if isinstance(piece, dict):
                 yield from self._close("completed")
@@ -140,8 +121,6 @@ class ItemWriter(Writer):
             yield from self.grown(piece)
 
     def complete(self, choice: Choice) -> Events:
-        """Yield the end of the items."""
-        yield from self.written(choice.last)
         yield from self._close("incomplete" if choice.reason == "length" else "completed")
 
     def _close(self, status: str) -> Events:
@@ -150,16 +129,21 @@ class ItemWriter(Writer):
         self._open = False
 
 
-class Reply:
-    """The texts of one request while they are written; making it puts them into the queue."""
+class Reply(StreamingResponse):
+    """The texts of one request while they are written, as events or ``whole``.
 
-    def __init__(self, service: Service, jobs: list[Job], writer: Writer):
+    Making it puts them into the queue; they are written no further once it ends, however.
+    """
+
+    def __init__(self, service: Service, jobs: list[Job], writer: Any):
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(self._stream(), media_type="text/event-stream", headers=headers)
         self._worker, self._patience = service.worker, service.patience
         self._writer = writer
-        self.choices = [Choice(n, job, writer.tokenizer) for n, job in enumerate(jobs)]
+        self._choices = [Choice(n, job, writer.tokenizer) for n, job in enumerate(jobs)]
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Choice, Event]] = asyncio.Queue()
-        for choice in self.choices:
+        for choice in self._choices:
             choice.job.deliver = partial(self._deliver, choice)
         self._worker.submit(jobs)
 
@@ -167,31 +151,25 @@ class Reply:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, (choice, event))
 
-    async def answer(self, request: Request, streams: bool) -> Response:
-        """Answer the request; whoever leaves ends the work on it."""
-        if streams:
-            return _Streamed(self)
-        work, leaving = asyncio.ensure_future(self._all()), asyncio.ensure_future(_left(request))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return Response(status_code=499)  # nobody reads it
-            await work
+            await super().__call__(scope, receive, send)
         finally:
-            self.cancel()
-            leaving.cancel()
-            work.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await work
-        return JSONResponse(self._writer.whole(self.choices))
+            self._cancel()
 
-    async def _all(self) -> None:
-        async for _ in self._news():
-            pass
+    async def whole(self, request: Request) -> Response:
+        """Wait for all texts, unless the client leaves."""
+        try:
+            async for _ in self._news():
+                if await request.is_disconnected():
+                    return Response(status_code=499)  # nobody reads it
+        finally:
+            self._cancel()
+        return JSONResponse(self._writer.whole(self._choices))
 
     async def _news(self) -> AsyncIterator[str | tuple[Choice, list[Piece], list[Token]]]:
         """Yield what each step has brought a text, and comments, up to the end of all texts."""
-        left = len(self.choices)
+        left = len(self._choices)
         while left:
             try:
                 choice, event = await asyncio.wait_for(self._events.get(), self._patience)
@@ -202,51 +180,28 @@ class Reply:
                 raise event
             if isinstance(event, int):
                 yield f": {event} of {len(choice.job.prompt)} prompt tokens are read\n\n"
-            elif isinstance(event, Ended):
-                left -= 1
-                choice.end(event)
-            else:
-                yield choice, choice.take(event), event
+                continue
+            left -= isinstance(event, Ended)
+            pieces, tokens = choice.take(event), event if isinstance(event, list) else []
+            if pieces or tokens:
+                yield choice, pieces, tokens
 
-    async def stream(self) -> AsyncIterator[str]:
-        """Yield the events of a stream."""
+    async def _stream(self) -> AsyncIterator[str]:
         writer = self._writer
         try:
-            for piece in writer.begin(self.choices):
+            for piece in writer.begin(self._choices):
                 yield piece
             async for one in self._news():
                 for piece in [one] if isinstance(one, str) else writer.wrote(*one):
                     yield piece
-            for piece in writer.end(self.choices):
+            for piece in writer.end(self._choices):
                 yield piece
         except Exception as error:  # the status has been sent, so the stream has to say it
             yield writer.failed(sentence_of(error))
 
-    def cancel(self) -> None:
-        """Write no further."""
-        for choice in self.choices:
+    def _cancel(self) -> None:
+        for choice in self._choices:
             self._worker.cancel(choice.job)
-
-
-async def _left(request: Request) -> None:
-    """Wait until the client leaves."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-class _Streamed(StreamingResponse):
-    """A stream whose texts are written no further once it ends, however that comes."""
-
-    def __init__(self, reply: Reply):
-        headers = {"Cache-Control": "no-store"}
-        super().__init__(reply.stream(), media_type="text/event-stream", headers=headers)
-        self._reply = reply
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._reply.cancel()
 
 
 def sentence_of(error: Exception) -> str:

@@ -9,7 +9,6 @@ from .replies import Choice, Choices, Events, ItemWriter, event, usage
 
 
 def request_of_response(body: dict[str, Any]) -> ClientRequest:
-    """Return what a request asks for."""
     if "max_output_tokens" in body:
         body = body | {"max_tokens": body["max_output_tokens"]}
     tools = None
@@ -74,8 +73,8 @@ class ResponseWriter(ItemWriter):
 
     def complete(self, choice: Choice) -> Events:
         """Yield the end of the items; a text that is empty is an item."""
-        if not self.items and not choice.last:
-            yield from self.written([""])
+        if not self.items:
+            yield from self.wrote(choice, [""])
         yield from super().complete(choice)
 
     def called(self, call_id: str, name: str, arguments: str) -> Events:

@@ -8,8 +8,6 @@ from starlette.applications import Starlette
 
 from ..errors import UserError, shown
 
-_FAREWELL = 30  # seconds that running replies have after the first signal
-
 
 def listening(host: str, port: int) -> socket.socket:
     """Open a socket that clients can connect to; port 0 is a free one."""
@@ -35,7 +33,7 @@ def serve(app: Starlette, opened: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_FAREWELL,
+        timeout_graceful_shutdown=30,  # seconds, after the first signal
         h11_max_incomplete_event_size=16384,
         limit_concurrency=1024,
         http="h11",

@@ -1,4 +1,4 @@
-"""From what a request asks for to texts to write."""
+"""The resident models, one base and many adapters, and the texts to write that requests ask for."""
 
 import asyncio
 import secrets
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..errors import UserError
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
@@ -19,23 +20,37 @@ from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
 from .grammar import Grammars
-from .resident import BASE
 from .worker import Worker
 
-DEFAULT_TOKENS = 512
-"""The most tokens of a text of which a client does not say how long it may get."""
+BASE = "base"
+"""The base's name; an adapter's is ``base:`` and its own."""
+
+_DEFAULT_TOKENS = 512  # of a text of which a client does not say how long it may get
+
+
+def adapters_in(folder: Path) -> dict[str, Path]:
+    """Find the adapter directories in a folder, by name."""
+    paths = {path.parent.name: path.parent for path in folder.glob("*/adapter_config.json")}
+    if not paths:
+        raise UserError(f"{folder} has no adapters, expected a directory of each adapter in it")
+    return dict(sorted(paths.items()))
+
+
+def resident(
+    base: SpeculativeModel, adapters: Mapping[str, str | Path]
+) -> dict[str, SpeculativeModel]:
+    """Make a model of each adapter, named as clients name them; all share the base's weights."""
+    if base.adapter is not None and base.adapter.lora:
+        raise UserError(f"{base.adapter.path} has LoRA, expected lossless streams for the base")
+    named = {f"{BASE}:{name}": base.with_adapter(place) for name, place in adapters.items()}
+    return {BASE: base} | named
 
 
 class Service:
-    """The resident models, and the worker that decodes with them.
+    """The models from ``resident``, and the worker, with its limits, that decodes with them.
 
-    Args:
-        models: from ``resident``.
-        tokenizer: of the base.
-        most_tokens: of one text.
-        patience: seconds without news after which a client learns that the server is alive.
-        aliases: further names of models.
-        **limits: of the ``Worker``.
+    A client learns that the server is alive after ``patience`` seconds without news; ``aliases``
+    are further names of models.
     """
 
     def __init__(
@@ -44,10 +59,10 @@ class Service:
         tokenizer: TokenizerWrapper,
         most_tokens: int = 4096,
         patience: float = 5.0,
-        aliases: Mapping[str, str] = MappingProxyType({}),
+        aliases: Mapping[str, str] | None = None,
         **limits: int,
     ):
-        self.models, self.tokenizer, self.aliases = models, tokenizer, aliases
+        self.models, self.tokenizer, self.aliases = models, tokenizer, aliases or {}
         self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
         self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
@@ -81,7 +96,11 @@ class Service:
                 raise RefusedError(400, sentence, "logit_bias")
         penalties = make_logits_processors(**request.penalties)
         seed = secrets.randbits(32) if request.seed is None else request.seed
-        most = self._max_tokens(request.max_tokens, model, len(prompt))
+        context, room = context_length(model.config), self.most_tokens
+        if context is not None:
+            room = min(room, context - len(prompt))
+        most = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        most = max(1, min(most, room))
         jobs = [
             Job(request, model, prompt, most, seed + number, [*penalties, *(m() for m in masks)])
             for number in range(request.n)
@@ -123,9 +142,3 @@ class Service:
                 sentence = "are not supported: the model's chat template has no place for them"
                 raise RefusedError(400, f"{name} {sentence}", name)
         return ids
-
-    def _max_tokens(self, most: int | None, model: SpeculativeModel, prompt: int) -> int:
-        """Return the most tokens of a text: as many as the client says, or there is room for."""
-        context = context_length(model.config)
-        room = self.most_tokens if context is None else min(self.most_tokens, context - prompt)
-        return max(1, min(DEFAULT_TOKENS if most is None else most, room))

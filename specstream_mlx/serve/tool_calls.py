@@ -22,11 +22,7 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
 
 
 class Said:
-    """One text, split into what is said and the ``calls`` so far.
-
-    White space around a call is the template's, and is left out. What looks like a call and cannot
-    be read as one is text.
-    """
+    """One text, split into what is said, without white space around calls, and the ``calls``."""
 
     def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):
         self.calls: list[dict[str, Any]] = []
@@ -82,7 +78,6 @@ class Said:
 
 
 def _call(read: dict[str, Any]) -> dict[str, Any]:
-    """Make the call that a parser has read."""
     name, arguments, its_id = read["name"], read.get("arguments") or {}, read.get("id")
     if isinstance(arguments, str):  # some models write the arguments as text
         arguments = json.loads(arguments)

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -21,18 +21,12 @@ from ..scheduler import Scheduler
 from .decoding import Decoding, Ended, Event, Job, Writing
 from .fields import RefusedError, StoppedError
 
-_MEMORY = 16  # texts that the usual time of one is estimated from
-
 
 class Worker:
     """A thread that decodes several texts at a time, and a queue of those that wait.
 
-    Args:
-        base: its weights stay wired, its other ranks are led.
-        tokenizer: of the base.
-        most_texts: decoded at a time.
-        most_waiting: texts that may wait.
-        kept_tokens: prompt tokens whose rows stay for later prompts.
+    The weights of the base stay wired, and its other ranks are led. The rows of ``kept_tokens``
+    prompt tokens stay for later prompts.
     """
 
     def __init__(
@@ -49,27 +43,20 @@ class Worker:
         self._served: dict[str, float] = {}  # by model: when a text of it was begun last
         self._reading: Writing | None = None
         self._alone, self._crowd = True, 0
-        self._seconds: deque[float] = deque([1.0], maxlen=_MEMORY)
+        self._usual = 1.0  # seconds of a text
         self._changed, self._stopping = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
-    # Any thread ---------------------------------------------------------------------------------
+    # Any thread
 
     @property
     def waiting(self) -> int:
-        """Texts that wait."""
         return len(self._waiting)
 
     @property
     def decoding(self) -> int:
-        """Texts that are being decoded."""
         return len(self._decoding.writings)
-
-    @property
-    def kept_tokens(self) -> int:
-        """Prompt tokens whose rows are there for later prompts."""
-        return self._decoding.prompt_caches.tokens
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put jobs into the queue, all or none."""
@@ -78,9 +65,8 @@ class Worker:
                 raise StoppedError
             free = self._most_waiting + max(0, self._most_texts - self.decoding)
             if self.waiting + len(jobs) > free:
-                usual = sum(self._seconds) / len(self._seconds)
                 rounds = (self.waiting + self.decoding) / self._most_texts
-                after = max(1, math.ceil(usual * rounds / 2))
+                after = max(1, math.ceil(self._usual * rounds / 2))
                 sentence = f"the queue is full, try again in {after} s"
                 raise RefusedError(429, sentence, **{"Retry-After": str(after)})
             self._waiting += jobs
@@ -99,7 +85,7 @@ class Worker:
             self._changed.notify()
         self._thread.join()
 
-    # The worker's thread --------------------------------------------------------------------------
+    # The worker's thread
 
     def _run(self) -> None:
         decoding = self._decoding
@@ -119,7 +105,6 @@ class Worker:
             job.deliver(StoppedError())
 
     def _goes_on(self) -> bool:
-        """Wait for something to do; false: stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self.decoding or self.waiting)
             return not self._stopping
@@ -138,8 +123,7 @@ class Worker:
     def _read(self) -> None:
         """Read one more chunk of a prompt; one at a time, so that the next one finds its rows."""
         if self._reading is None:
-            job = self._next_job()
-            if job is None:
+            if (job := self._next_job()) is None:
                 return
             try:
                 self._reading = self._decoding.begin(job)
@@ -174,7 +158,7 @@ class Worker:
                 continue
             writing.job.deliver(tokens)
             if writing.ended is not None:
-                self._seconds.append(time.monotonic() - writing.start)
+                self._usual += (time.monotonic() - writing.start - self._usual) / 8
                 self._end(writing, writing.ended)
 
     def _end(self, writing: Writing, event: Event) -> None:

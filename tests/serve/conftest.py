@@ -13,20 +13,13 @@ def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
     base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
     streams = stream_adapter_directory(folder / "streams", base)
-    shared = stream_adapter_directory(
-        folder / "shared",
-        base,
-        mode="shared",
-        lora_rank=4,
-        seed=1,
-        prompt_template="Say it again: {text}",
-    )
+    fields = {"mode": "shared", "lora_rank": 4, "prompt_template": "Say it again: {text}"}
+    shared = stream_adapter_directory(folder / "shared", base, seed=1, **fields)
     return Resident(base, streams, shared=shared, other=streams)
 
 
 @pytest.fixture(scope="module")
 def service(tiny):
-    """What the server at ``address`` serves."""
     service = tiny.service()
     yield service
     service.worker.stop()
@@ -34,7 +27,6 @@ def service(tiny):
 
 @pytest.fixture(scope="module")
 def address(service):
-    """Where a server listens."""
     with running(service) as address:
         yield address
 
@@ -53,11 +45,8 @@ def anthropic_client(address):
 
 @pytest.fixture(scope="module")
 def chat(openai_client):
-    """Writes a chat with OpenAI's client."""
-
-    def write(model="base", messages=CHAT, max_tokens=12, **further):
-        return openai_client.chat.completions.create(
-            model=model, messages=messages, max_tokens=max_tokens, **further
-        )
+    def write(model="base", messages=CHAT, **further):
+        further = {"model": model, "messages": messages, "max_tokens": 12, **further}
+        return openai_client.chat.completions.create(**further)
 
     return write

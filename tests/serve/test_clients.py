@@ -8,7 +8,7 @@ import openai
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import random_prompt
-from serving import CHAT, running, until
+from serving import CHAT, running
 from starlette.testclient import TestClient
 
 from specstream_mlx.serve.app import make_app
@@ -20,12 +20,20 @@ TOOL = {"type": "function", "function": {"name": "noon"}}
 CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "noon", "arguments": "{}"}}]}
 
 
-@pytest.mark.parametrize("model", ["base", "base:shared"])
-def test_a_chat_is_what_generate_writes(chat, tiny, model):
-    said = SAID if model == "base" else f"Say it again: {SAID}"
-    text, tokens = tiny.solo(model, [{"role": "user", "content": said}], 12)
+@pytest.mark.parametrize(("model", "template"), [("base", ""), ("base:shared", "Say it again: ")])
+def test_a_chat_is_what_generate_writes(chat, tiny, model, template):
+    plain = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": f"{template}the numbers"},
+        {"role": "assistant", "content": "in the table"},
+        {"role": "user", "content": f"{template}the team"},
+    ]
+    parts = [{"type": "text", "text": text} for text in ("the ", "numbers")]
+    turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    turns += [plain[2], {"role": "user", "content": "the team"}]
+    text, tokens = tiny.solo(model, plain, 12)
     for draft in (True, False):
-        found = chat(model, extra_body={"draft": draft})
+        found = chat(model, turns, extra_body={"draft": draft})
         (choice,) = found.choices
         assert choice.message.content == text
         assert choice.finish_reason == "length"
@@ -62,22 +70,6 @@ def test_beside_a_page_chats_of_several_models_come_in_one_stream(chat, tiny, tm
         assert refused.status_code == 404
 
 
-def test_conversations_parts_and_roles(chat, tiny):
-    turns = [
-        {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": t} for t in ("the ", "numbers")]},
-        {"role": "assistant", "content": "in the table"},
-        {"role": "user", "content": "the team"},
-    ]
-    plain = [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "the numbers"},
-        *turns[2:],
-    ]
-    found = chat(messages=turns).choices[0].message.content
-    assert found == tiny.solo("base", plain, 12)[0]
-
-
 def test_completions(openai_client, tiny):
     for prompt in ("the meeting is at", random_prompt(20)):
         ask = {"model": "base", "prompt": prompt, "max_tokens": 8}
@@ -101,42 +93,24 @@ def test_responses(openai_client, tiny):
     assert events[-1].response.output_text == text
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 5},
-        "kind": {"enum": ["fish", "bird"]},
-    },
-    "required": ["name", "kind"],
-    "additionalProperties": False,
-}
-
-
 def test_texts_that_fit_a_schema(chat, openai_client):
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    kinds = {"name": {"type": "string", "maxLength": 5}, "kind": {"enum": ["fish", "bird"]}}
+    schema = {"type": "object", "properties": kinds, "required": ["name", "kind"]}
+    schema = {"name": "x", "schema": {**schema, "additionalProperties": False}}
+    wanted = {"type": "json_schema", "json_schema": schema}
     ask = {"max_tokens": 200, "temperature": 1.0, "seed": 1, "response_format": wanted}
-    found = [chat(extra_body={"draft": draft}, **ask).choices[0] for draft in (True, False)]
-    text, same = (choice.message.content for choice in found)
-    assert text == same
+    text = chat(**ask).choices[0].message.content
     value = json.loads(text)
-    assert list(value) == SCHEMA["required"] and value["kind"] in ("fish", "bird")
-    response = openai_client.responses.create(
-        model="base",
-        input=SAID,
-        temperature=1.0,
-        max_output_tokens=200,
-        text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
-        extra_body={"seed": 1},
-    )
+    assert list(value) == ["name", "kind"] and value["kind"] in ("fish", "bird")
+    ask = {"max_output_tokens": 200, "temperature": 1.0, "extra_body": {"seed": 1}}
+    wanted = {"format": {"type": "json_schema", **schema}}
+    response = openai_client.responses.create(model="base", input=SAID, text=wanted, **ask)
     assert (response.output_text, response.status) == (text, "completed")
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"functions": []}, "functions is not supported"),
-        ({"extra_body": {"logit_bias": {"x": 1}}}, "logit_bias has the key 'x', expected the id"),
-        ({"extra_body": {"logit_bias": {"9999": 1}}}, "logit_bias has token 9999, expected one of"),
         ({"messages": [{"role": "user"}]}, "a message of the user has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
         ({"tools": [TOOL]}, "tools are not supported: the model's chat template"),
@@ -152,30 +126,12 @@ def test_texts_that_fit_a_schema(chat, openai_client):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_not_supported_is_refused_by_its_name(chat, fields, sentence):
-    """What the golden record of the server has is not repeated here."""
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as error:
             chat(**{"stream": stream, **fields})
         message = error.value.body["message"]
         assert sentence in message
         assert "\n" not in message
-
-
-def test_a_full_queue_says_when_to_come_again(tiny):
-    service = tiny.service(2000, most_texts=1, most_waiting=1)
-    with running(service) as address, openai.OpenAI(
-        base_url=f"{address}/v1", api_key="none", max_retries=0
-    ) as client:  # fmt: skip
-        ask, create = {"model": "base", "messages": CHAT}, client.chat.completions.create
-        streams = [create(stream=True, max_tokens=1900, **ask) for _ in range(2)]
-        until(lambda: service.worker.waiting == 1)
-        with pytest.raises(openai.RateLimitError) as error:
-            create(**ask)
-        assert int(error.value.response.headers["retry-after"]) >= 1
-        for stream in streams:
-            stream.close()
-        until(lambda: not service.worker.decoding and not service.worker.waiting)
-        assert create(max_tokens=2, **ask).usage.completion_tokens == 2
 
 
 MESSAGES = {"model": "base", "max_tokens": 12, "messages": CHAT}
@@ -202,38 +158,17 @@ def test_which_stop_sequence_was_met(anthropic_client, tiny):
 PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 1.2}
 
 
-@pytest.mark.parametrize("asked", [{one: PENALTIES[one]} for one in PENALTIES] + [PENALTIES])
-def test_penalties_are_mlx_lms(asked, chat, tiny):
+def test_penalties_are_mlx_lms(chat, tiny):
     """With drafts and without, above temperature 0 too; a bias is one of them."""
     bias = {7: 3.0, 9: -2.5}
-    processors = make_logits_processors(bias, **asked)
+    processors = make_logits_processors(bias, **PENALTIES)
     for sampled in ({}, {"temperature": 0.9, "seed": 4}):
         expected, _ = tiny.solo("base", CHAT, 30, *sampled.values(), logits_processors=processors)
         for draft in (True, False):
-            body = {**asked, "draft": draft, "logit_bias": {str(n): v for n, v in bias.items()}}
+            body = {**PENALTIES, "draft": draft, "logit_bias": {str(n): v for n, v in bias.items()}}
             found = chat(max_tokens=30, extra_body=body | sampled).choices[0].message.content
             assert found == expected
     assert expected != tiny.solo("base", CHAT, 30, 0.9, 4)[0]
-
-
-def test_what_asks_for_nothing_is_taken(chat, openai_client, anthropic_client, tiny):
-    text, _ = tiny.solo("base", CHAT, 12)
-    hints = {"parallel_tool_calls": False, "prompt_cache_key": "x", "reasoning_effort": "low"}
-    found = chat(**hints, service_tier="auto", safety_identifier="me", verbosity="low", store=False)
-    assert found.choices[0].message.content == text
-    found = openai_client.responses.create(
-        model="base",
-        input=CHAT,
-        max_output_tokens=12,
-        reasoning={"effort": "low", "summary": "auto"},
-        include=["reasoning.encrypted_content"],
-        parallel_tool_calls=True,
-        truncation="disabled",
-        store=False,
-    )
-    assert found.output_text == text
-    found = anthropic_client.messages.create(**MESSAGES, thinking={"type": "disabled"})
-    assert found.content[0].text == text
 
 
 def test_too_large_max_tokens_are_what_there_is_room_for(tiny):
@@ -262,7 +197,7 @@ def test_names_of_others_other_sites_and_a_front_page(tiny):
         other = client.options("/v1/messages", headers=origin | {"origin": "http://evil.example"})
         assert "access-control-allow-origin" not in other.headers
         page = client.get("/").text
-        assert "<code>http://localhost:8080/v1</code>" in page and "gpt-4o-mini" in page
+        assert "http://localhost:8080/v1\n" in page and "gpt-4o-mini" in page
 
 
 def test_tokens_are_counted_without_a_text(anthropic_client):
@@ -274,7 +209,6 @@ def test_tokens_are_counted_without_a_text(anthropic_client):
 
 
 def test_arguments_of_the_chat_template(tiny, monkeypatch):
-    """They reach it, as mlx_lm's server passes them on; those of ours stay."""
     template = "{{ messages[0].content }}{{ style }}{{ '!' if add_generation_prompt }}"
     monkeypatch.setattr(tiny.tokenizer._tokenizer, "chat_template", template)
     service = tiny.service()

@@ -1,24 +1,17 @@
 """``specstream-mlx serve`` as users run it, and its page."""
 
-import json
 import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from specstream_mlx.serve.app import APIS
 
 PAGE = Path(__file__).parents[2] / "specstream_mlx/serve/README.md"
-
-
-def ask(address, path, values=None):
-    body = None if values is None else json.dumps(values).encode()
-    request = urllib.request.Request(address + path, body, {"Content-Type": "application/json"})
-    return urllib.request.urlopen(request, timeout=60)
 
 
 def test_it_serves_until_it_is_interrupted_and_ends_what_it_began(tiny):
@@ -29,13 +22,14 @@ def test_it_serves_until_it_is_interrupted_and_ends_what_it_began(tiny):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr.readline() == "Serving base, base:shared\n"
         address = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())[0]
-        assert json.load(ask(address, "/health"))["status"] == "ok"
+        assert httpx2.get(f"{address}/health").json()["status"] == "ok"
         said = [{"role": "user", "content": "the team"}]
         asked = {"model": "base:shared", "messages": said, "max_tokens": 100, "stream": True}
-        with ask(address, "/v1/chat/completions", asked) as stream:
-            stream.readline()
+        with httpx2.stream("POST", f"{address}/v1/chat/completions", json=asked) as stream:
+            pieces = stream.iter_text()
+            next(pieces)
             server.send_signal(signal.SIGINT)
-            text = stream.read().decode()
+            text = "".join(pieces)
         assert text.endswith("data: [DONE]\n\n")
         assert '"finish_reason": "length"' in text
         assert server.wait(30) == 0

@@ -22,47 +22,24 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [TE
 FORMAT = {"type": "json_schema", "json_schema": {"schema": {}}}
 USED = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
 BLOCKS = [TEXT, USED, {"type": "tool_result", "tool_use_id": "1", "content": "x"}]
+TOOL = {"type": "function", "function": FUNCTION}
+ITEMS = [
+    {"type": "message", "role": "user", "content": [TEXT]},
+    {"type": "function_call", "call_id": "1", "name": "find", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "x"},
+]
+CHATS = {"messages": [*TURNS, {"role": "assistant", "tool_calls": [CALL]}], "tools": [TOOL]}
+CHATS |= {"model": "base", "temperature": 1, "seed": 1, "stop": ["x"], "n": 1}
+CHATS |= {"tool_choice": "auto", "response_format": FORMAT, "frequency_penalty": 0}
+RESPONSES = {"model": "base", "input": ITEMS, "tools": [{"type": "function", **FUNCTION}]}
+RESPONSES |= {"text": {"format": {"type": "json_schema", "schema": {}}}}
+BLOCK = {"model": "base", "max_tokens": 3, "messages": [{"role": "user", "content": BLOCKS}]}
+BLOCK |= {"tools": [{"name": "find", "input_schema": {}}], "tool_choice": {"type": "auto"}}
 RIGHT = {
-    "chat": (
-        CHAT,
-        {
-            "model": "base",
-            "messages": [*TURNS, {"role": "assistant", "tool_calls": [CALL]}],
-            "temperature": 1,
-            "seed": 1,
-            "stop": ["x"],
-            "n": 1,
-            "stream_options": {"include_usage": True},
-            "tools": [{"type": "function", "function": FUNCTION}],
-            "tool_choice": "auto",
-            "response_format": FORMAT,
-            "frequency_penalty": 0,
-        },
-    ),
+    "chat": (CHAT, {**CHATS, "stream_options": {"include_usage": True}}),
     "completion": (COMPLETION, {"model": "base", "prompt": [1, 2], "stop": "x"}),
-    "response": (
-        RESPONSE,
-        {
-            "model": "base",
-            "input": [
-                {"type": "message", "role": "user", "content": [TEXT]},
-                {"type": "function_call", "call_id": "1", "name": "find", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "1", "output": "x"},
-            ],
-            "text": {"format": {"type": "json_schema", "schema": {}}},
-            "tools": [{"type": "function", **FUNCTION}],
-        },
-    ),
-    "messages": (
-        MESSAGES,
-        {
-            "model": "base",
-            "max_tokens": 3,
-            "messages": [{"role": "user", "content": BLOCKS}],
-            "tools": [{"name": "find", "input_schema": {}}],
-            "tool_choice": {"type": "auto"},
-        },
-    ),
+    "response": (RESPONSE, RESPONSES),
+    "messages": (MESSAGES, BLOCK),
     "together": (TOGETHER, {"chats": [{"model": "base", "messages": TURNS}]}),
 }
 WRONG = ["", "x" * 2000, 5, -1, 1.5, True, None, [], ["x", 3], [{}], {}, {"type": "x"}, {"type": 5}]

@@ -1,6 +1,6 @@
 """Random mixes of texts that come and go: each is that of its solo run, whoever shares its pass.
 
-``MIXES=250 python -m pytest -m slow tests/serve/test_mixes.py`` tries 250 of each of the two kinds.
+``MIXES=250 python -m pytest -m slow tests/serve/test_mixes.py`` tries 250 of them.
 """
 
 import json
@@ -16,7 +16,7 @@ from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import stream_generate
-from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.engine.sampling import Sampling, keyed_sampler
 from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.serve.client_request import ClientRequest
@@ -34,17 +34,7 @@ SCHEMAS = [
         "additionalProperties": False,
     },
 ]
-
-
-MOST = int(os.environ.get("MIXES", "60"))
-MIXES = pytest.mark.parametrize(
-    "seeds",
-    [
-        range(6),
-        *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in range(6, MOST, 10)),
-    ],
-    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
-)
+SLOW = range(8, int(os.environ.get("MIXES", "100")), 10)
 STREAMS = {
     "stream_init": "linear",
     "stream_init_rank": 4,
@@ -82,51 +72,29 @@ def adapters(tmp_path_factory):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """How many texts each forward pass has decoded, of them all."""
-    counts: list[int] = []
+    """How many texts each step had, and how many adapters each pass of several."""
+    texts, adapters, step, gather = [], [], Decoder.step, Gathered.gather
 
-    def counting(run):
-        def counted(self, what, rules):
-            counts.append(len(rules))
-            return run(self, what, rules)
+    def counted(self, plans, rules):
+        texts.append(len(rules))
+        return step(self, plans, rules)
 
-        return counted
+    def gathered(self, ones):
+        adapters.append(len({id(one.streams or one.model) for one in ones}))
+        gather(self, ones)
 
-    monkeypatch.setattr(Decoder, "step", counting(Decoder.step))
-    monkeypatch.setattr(Decoder, "next_token", counting(Decoder.next_token))
-    return counts
-
-
-@pytest.fixture
-def gathered(monkeypatch):
-    """How many adapters each pass of several had, of them all."""
-    counts, gather = [], Gathered.gather
-
-    def counted(self, adapters):
-        counts.append(len({id(one.streams or one.model) for one in adapters}))
-        gather(self, adapters)
-
-    monkeypatch.setattr(Gathered, "gather", counted)
-    return counts
+    monkeypatch.setattr(Decoder, "step", counted)
+    monkeypatch.setattr(Gathered, "gather", gathered)
+    return texts, adapters
 
 
 def solo(job, service):
     """(tokens, text, reason) of a text by itself, without drafts."""
-    client_request, sampler = job.client_request, None
-    if client_request.temperature:
-        sampler = keyed_sampler(job.seed, client_request.temperature, top_p=client_request.top_p)
-    found = list(
-        stream_generate(
-            job.model,
-            service.tokenizer,
-            job.prompt,
-            job.max_tokens,
-            sampler=sampler,
-            logits_processors=job.processors,
-            stop=client_request.stop,
-            speculation=False,
-        )
-    )
+    client_request = job.client_request
+    settings = {"logits_processors": job.processors, "stop": client_request.stop}
+    settings["sampler"] = keyed_sampler(job.seed, sampler=client_request.sampling)
+    asked = job.model, service.tokenizer, job.prompt, job.max_tokens
+    found = list(stream_generate(*asked, speculation=False, **settings))
     return [one.token for one in found], "".join(one.text for one in found), found[-1].finish_reason
 
 
@@ -136,8 +104,7 @@ def random_job(rng, service, names):
         rng.choice(["base", "base", *names]),
         [*rng.choice(STARTS), *random_prompt(rng.randint(1, 9), seed=rng.randint(0, 3))],
         40 if schema else rng.randint(1, 24),
-        temperature=rng.choice([0.0, 0.7, 1.0]),
-        top_p=rng.choice([0.0, 0.9]),
+        sampling=Sampling(rng.choice([0.0, 0.7, 1.0]), rng.choice([0.0, 0.9])),
         seed=rng.randint(0, 99),
         draft=rng.random() < 0.8,
         top_logprobs=rng.choice([None, None, 2]),
@@ -203,21 +170,16 @@ def check(service, seed):
         assert drafted == (last.accepted_tokens if job.client_request.draft else 0)
 
 
-@MIXES
-def test_each_text_is_that_of_its_solo_run(seeds, service, passes):
-    shared = 0
+@pytest.mark.parametrize(
+    "seeds",
+    [range(8), *(pytest.param(range(n, n + 10), marks=pytest.mark.slow) for n in SLOW)],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
+def test_each_text_is_that_of_its_solo_run(seeds, adapters, passes):
+    shared = []
     for seed in seeds:
-        passes.clear()
-        check(service, seed)
-        shared += max(passes) > 1
-    assert shared >= len(seeds) // 2
-
-
-@MIXES
-def test_texts_of_several_adapters_in_one_pass(seeds, adapters, gathered):
-    mixed = 0
-    for seed in seeds:
-        gathered.clear()
+        for counts in passes:
+            counts.clear()
         check(adapters, seed)
-        mixed += max(gathered, default=1) > 1
-    assert mixed >= len(seeds) // 2
+        shared.append([max(counts, default=1) > 1 for counts in passes])
+    assert all(sum(some) >= len(seeds) // 2 for some in zip(*shared, strict=True)), shared

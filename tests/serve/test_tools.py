@@ -1,6 +1,7 @@
 """Tools: calls of a model whose text is planted, through the unmodified clients."""
 
 import json
+from functools import partial
 
 import httpx2
 import mlx.core as mx
@@ -44,19 +45,14 @@ BACK = f"{SAID.rstrip()}{BACK}<|end|><|tool|>-3<|end|><|tool|>soon<|end|><|assis
 """The end of a prompt with the calls and what the tools brought."""
 
 
-class Planted:
+def only(text, prompt_tokens, tokens, logits):
     """A logits processor that lets a text be nothing but the planted one."""
-
-    def __init__(self, tokens, prompt_tokens):
-        self.tokens, self.prompt_tokens = tokens, prompt_tokens
-
-    def __call__(self, tokens, logits):
-        place = min(len(tokens) - self.prompt_tokens, len(self.tokens) - 1)
-        return mx.where(mx.arange(logits.shape[-1]) == self.tokens[place], logits, -mx.inf)
+    place = min(len(tokens) - prompt_tokens, len(text) - 1)
+    return mx.where(mx.arange(logits.shape[-1]) == text[place], logits, -mx.inf)
 
 
 class Planting:
-    """A service whose texts are ``text``, and the prompts that it was given."""
+    """A service whose texts are ``text``, and its prompts."""
 
     def __init__(self, resident):
         self.service, self.prompts, self.text = resident.service(), [], PLANTED
@@ -67,7 +63,7 @@ class Planting:
             made = jobs(request)
             for job in made:
                 self.prompts.append(tokenizer.decode(job.prompt))
-                job.processors = [Planted(ids, len(job.prompt))]
+                job.processors = [partial(only, ids, len(job.prompt))]
             return made
 
         self.service.jobs = planted
@@ -133,24 +129,22 @@ def test_responses_call_and_get_results(openai_client, planting):
         assert {one.status for one in found.output} == {"completed"}
         assert len({one.id for one in found.output} | {one.call_id for one in calls}) == 5
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    arguments = "response.function_call_arguments"
-    of_calls = [event for event in events if event.type.startswith(arguments)]
-    assert [event.type for event in of_calls] == [f"{arguments}.delta", f"{arguments}.done"] * 2
-    assert [event.output_index for event in of_calls] == [1, 1, 2, 2]
-    assert [event.arguments for event in of_calls[1::2]] == [one.arguments for one in calls]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.output_index, event.arguments) for event in done] == [
+        (number, call.arguments) for number, call in enumerate(calls, 1)
+    ]
     items = [event for event in events if event.type.startswith("response.output_item")]
     assert [event.type.rpartition(".")[2] for event in items] == ["added", "done"] * 3
     assert [event.item.id for event in items[1::2]] == [item.id for item in streamed.output]
     # What came goes back as it came, with what the tools brought.
     planting.text = "cold"
-    for found in (reply, streamed):
-        turns = [*CHAT, *found.output]
-        for call, result in zip(found.output[1:], ("-3", "soon"), strict=True):
-            output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
-            turns.append(output)
-        last = openai_client.responses.create(input=turns, **ask)
-        assert (last.output_text, len(last.output)) == ("cold", 1)
-        assert planting.prompts[-1].endswith(BACK)
+    turns = [*CHAT, *streamed.output]
+    for call, result in zip(calls, ("-3", "soon"), strict=True):
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+        turns.append(output)
+    last = openai_client.responses.create(input=turns, **ask)
+    assert (last.output_text, len(last.output)) == ("cold", 1)
+    assert planting.prompts[-1].endswith(BACK)
 
 
 def test_anthropic_calls_and_their_results(anthropic_client, planting):
@@ -176,11 +170,8 @@ def test_anthropic_calls_and_their_results(anthropic_client, planting):
         {"type": "tool_result", "tool_use_id": reply.content[2].id, "is_error": True},
         {"type": "text", "text": "and?"},
     ]
-    turns = [
-        *CHAT,
-        {"role": "assistant", "content": reply.content},
-        {"role": "user", "content": results},
-    ]
+    turns = [*CHAT, {"role": "assistant", "content": reply.content}]
+    turns.append({"role": "user", "content": results})
     reply = anthropic_client.messages.create(messages=turns, **ask)
     assert (reply.content[0].text, reply.stop_reason) == ("cold", "end_turn")
     assert planting.prompts[-1].endswith(
@@ -200,8 +191,6 @@ def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
     assert "<tool_call>" in choice.message.content and PLANTED.startswith(choice.message.content)
     ask = {"model": "base", "input": CHAT, "tools": FLAT_TOOLS}
-    reply = openai_client.responses.create(**ask, tool_choice="none")
-    assert (reply.output_text, len(reply.output)) == (PLANTED, 1)
     reply = openai_client.responses.create(**ask, max_output_tokens=40)
     assert (reply.status, reply.output[-1].status) == ("incomplete", "incomplete")
     assert [item.type for item in reply.output] == ["message"]
@@ -222,8 +211,8 @@ CALL = {"type": "function_call", "call_id": "x"}
         (MESSAGES, {"role": "assistant", "content": [RESULT]}, "a tool_result stands in a turn of"),
         (
             CHATS,
-            {"role": "assistant", "tool_calls": [{"id": "x", "function": BROKEN}]},
-            "the arguments of a call of noon are no JSON object",
+            {"role": "assistant", "tool_calls": [{"function": BROKEN}]},
+            "the arguments of a call",
         ),
         (RESPONSES, CALL | BROKEN, "the arguments of a call of noon are no JSON object"),
         (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call or fun"),
