@@ -52,6 +52,8 @@ NOT_RUN = {
     "python -m ruff": "reads the clone; .ci/run runs it",
     "python -m mypy": "reads the clone; .ci/run runs it",
     "python -m specstream_mlx.convert.demo_model.train_adapters": "trains adapters for hours",
+    "python -m specstream_mlx.convert.demo_model.prompt_sources": "reads clones of data sets; "
+    "tests/convert/demo_model/test_prompt_sources.py runs it on a few lines",
     "specstream-mlx serve": "serves until it is told to end; tests/serve/test_command.py runs it",
     "specstream-mlx writing-tools": "the same; tests/apps/test_page.py runs it",
     "curl": "asks a server; tests/serve do",
