@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +31,6 @@ from .request import Request
 from .scheduler import Scheduler, Step, TokenSequence, check_side_by_side, fill, share_a_pass
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
-"""Default settings of a batch: chains, since rows are dear there."""
 
 
 @dataclass(kw_only=True)
@@ -193,7 +192,6 @@ def batch_generate(
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
-    """List a value for each prompt, from one for all or a list with one for each."""
     if not isinstance(values, list | tuple):
         return [values] * count
     if len(values) != count:
@@ -219,20 +217,17 @@ class _Sequence:
     def take(self, step: Step) -> None:
         """Append a step's tokens until the text ends."""
         self.calls += 1
-        before = len(self.tokens)
-        for token in step.tokens:
-            if token in self.request.end_tokens:
-                self.reason, self.end = "stop", [token]
-                break
-            self.tokens.append(token)
-            if len(self.tokens) == self.request.max_tokens:
-                self.reason = "length"
-                break
-        taken = self.tokens[before:]
+        most, ends = self.request.max_tokens, self.request.end_tokens
+        tokens = step.tokens if most is None else step.tokens[: most - len(self.tokens)]
+        taken = list(takewhile(lambda token: token not in ends, tokens))
+        self.tokens += taken
+        if len(taken) < len(tokens):
+            self.reason, self.end = "stop", [tokens[len(taken)]]
+        elif len(self.tokens) == most:
+            self.reason = "length"
         if self.scored and taken:
             with mx.stream(device.generation_stream):
-                rows = step.log_probs()
-                assert rows is not None  # they are those of a model here
+                rows: Any = step.log_probs()
                 places = mx.array(taken)[:, None]
                 chosen = mx.take_along_axis(rows[: len(taken)], places, axis=-1)
             self.log_probs += cast(list[float], chosen[:, 0].tolist())
@@ -243,10 +238,10 @@ def _groups(sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
     groups: list[list[_Sequence]] = []
     for entry in sequences:
         fits = (g for g in groups if all(share_a_pass(entry.model, one.model) for one in g))
-        group = next(fits, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(entry)
+        if group := next(fits, None):
+            group.append(entry)
+        else:
+            groups.append([entry])
     return groups
 
 

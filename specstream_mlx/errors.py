@@ -25,9 +25,7 @@ def naming(where: object) -> Iterator[None]:
 VOCABULARY = "streams.vocabulary"
 """The name of the only tensor of integers: the token ids of the draft vocabulary, int32."""
 
-MOST = 2**31 - 1
-"""The largest size: MLX counts the elements of an axis in 32 bits."""
-
+MOST = 2**31 - 1  # MLX counts the elements of an axis in 32 bits
 MOST_LAYERS = 4096
 MOST_STREAMS = 1024
 MAX_TREE_SIZE = 4096

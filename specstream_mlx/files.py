@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 Headers = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of tensors by name; the dtype as safetensors writes it, such as ``BF16``."""
 
-_FLOAT_DTYPES = ("F32", "F16", "BF16")
-_INTEGER_DTYPES = ("I32",)
 _MOST_DIGITS = 38  # of an integer, which then fits a float32 too
 
 MODEL_FILES = re.compile(
@@ -236,19 +234,16 @@ def not_finite(arrays: "Mapping[str, mx.array]") -> str | None:
     return None
 
 
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
-
-
-def sampled_digest(files: Sequence[Path]) -> str:
+def sampled_digest(files: Sequence[Path], samples: int = 64, length: int = 4096) -> str:
     """Return a short digest of files: their sizes, and samples of what they hold."""
     digest = sha256()
     for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
-            for number in range(_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
+            for number in range(samples):
+                file.seek(max(0, size - length) * number // (samples - 1))
+                digest.update(file.read(length))
     return digest.hexdigest()[:16]
 
 
@@ -261,7 +256,7 @@ def check_tensors(
     """Compare a file's tensors with the expected ones; all but ``integers`` are of floats."""
     check_shapes(path, {name: shape for name, (shape, _) in found.items()}, expected)
     for name, (_, dtype) in found.items():
-        allowed = _INTEGER_DTYPES if name in integers else _FLOAT_DTYPES
+        allowed = ("I32",) if name in integers else ("F32", "F16", "BF16")
         if dtype not in allowed:
             raise UserError(f"{path}: {name} has dtype {dtype}, expected one of {allowed}")
 
@@ -280,19 +275,16 @@ def check_shapes(
         raise UserError(f"{path} has an unexpected tensor {unknown[0]}")
 
 
-_FULL = 2**20
-"""Bytes free on a disk that is taken for full."""
-_PATIENCE = 60.0
-"""Seconds to wait for another process that writes the same."""
+_FULL = 2**20  # bytes free on a disk that is taken for full
+_PATIENCE = 60.0  # seconds to wait for another process that writes the same
 
 
 @contextmanager
 def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty directory next to ``target`` that takes its place when the block ends.
 
-    Parents are made, and of a link the destination is meant. If the block raises or is interrupted,
-    ``target`` stays as it was. What a killed process leaves is hidden, and removed by the next call
-    for the same ``target``. What the file system refuses within the block is a ``UserError``.
+    If the block raises or is interrupted, ``target`` stays as it was. What a killed process leaves
+    is hidden, and removed by the next call. Of a link the destination is meant.
     """
     with _scratch(target) as (scratch, place):
         yield scratch
@@ -384,6 +376,10 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
 
 
+def _taken(target: Path) -> UserError:
+    return UserError(f"{target} exists already, expected a name that nothing else is written to")
+
+
 def _beside(place: Path, what: str) -> Path:
     return place.with_name(f".{place.name}.{what}")
 
@@ -396,7 +392,3 @@ def _settle(replaced: Path, target: Path) -> None:
         shutil.rmtree(replaced)
     else:
         replaced.rename(target)
-
-
-def _taken(target: Path) -> UserError:
-    return UserError(f"{target} exists already, expected a name that nothing else is written to")

@@ -32,8 +32,7 @@ _SIZES = (
 def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
     """Describe a base, or an adapter and its base, which by default is the one that it names.
 
-    The result has ``base`` (of ``describe_base``) and ``adapter`` (of ``describe_adapter``),
-    ``None`` where unknown, and ``notes``, sentences about what is missing or does not fit.
+    Either is ``None`` where unknown; ``notes`` say what is missing or does not fit.
     """
     if not os.path.isdir(path):
         found = "is a file" if os.path.exists(path) else "does not exist"
@@ -54,22 +53,19 @@ def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
             f"{path} has neither config.json nor {ADAPTER_CONFIG} nor {STREAM_CONFIG}, "
             "expected the directory of a model or an adapter"
         )
+    described: dict[str, Any] = {"base": base and describe_base(base)}
+    described["adapter"] = adapter and describe_adapter(adapter)
     notes: list[str] = []
-    described = adapter and describe_adapter(adapter)
-    description: dict[str, Any] = {"base": None, "adapter": described, "notes": notes}
     if base is None:
-        name = short(named) or "unnamed"
-        notes.append(f"the base ({name}) is not a directory here")
-        return description
-    description["base"] = describe_base(base)
-    if refusal := description["base"]["refusal"]:
+        notes.append(f"the base ({short(named) or 'unnamed'}) is not a directory here")
+    elif refusal := described["base"]["refusal"]:
         notes.append(f"streams cannot run on this model: {refusal}")
-    if adapter is not None:
+    if base is not None and adapter is not None:
         try:
             adapter.check_base(read_json(base / "config.json"))
         except UserError as error:
             notes.append(str(error))
-    return description
+    return {**described, "notes": notes}
 
 
 def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
@@ -97,25 +93,21 @@ def describe_adapter(adapter: AdapterDescription) -> dict[str, Any]:
 
 def _lora_modules(names: Iterable[str]) -> list[str]:
     """List the linear layers with LoRA by path in a layer, such as ``self_attn.q_proj``."""
-    matches = (_LORA_TENSOR.fullmatch(name) for name in names)
-    paths = {match[1].removeprefix("base_model.model.") for match in matches if match}
-    return sorted({re.sub(r".*\blayers\.\d+\.", "", path) for path in paths})
+    paths = {match[1] for match in map(_LORA_TENSOR.fullmatch, names) if match}
+    return sorted({re.sub(r"^base_model\.model\.|.*\blayers\.\d+\.", "", p) for p in paths})
 
 
 def _part(name: str) -> str:
-    if name.startswith("streams.head."):
-        return "head"
-    part = name.split(".")[0]
-    if part in ("streams", "pruner"):
-        return part
+    first, *_ = name.replace("streams.head.", "head.").split(".")
+    if first in ("streams", "head", "pruner"):
+        return first
     return "lora" if _LORA_TENSOR.fullmatch(name) else "other"
 
 
 def describe_base(directory: Path) -> dict[str, Any]:
     """Describe a base model; ``refusal`` says why streams cannot run on it.
 
-    ``parameters`` counts neither a tied head twice nor scales of the quantization, ``stored_as``
-    the same by dtype, or by bits and group size such as ``4 bits, group 64``.
+    ``parameters`` counts neither a tied head twice nor scales of the quantization.
     """
     path = directory / "config.json"
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))

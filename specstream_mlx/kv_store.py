@@ -6,7 +6,7 @@ that made them. A file of mlx_lm's must have rows of the model's shape, and the 
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from .engine.kv import (
     as_mlx_lm,
     as_ours,
     check_goes_back,
-    check_heads,
     make_caches,
 )
 from .errors import UserError, shown
@@ -74,24 +73,8 @@ class PromptCache:
     @classmethod
     def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
         """Make a prompt cache of a list from mlx_lm's ``make_prompt_cache``, or refuse it."""
-        windows = layer_windows(model.config, model.model)
-        if not isinstance(caches, list) or len(caches) != len(windows):
-            raise UserError(
-                f"prompt_cache is {shown(caches)}, expected a PromptCache, or what mlx_lm's "
-                f"make_prompt_cache makes, a list of one cache for each of {len(windows)} layers"
-            )
-        own = []
-        for number, (cache, window) in enumerate(zip(caches, windows, strict=True)):
-            check_goes_back(f"layer {number} of prompt_cache", cache, window)
-            own.append(as_ours(cache, window))
-        rows = {cache.offset for cache in own}
-        if len(rows) > 1:
-            raise UserError(
-                f"the layers of prompt_cache hold {sorted(rows)} rows, expected the same number"
-            )
-        if any(rows):
-            check_heads(model.model, model.config, own)
-        return cls.of(model, own, [], rows.pop())
+        own = _own_layers("prompt_cache", caches, model)
+        return cls.of(model, own, [], own[0].offset)
 
     def into_list(self, caches: list[Any]) -> None:
         """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
@@ -129,8 +112,12 @@ class PromptCache:
             raise _damaged(path, reason(error)) from None
         if name is not None:
             raise UserError(f"{path}: {name} holds NaN or infinity, expected finite rows")
-        caches = list(_checked_layers(path, layers, model, own_windows=ours is not None))
+        if ours is None:
+            _check_windows(path, layers, model)
+        caches = _own_layers(str(path), layers, model)
         rows = caches[0].offset
+        if rows < 1:
+            raise _damaged(path, "its layers hold no rows")
         tokens, unknown = ([], rows) if ours is None else (ours["tokens"], ours["unknown_rows"])
         if unknown + len(tokens) != rows:
             raise _damaged(path, f"it has {rows} rows for {unknown + len(tokens)} tokens")
@@ -372,47 +359,55 @@ def _check_name(
     raise UserError(f"{path} was made by the model {short(found)}, expected {expected}")
 
 
-def _checked_layers(
-    path: Path, layers: list[Any], model: SpeculativeModel, own_windows: bool
-) -> Iterator[Any]:
-    """Convert the caches to this project's classes, in the model's shape and dtype."""
+def _check_windows(path: Path, layers: list[Any], model: SpeculativeModel) -> None:
+    """Check that rows that mlx_lm made without the model's windows are the same with them."""
+    windows = layer_windows(model.config, model.model)
+    for number, (layer, window) in enumerate(zip(layers, windows, strict=False)):
+        if isinstance(layer, KVCache) and window is not None and layer.offset > window:
+            raise UserError(
+                f"layer {number} of {path} has {layer.offset} rows of mlx_lm's, which leaves out "
+                f"the model's window of {window}, expected at most so many"
+            )
+
+
+def _own_layers(where: str, layers: Any, model: SpeculativeModel) -> list[Any]:
+    """Convert mlx_lm's caches, one a layer, to this project's classes, in the model's dtype."""
+    windows = layer_windows(model.config, model.model)
+    if not isinstance(layers, list) or len(layers) != len(windows):
+        found = f"is {shown(layers)}, expected a PromptCache or a list of"
+        if isinstance(layers, list):
+            found = f"has {len(layers)} layers, expected"
+        raise UserError(f"{where} {found} mlx_lm's caches, one for each of {len(windows)} layers")
+    for number, (layer, window) in enumerate(zip(layers, windows, strict=True)):
+        check_goes_back(f"layer {number} of {where}", layer, window)
+    rows = {layer.offset for layer in layers}
+    if len(rows) > 1:
+        raise UserError(f"the layers of {where} hold {sorted(rows)} rows, expected the same number")
+    if rows == {0}:
+        return [as_ours(layer, window) for layer, window in zip(layers, windows, strict=True)]
     probe = make_caches(model.model, model.config)
     model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype
-    windows = layer_windows(model.config, model.model)
-    if len(layers) != len(probe):
-        raise UserError(f"{path} has {len(layers)} layers, expected the model's {len(probe)}")
-    offsets = {getattr(layer, "offset", None) for layer in layers}
-    for number, (layer, expected, window) in enumerate(zip(layers, probe, windows, strict=True)):
-        where = f"{path}: layer {number}"
-        check_goes_back(where, layer, window)
-        unwindowed = isinstance(layer, KVCache) and not own_windows  # mlx_lm made them
-        if unwindowed and window is not None and layer.offset > window:
-            raise UserError(
-                f"{where} has {layer.offset} rows of mlx_lm's, which leaves out the model's window "
-                f"of {window}, expected at most so many"
-            )
-        if len(offsets) > 1 or not isinstance(layer.offset, int) or layer.offset < 1:
-            raise _damaged(path, "its layers hold different numbers of rows, or none")
+    for number, (layer, expected) in enumerate(zip(layers, probe, strict=True)):
         for name in ("keys", "values"):
-            _check_rows(path, name, layer, getattr(expected, name).shape)
-        yield as_ours(layer, window, expected.keys.dtype)
+            shape = getattr(expected, name).shape
+            _check_rows(f"layer {number} of {where}", name, layer, shape)
+    dtype = probe[0].keys.dtype
+    return [as_ours(layer, window, dtype) for layer, window in zip(layers, windows, strict=True)]
 
 
-def _check_rows(path: Path, name: str, layer: Any, expected: Sequence[int]) -> None:
+def _check_rows(where: str, name: str, layer: Any, expected: Sequence[int]) -> None:
     """Check shape and dtype of a layer's keys or values."""
     _, heads, _, size = expected
-    parts = list(dict(tree_flatten(getattr(layer, name))).values())
-    if not parts:
-        raise _damaged(path, f"it has no {name}")
-    found = parts[0]
-    size_found = found.shape[-1] if found.ndim else 0
+    parts: list[mx.array] = list(dict(tree_flatten(getattr(layer, name))).values())
+    shape: tuple[int, ...] = parts[0].shape if parts else ()
+    size_found = shape[-1] if shape else 0
     if isinstance(layer, QuantizedKVCache):
-        size_found = size_found * 32 // layer.bits if len(parts) == 3 else None
-    elif not mx.issubdtype(found.dtype, mx.floating):
-        raise UserError(f"{path}: {name} have dtype {found.dtype}, expected a floating one")
-    fits = found.ndim == 4 and found.shape[:2] == (1, heads) and found.shape[2] >= layer.offset
+        size_found = size_found * 32 // layer.bits if len(parts) == 3 else 0
+    elif parts and not mx.issubdtype(parts[0].dtype, mx.floating):
+        raise UserError(f"{where}: {name} have dtype {parts[0].dtype}, expected a floating one")
+    fits = len(shape) == 4 and shape[:2] == (1, heads) and shape[2] >= layer.offset
     if not fits or size_found != size:
         raise UserError(
-            f"{path}: {name} have the shape {found.shape}, expected {layer.offset} rows of the "
-            f"model's {heads} heads of {size}"
+            f"{where}: {name} have the shape {shape}, expected {layer.offset} rows of the model's "
+            f"{heads} heads of {size}"
         )

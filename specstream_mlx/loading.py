@@ -51,7 +51,6 @@ from .stream_config import StreamConfig
 
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
-_LONGEST_REPO = 200  # no path of a directory that exists gets here
 
 
 @dataclass
@@ -92,11 +91,9 @@ class SpeculativeModel:
     def __call__(
         self, inputs: mx.array, cache: list[Any] | None = None, **further: Any
     ) -> mx.array:
-        """Return the logits (sequences, rows, vocab) after tokens (sequences, rows)."""
         return self.model(inputs, cache=cache, **further)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the model: ``layers``, ``make_cache`` if it has one, .."""
         if name.startswith("_") or name == "model":  # "model": this object is still being made
             raise AttributeError(f"a SpeculativeModel has no attribute {name!r}")
         return getattr(self.model, name)
@@ -120,12 +117,10 @@ class SpeculativeModel:
 
     @property
     def prompt_template(self) -> str | None:
-        """The mounted adapter's instruction around the user's ``{text}``."""
         return self.streams.config.prompt_template if self.streams else None
 
     @property
     def base_fingerprint(self) -> str:
-        """A short digest of the base's architecture."""
         return fingerprint(self.config)
 
     @property
@@ -359,7 +354,7 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     if os.path.exists(path):
         raise UserError(f"the model {text} is a file, expected a directory")
     is_repo = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
-    if not is_repo or len(text) > _LONGEST_REPO:
+    if not is_repo or len(text) > 200:
         raise UserError(f"the model directory {short(text)} does not exist")
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -368,9 +363,8 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
         patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:
-        obstacle = "the hub cannot be reached"
-        if is_offline_mode():
-            obstacle = "HF_HUB_OFFLINE forbids to download it"
+        offline = "HF_HUB_OFFLINE forbids to download it"
+        obstacle = offline if is_offline_mode() else "the hub cannot be reached"
         raise UserError(
             f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
             f"and {obstacle}"
@@ -465,19 +459,16 @@ def _check_dtypes(directory: Path, model: nn.Module) -> None:
     for path, module in model.named_modules():
         packed = any("scale" in name for name in module)
         affine = packed and getattr(module, "mode", None) == "affine"
-        if affine and module.weight.dtype != mx.uint32:
-            raise UserError(
-                f"{_origin(directory, f'{path}.weight')} has dtype {module.weight.dtype}, "
-                "expected uint32, since it has scales"
-            )
         for name, tensor in module.items():
-            if not isinstance(tensor, mx.array) or mx.issubdtype(tensor.dtype, mx.floating):
+            if not isinstance(tensor, mx.array):
                 continue
-            if not packed or (affine and name != "weight"):
-                raise UserError(
-                    f"{_origin(directory, f'{path}.{name}')} has dtype {tensor.dtype}, "
-                    "expected a floating-point one"
-                )
+            fits = mx.issubdtype(tensor.dtype, mx.floating) or (packed and not affine)
+            expected = "a floating-point one"
+            if affine and name == "weight":
+                fits, expected = tensor.dtype == mx.uint32, "uint32, since it has scales"
+            if not fits:
+                where = _origin(directory, f"{path}.{name}")
+                raise UserError(f"{where} has dtype {tensor.dtype}, expected {expected}")
 
 
 def _check_finite(directory: Path, model: nn.Module) -> None:

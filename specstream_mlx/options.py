@@ -29,14 +29,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of values that an option may have.
+    """A kind of values that an option may have."""
 
-    ``objection`` names what was expected instead of a value, ``None`` for a right one; ``read``
-    reads a value from a text before that, in place of the option's type.
-    """
-
-    objection: Callable[[Any], str | None]
-    read: Callable[[str], Any] | None = None
+    objection: Callable[[Any], str | None]  # what was expected instead; ``None`` for a right value
+    read: Callable[[str], Any] | None = None  # from a text, in place of the option's type
     metavar: str | None = None
     choices: tuple[str, ...] = ()
 
@@ -103,14 +99,14 @@ def each(words: str, fits: Callable[[Any], bool]) -> Kind:
     return what(words, lambda value: isinstance(value, list | tuple) and all(map(fits, value)))
 
 
-def _is_texts(value: Any) -> bool:
-    parts = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(part, str) for part in parts)
-
-
 FLAG = what("True or False", lambda value: isinstance(value, int) and value in (0, 1))
 TEXT = instance("a text", str)
-TEXTS = what("a string or a list of strings", _is_texts)
+TEXTS = what(
+    "a string or a list of strings",
+    lambda value: all(
+        isinstance(part, str) for part in (value if isinstance(value, list | tuple) else [value])
+    ),
+)
 PATH = what(  # pathlib takes an empty text for the working directory
     "a path",
     lambda value: isinstance(value, Path) or (isinstance(value, str) and bool(value.strip())),
@@ -139,7 +135,7 @@ class Spec:
     metavar: str | None = None
     panel: str | None = None  # its heading on a help page; ``None``: its class's ``PANEL``
     hidden: bool = False  # whether only Python and configuration files can set it
-    positional: bool = False  # whether it is given without a name
+    positional: bool = False
     without: tuple[str, ...] = ()  # names of options that a command line cannot have too
     needs: tuple[str, ...] = ()  # names of options of which a command line must have one too
 
@@ -176,10 +172,6 @@ def check_options(group: Any) -> None:
         spec.kind.check(each.name, getattr(group, each.name))
 
 
-MOST_NGRAM = 64
-"""The longest n-gram: each token costs as many entries, and longer repeats are hardly chance."""
-
-
 def _biases(text: str) -> dict[int, float]:
     values = json.loads(text)
     if not isinstance(values, dict):
@@ -212,7 +204,9 @@ class ProposerOptions:
         10, integer(1, MAX_TREE_SIZE), "With lookup: the most tokens to look up ahead."
     )
     lookup_ngram: int = option(
-        4, integer(1, MOST_NGRAM), "With lookup: tokens of the longest n-gram to match."
+        4,
+        integer(1, 64),  # each token costs as many entries, and longer repeats are hardly chance
+        "With lookup: tokens of the longest n-gram to match.",
     )
 
     draft_model: Any = option(
@@ -308,9 +302,6 @@ class LengthOptions:
     )
 
 
-_XTC = replace(number(0, 0.5), metavar="P")
-
-
 @dataclass(frozen=True)
 class SamplerOptions:
     """What a token is drawn from, as in mlx_lm's ``make_sampler``."""
@@ -328,7 +319,10 @@ class SamplerOptions:
         0.0, SHARE, "Probability that XTC leaves out the likeliest tokens of a draw."
     )
     xtc_threshold: float = option(
-        0.1, _XTC, "Probability above which XTC leaves out all tokens but the least likely."
+        0.1,
+        number(0, 0.5),
+        "Probability above which XTC leaves out all tokens but the least likely.",
+        metavar="P",
     )
 
 

@@ -15,8 +15,7 @@ Prompt = str | mx.array | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or the messages of a chat."""
 
 _TEXT = "{text}"
-_MARK = "userquery"
-"""What the user says where only the chat template's text around it counts."""
+_MARK = "userquery"  # what the user says where only the chat template's text around it counts
 
 
 def in_template(text: str, template: str | None) -> str:
@@ -49,8 +48,8 @@ def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:
     """Return the chat template's text before and after the user's, in the only turn."""
-    content = (template or _TEXT).replace(_TEXT, _MARK)
-    before, mark, after = _turn(tokenizer, content).partition(_MARK)
+    turn = _turn(tokenizer, in_template(_MARK, template))
+    before, mark, after = turn.partition(_MARK)
     if not mark:
         raise UserError("the tokenizer's chat template leaves out what the user says")
     return before, after
@@ -68,14 +67,10 @@ def _chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
+    arguments = {**(template_kwargs or {}), "tools": tools, "tokenize": False}
+    arguments["add_generation_prompt"] = not continue_final_message
+    arguments["continue_final_message"] = continue_final_message
     try:
-        arguments = {
-            **(template_kwargs or {}),
-            "tools": tools,
-            "tokenize": False,
-            "add_generation_prompt": not continue_final_message,
-            "continue_final_message": continue_final_message,
-        }
         text = tokenizer.apply_chat_template(messages, **arguments)
         text.encode()  # half a character of UTF-16 is no text
         return text

@@ -1,5 +1,6 @@
 """The scheduler: sequences read their prompts in chunks, join, take steps and leave."""
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,7 @@ class TokenSequence:
     # KV rows ------------------------------------------------------------------------------------
 
     def record(self, caches: list[Any]) -> None:
-        """Let the prompt cache know of the rows so far, if they are written into its own caches."""
+        """Record the rows so far in the prompt cache, if they are written into its own caches."""
         if self.count == 1:
             self._progress(len(self.request.prompt))
         if self._cache is not None and caches is self._cache.caches:
@@ -203,8 +204,7 @@ class TokenSequence:
         """Check that prompt cache and adapter are still this generation's."""
         if self._cache is not None:
             self._cache.check_current(self._generation)
-        pairs = zip(_mounted(self.model), self._mounted, strict=True)
-        if any(now is not before for now, before in pairs):
+        if any(map(operator.is_not, _mounted(self.model), self._mounted)):
             raise UserError("the adapter was swapped during a generation, expected after its end")
 
 
@@ -307,7 +307,7 @@ class Scheduler:
             return []
         call, self._call = self._call, None
         if call is not None and all(sequence.ended for sequence in self._present):
-            if _is_plain(call):
+            if _are_plain(call[0]):
                 self._decoder.uncommit(1)
             call = None
         if call is None:
@@ -315,7 +315,7 @@ class Scheduler:
             if not self._present:
                 return []
             call = self._enqueue()
-        steps = self._read_plain(*call) if _is_plain(call) else self._read_trees(*call)
+        steps = self._read_plain(*call) if _are_plain(call[0]) else self._read_trees(*call)
         self._newest = [token for _, step in steps for token in step.tokens]
         for sequence, _ in steps:
             sequence.record(self._decoder.caches)
@@ -349,7 +349,7 @@ class Scheduler:
 
     def _enqueue(self) -> _Call:
         start, plans = time.perf_counter(), [sequence.plan for sequence in self._present]
-        if all(plan.pipelined for plan in plans):
+        if _are_plain(plans):
             roots = [mx.array([sequence.root]) for sequence in self._present]
             return self._enqueue_plain(plans, roots, start)
         with mx.stream(device.generation_stream):
@@ -412,7 +412,7 @@ class Scheduler:
         # The first token does not wait for a second call: on a CPU enqueueing does most of it.
         first = any(sequence.count == 1 for sequence in present)
         changes = any(sequence.ended for sequence in present) or bool(self._joining)
-        if not first and not changes and not all(one.plan.pipelined for one in present):
+        if not first and not changes and not _are_plain([one.plan for one in present]):
             self._call = self._enqueue()
         return steps
 
@@ -447,8 +447,8 @@ class Scheduler:
             mx.clear_cache()
 
 
-def _is_plain(call: _Call) -> bool:
-    return all(plan.pipelined for plan in call[0])
+def _are_plain(plans: Sequence[Plan]) -> bool:
+    return all(plan.pipelined for plan in plans)
 
 
 def _arrays(results: Sequence[StepResult]) -> list[mx.array]:

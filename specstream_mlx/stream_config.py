@@ -38,10 +38,7 @@ _RANKS = {
 
 
 def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:
-    """Check the angle in radians of ``value_rotation``; every other ``stream_init`` leaves it at 0.
-
-    Stream 1 must turn, and the last one by less than a full turn: then all streams differ.
-    """
+    """Check that stream 1 turns, and the last one by less than a full turn: then all differ."""
     name = "value_rotation_epsilon"
     if stream_init != "value_rotation":
         if epsilon:
@@ -63,14 +60,12 @@ class StreamConfig:
     Args:
         mode: ``lossless`` (base frozen, the main stream never sees a stream) or ``shared`` (LoRA
             shared by main stream and streams, Eq. 3).
-        num_streams: gamma, the streams beside each position; stream j predicts ``y_{t+j}``.
+        num_streams: gamma; stream j of a position predicts ``y_{t+j}``.
         num_msa_layers: N_s, the top layers in which the streams run.
         hidden_size, num_hidden_layers: of the base.
-        stream_init: ``identity`` or ``linear`` (rank eta) for ``f_eta`` of Eq. 4; or
-            ``value_rotation``, which has no stream embeddings.
-        stream_init_rank: eta; 0 unless ``stream_init`` is ``linear``.
-        value_rotation_epsilon: angle in radians; stream j's values turn by ``epsilon * j``. 0
-            unless ``stream_init`` is ``value_rotation``.
+        stream_init: ``identity`` or ``linear`` (of rank ``stream_init_rank``, eta) for ``f_eta`` of
+            Eq. 4; or ``value_rotation``, which has no stream embeddings: stream j's values turn by
+            ``value_rotation_epsilon * j`` radians.
         stream_mlp: the streams' path where the main stream has its MLP: ``base`` (the MLP itself:
             shared mode), ``adapter`` (instead of it, App. H.2) or ``base+adapter`` (beside it, Fig.
             2a).
@@ -84,11 +79,10 @@ class StreamConfig:
             own main row weighs most (App. H.1, where they are 64); 0: all. The weights are the
             softmax of the main row's scores of the main rows that it sees, within the layer's
             sliding window, summed over the query heads. Rows with at least the ``stream_keys``-th
-            largest weight are selected, for all heads of a layer alike. Streams still see the
-            streams before them, and main rows see everything.
+            largest weight are selected, for all heads of a layer alike.
         pruner_rank: rank of the early-exit pruner's ``B A``; 0 for no pruner.
         base_model: the base's name or path, for people.
-        base_fingerprint: ``fingerprint.fingerprint`` of the base's ``config.json``.
+        base_fingerprint: ``models.fingerprint`` of the base's ``config.json``.
         prompt_template: text with ``{text}`` where the user's raw text goes; it becomes the user's
             turn of the chat. ``None`` leaves the text as it is.
     """
@@ -163,9 +157,7 @@ class StreamConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "StreamConfig":
-        """Read the JSON object; a field that is missing, unknown or out of range raises
-        ``UserError``.
-        """
+        """Read the JSON object; a wrong field is a ``UserError``."""
         for name, usual in _DROPPED.items():
             if (value := values.get(name, usual)) != usual or type(value) is not type(usual):
                 raise UserError(

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,15 +91,12 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path):
 )
 def test_a_full_disk_is_one_sentence(error, free, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    usage = SimpleNamespace(free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     for staged, name in BOTH:
-        with pytest.raises(UserError) as caught, staged(tmp_path / name):
+        sentence = f"^{tmp_path / name} cannot be written: No space left on device$"
+        with pytest.raises(UserError, match=sentence), staged(tmp_path / name):
             raise error
-        sentence = f"{tmp_path / name} cannot be written: No space left on device"
-        assert str(caught.value) == sentence
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "mine"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_two_do_not_write_one_target(tmp_path, monkeypatch):
@@ -121,25 +117,6 @@ def test_what_was_replaced_comes_back_after_a_kill_in_between(tmp_path):
     """As if the process had been killed between its last two renames."""
     (tmp_path / ".model.replaced").mkdir()
     (tmp_path / ".model.replaced" / "mine.txt").write_text("mine")
-    neighbour = tmp_path / ".model.partial-of-something-else"
-    neighbour.mkdir()
     with pytest.raises(KeyError), staged_directory(tmp_path / "model"):
         raise KeyError
     assert (tmp_path / "model" / "mine.txt").read_text() == "mine"
-    assert neighbour.exists()
-
-
-def test_a_rename_that_fails_puts_back_what_was_there(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.txt").touch()
-    rename = Path.rename
-
-    def interrupted(self, to):
-        if self.name.endswith(".partial"):
-            raise KeyboardInterrupt
-        return rename(self, to)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), staged_directory(tmp_path / "model") as scratch:
-        (scratch / "new").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine.txt"]

@@ -7,7 +7,6 @@ from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from architecture_models import pair
 from draft_heads import HEADS, model_with_head
@@ -26,7 +25,6 @@ from trees import KINDS, AnyDrafting, Planned
 
 from benchmarks.rivals.lookahead import Lookahead
 from benchmarks.rivals.pld import PromptLookup
-from benchmarks.rivals.rest import Retrieval, write_datastore
 from benchmarks.rivals.suffix import Suffix
 from specstream_mlx import DraftSettings, PromptCache, keyed_sampler
 from specstream_mlx.drafting.settings import Proposers
@@ -64,15 +62,6 @@ def model_of(number):
         return pair(number).model
     base, mode, streams = MODELS[number]
     return speculative_model(base, mode=mode, seed=number, **STREAMS[streams])
-
-
-@cache
-def datastore():
-    """What the models write by themselves, for ``rest``."""
-    path = Path(tempfile.mkdtemp()) / "datastore"
-    written = [plain_tokens(model_of(one).model, random_prompt(5), 60) for one in (0, 2, 4, 5)]
-    write_datastore(path, np.concatenate(written))
-    return path
 
 
 def random_sampler(rng):
@@ -144,8 +133,7 @@ def check_case(number, models):
 def with_proposers(rng, model, prompt, expected):
     """Proposers beside the streams, by the rule or in a tree of any shape."""
     sizes = {"columns": rng.randint(1, 5), "ngram": rng.randint(2, 5), "most": rng.randint(1, 4)}
-    makers = [PromptLookup, Suffix, partial(Retrieval, path=datastore())]
-    makers.append(partial(Lookahead, **sizes))
+    makers = [PromptLookup, Suffix, partial(Lookahead, **sizes)]
     fields = {"lookup": rng.choice([True, False])}
     fields["proposers"] = rng.sample(makers, rng.randint(0, len(makers)))
     if rng.random() < 0.5:

@@ -21,6 +21,7 @@ from specstream_mlx.models.fingerprint import fingerprint
         ({"adapter_path": 5}, "adapter_path is 5, expected a directory, a bundled adapter's name"),
         ({"draft_head": "none"}, "the draft head none is not a directory"),
         ({"path_or_hf_repo": "./none"}, "none does not exist"),
+        ({"path_or_hf_repo": __file__}, "test_loading.py is a file, expected a directory"),
         ({"path_or_hf_repo": ""}, "the model is '', expected a directory or a repository"),
         ({"path_or_hf_repo": None}, "expected a directory or a Hugging Face repository"),
         ({"model_config": [1]}, "model_config is .1., expected a dictionary or None"),
@@ -31,12 +32,6 @@ def test_what_is_wrong_is_said_before_weights_are_read(given, sentence, base, mo
     monkeypatch.setattr(loading, "load_model", None)
     with pytest.raises(UserError, match=sentence):
         load(**{"path_or_hf_repo": base, **given})
-
-
-def test_a_file_is_no_directory(base):
-    file = base / "model.safetensors"
-    with pytest.raises(UserError, match=f"{file} is a file, expected a directory"):
-        load(file)
 
 
 def test_an_end_token_is_one_of_the_tokenizers(base):

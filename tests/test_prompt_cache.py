@@ -14,7 +14,12 @@ from command_line import generate as run_generate
 from command_line import refusal, run
 from mlx.utils import tree_flatten
 from mlx_lm import cache_prompt
-from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import (
+    KVCache,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+)
 from random_models import (
     assert_same_rows,
     plain_caches,
@@ -34,7 +39,7 @@ from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import NEVER_QUANTIZED, KVQuantization
 from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.prompts import chat_suffix, check_prompt
+from specstream_mlx.prompts import chat_suffix
 from specstream_mlx.scheduler import decode, fill
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
@@ -75,9 +80,7 @@ def test_an_abandoned_generation_leaves_it_consistent(settings, steps):
     """Its rows are those of a plain forward; left open, it may not go on beside a later one."""
     model, cache = speculative_model(), PromptCache()
     abandoned = decode(model, request(FIRST, settings, prompt_cache=cache))
-    text = list(FIRST)
-    for _ in range(steps):
-        text += next(abandoned).tokens
+    text = [*FIRST, *(token for _ in range(steps) for token in next(abandoned).tokens)]
     prompt = [*text, *MORE]
     found = tokens_of(model, prompt, 12, cache=cache)
     assert cache.reused == (len(text) - 1 if steps else 0)
@@ -126,7 +129,7 @@ def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):
     assert cache.reused == 0
 
 
-@pytest.mark.parametrize("base", ["grouped heads, tied", "sliding windows", "quantized"])
+@pytest.mark.parametrize("base", ["sliding windows", "quantized"])
 @pytest.mark.parametrize("copied", [deepcopy, PromptCache.without_spare_rows])
 def test_a_copy_is_a_branch_with_the_same_rows(copied, base):
     model, cache, options = quantizable_model(), PromptCache(), {}
@@ -135,11 +138,10 @@ def test_a_copy_is_a_branch_with_the_same_rows(copied, base):
     else:
         model = speculative_model(base)
     tokens_of(model, FIRST, 12, cache=cache, **options)
-    branch, rows = copied(cache), len(cache)
-    assert len(branch) == rows > len(FIRST)
+    branch = copied(cache)
     if copied is not deepcopy:
         arrays = tree_flatten([(layer.keys, layer.values) for layer in branch.caches])
-        assert {array.shape[2] for _, array in arrays} == {rows}
+        assert {array.shape[2] for _, array in arrays} == {len(cache)}
     expected = tokens_of(model, [*FIRST, *MORE], 12, cache=cache, **options)
     reused, kept = cache.reused, list(cache.tokens)
     assert tokens_of(model, [*FIRST, *MORE], 12, cache=branch, **options) == expected
@@ -147,19 +149,6 @@ def test_a_copy_is_a_branch_with_the_same_rows(copied, base):
     tokens_of(model, [*MORE, *FIRST], 12, cache=branch, **options)  # the original's rows stay
     assert cache.tokens == kept
     assert tokens_of(model, [*FIRST, *MORE], 12, cache=cache, **options) == expected
-
-
-def test_rows_without_tokens_cannot_be_replaced():
-    model, other = speculative_model(), speculative_model(seed=1)
-    cache = PromptCache()
-    fill(cache, model, FIRST)
-    unknown = PromptCache.of(model, cache.caches, [], len(FIRST))
-    found = tokens_of(model, MORE, 12, cache=unknown)
-    assert found == tokens_of(model, [*FIRST, *MORE], 12)
-    with pytest.raises(UserError, match="made with another model, expected the same"):
-        tokens_of(other, MORE, 1, cache=unknown)
-    with pytest.raises(UserError, match="the prompt has 18 tokens"):
-        check_prompt(MORE, {**model.config, "max_position_embeddings": 17}, len(FIRST))
 
 
 def test_rows_of_another_quantization_are_dropped():
@@ -177,6 +166,8 @@ def test_rows_of_another_quantization_are_dropped():
     tokens_of(model, MORE, 5, cache=unknown, **options)
     with pytest.raises(UserError, match="kv_bits of 8 and a kv_group_size of 32, expected the"):
         tokens_of(model, MORE, 5, cache=unknown)
+    with pytest.raises(UserError, match="made with another model, expected the same"):
+        tokens_of(quantizable_model(), MORE, 1, cache=unknown)
     options["quantized_kv_start"], cache = 16, PromptCache()
     tokens_of(model, FIRST, 20, cache=cache, **options)
     assert cache.quantized == (8, 32)
@@ -241,9 +232,7 @@ def gone_on(path, *args):
 def mlx_lm_goes_on(path, base):
     """The text of ``mlx_lm.generate --prompt-cache-file``."""
     model, tokenizer = mlx_lm.load(str(base))
-    cache, metadata = load_prompt_cache(str(path), return_metadata=True)
-    assert metadata["model"] == str(base)
-    assert json.loads(metadata["tokenizer_config"]).get("trust_remote_code") in (None, False)
+    cache = load_prompt_cache(str(path))
     messages = [{"role": "user", "content": QUESTION}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     suffix = tokenizer.encode(text[text.index(QUESTION) :], add_special_tokens=False)
@@ -255,14 +244,10 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
     """Four ways, one text; with a float cache it is that of the whole prompt as well."""
     theirs = by_mlx_lm(tmp_path / "theirs.safetensors", base, *kv, monkeypatch=monkeypatch)
     ours = tmp_path / "ours.safetensors"
-    quantization = KVQuantization(*kv[1::2]) if kv else NEVER_QUANTIZED
-    write(ours, base, quantization)
+    write(ours, base, KVQuantization(*kv[1::2]) if kv else NEVER_QUANTIZED)
     texts = {gone_on(path, *model) for path in (ours, theirs) for model in ((), ("--model", base))}
     texts |= {mlx_lm_goes_on(path, base) for path in (ours, theirs)}
     assert len(texts) == 1
-    caches = [load_prompt_cache(str(path)) for path in (ours, theirs)]
-    assert [type(layer) for layer in caches[0]] == [type(layer) for layer in caches[1]]
-    assert [layer.offset for layer in caches[0]] == [layer.offset for layer in caches[1]]
     _, tokenizer = load(base)
     suffix = chat_suffix(tokenizer, QUESTION, "say: {text}!")
     assert tokenizer.decode(suffix) == f"{QUESTION}!<|end|><|assistant|>"
@@ -271,15 +256,14 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
         assert texts == {whole.rstrip("\n")}
 
 
-@pytest.mark.parametrize("rows", [5, 30])
-def test_layers_with_a_window(rows, tmp_path):
+def test_layers_with_a_window(tmp_path):
     """mlx_lm's class for them holds our rows, all of them; one that dropped some is refused."""
     base = tiny(tmp_path / "base", seed=2)
     config = json.loads((base / "config.json").read_text())
     config |= {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8}
     (base / "config.json").write_text(json.dumps(config))
     model, _ = load(base)
-    prompt, path = random_prompt(rows), tmp_path / "cache.safetensors"
+    prompt, path = random_prompt(30), tmp_path / "cache.safetensors"
     cache = PromptCache()
     fill(cache, model, prompt)
     cache.save(path, model)
@@ -290,11 +274,8 @@ def test_layers_with_a_window(rows, tmp_path):
     for token in prompt:
         model.model(mx.array([[token]]), cache=theirs)
     save_prompt_cache(str(path), theirs, {"model": str(base), "tokenizer_config": "{}"})
-    if rows < 8:
-        assert PromptCache.load(path, model).unknown_rows == rows
-    else:
-        with pytest.raises(UserError, match="layer 1 has a RotatingKVCache that dropped rows"):
-            PromptCache.load(path, model)
+    with pytest.raises(UserError, match="has a RotatingKVCache that dropped rows"):
+        PromptCache.load(path, model)
 
 
 def refused(path, *args):
@@ -310,16 +291,16 @@ def test_other_models_and_quantization(base, ours, tmp_path, monkeypatch):
     assert "made with another LoRA" in refused(ours, "--model", base, "--adapter-path", lora)
     theirs = by_mlx_lm(tmp_path / "theirs.safetensors", base, monkeypatch=monkeypatch)
     assert f"was made by the model {base}, expected {shape}" in refused(theirs, "--model", shape)
-    layers = make_prompt_cache(mlx_lm.load(str(tiny(tmp_path / "five", num_hidden_layers=5)))[0])
+    layers = [KVCache() for _ in range(5)]
     for layer in layers:
-        layer.update_and_fetch(mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32)))
-    facts = {"model": str(base), "tokenizer_config": "{}"}
-    save_prompt_cache(str(theirs), layers, facts)
-    assert "has 5 layers, expected the model's 4" in refused(theirs)
-    for layer in layers:
-        layer.keys = layer.keys[:, :1]
-    save_prompt_cache(str(theirs), layers[:4], facts)
-    assert "keys have the shape" in refused(theirs)
+        layer.update_and_fetch(*[mx.zeros((1, 1, 3, 32))] * 2)
+    for count, sentence in (
+        (5, "has 5 layers, expected mlx_lm"),
+        (4, "keys have the sh"),
+    ):
+        facts = {"model": str(base), "tokenizer_config": "{}"}
+        save_prompt_cache(str(theirs), layers[:count], facts)
+        assert sentence in refused(theirs)
     write(theirs, base, KVQuantization(*KV[1::2]))
     found = refused(theirs, "--model", base, "--kv-bits", 8)
     assert "has --kv-bits 4 and --kv-group-size 32" in found

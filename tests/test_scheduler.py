@@ -22,7 +22,6 @@ from tiny_models import tiny_tokenizer
 from trees import KINDS, AnyDrafting, Planned
 
 from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, scheduler
-from specstream_mlx.drafting.cost import BatchCosts
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
@@ -219,21 +218,3 @@ def test_steps_are_one_call_ahead(options, ahead, calls):
     steps = decode(speculative_model(), request(random_prompt(9), DraftSettings(**options)))
     found = [len(calls) - count for count, _ in zip(range(1, 6), steps, strict=False)]
     assert found == ahead
-
-
-def test_passes_of_several_texts_are_timed_with_their_rows_and_tokens(monkeypatch):
-    model, together, timed, seen = speculative_model(mode="shared"), Scheduler(), [], []
-    monkeypatch.setattr(BatchCosts, "note", lambda self, *values: timed.append(values))
-    for number, limit in enumerate((30, 12, 12)):
-        asked = request(random_prompt(5 + number, seed=number), None, max_tokens=limit)
-        together.add(TokenSequence(model, asked))
-    for steps in together.steps():
-        if len(steps) > 1:
-            plans = [step.plan for _, step in steps]
-            rows = len(steps) * max(len(plan.tree) for plan in plans)
-            tokens = sum(len(step.tokens) for _, step in steps)
-            seen.append((len(steps), rows, any(plan.width for plan in plans), tokens))
-    assert [values[:4] for values in timed] == seen
-    assert max(seen)[0] == 3
-    times = [values[4] for values in timed]
-    assert times[0] is None and any(times)  # they joined in the first pass

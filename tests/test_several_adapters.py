@@ -74,7 +74,7 @@ def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch
     model, tokenizer = pair
     sizes, gather = [], Gathered.gather
     monkeypatch.setattr(
-        Gathered, "gather", lambda self, all_: (sizes.append(len(all_)), gather(self, all_))
+        Gathered, "gather", lambda self, every: (sizes.append(len(every)), gather(self, every))
     )
     names = ["shared1", None, "shared2", "lossless", "shared1"]
     adapters = [name and folder / name for name in names]
@@ -97,25 +97,26 @@ def test_adapters_that_have_written_take_the_bytes_of_their_files_alone(folder):
         stream_adapter_directory(folder / f"drafting{seed}", folder / "base", seed=seed, **fields)
         for seed in range(3)
     ]
-    model, tokenizer = load(folder / "base")
+    pair = load(folder / "base")
 
     def write(adapters):
         prompts = [TEXT] * len(adapters)
-        return batch_generate(model, tokenizer, prompts, max_tokens=12, adapters=adapters).texts
+        return batch_generate(*pair, prompts, max_tokens=12, adapters=adapters).texts
 
-    def bytes_over(before):
+    def active():
         gc.collect()
-        return mx.get_active_memory() - before
+        return mx.get_active_memory()
 
     write([None])
-    before = bytes_over(0)
+    before = active()
     for name in names:
-        model.with_adapter(name)
-    held = bytes_over(before)
+        pair[0].with_adapter(name)
+    held = active() - before
     files = [file for name in names for file in name.glob("*.safetensors")]
     assert held <= 1.1 * sum(file.stat().st_size for file in files)
     assert [write([name]) for name in names] == [[text] for text in write(names)]
-    assert bytes_over(before) < held + 40 * model.config["hidden_size"] * 4  # one copy's bytes
+    one_copy = 40 * pair[0].config["hidden_size"] * 4
+    assert active() - before < held + one_copy
 
 
 async def write_one(pair, count, **arguments):
@@ -131,16 +132,13 @@ async def write_one(pair, count, **arguments):
 @pytest.mark.parametrize("cancels", [False, True])
 def test_whoever_leaves_ends_the_work(cancels, pair, texts, monkeypatch):
     calls, next_token = [], Decoder.next_token
-
-    def counted(*arguments):
-        calls.append(1)
-        return next_token(*arguments)
-
-    monkeypatch.setattr(Decoder, "next_token", counted)
+    monkeypatch.setattr(
+        Decoder, "next_token", lambda *given: (calls.append(1), next_token(*given))[1]
+    )
 
     async def main():
-        count = 99 if cancels else 5
-        task = asyncio.create_task(write_one(pair, count, max_tokens=-1, speculation=False))
+        one = write_one(pair, 99 if cancels else 5, max_tokens=-1, speculation=False)
+        task = asyncio.create_task(one)
         while len(calls) < 5:
             await asyncio.sleep(0)
         if cancels:
@@ -148,12 +146,11 @@ def test_whoever_leaves_ends_the_work(cancels, pair, texts, monkeypatch):
         (end,) = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(end, asyncio.CancelledError if cancels else str)
 
-    async def several():
-        return await asyncio.gather(*(write_one(pair, 99, max_tokens=12) for _ in range(3)))
+        # Others' turns in the same thread come after the end of the first one.
+        several = await asyncio.gather(*(write_one(pair, 99, max_tokens=12) for _ in range(3)))
+        assert several == [texts[None]] * 3
 
     asyncio.run(main())
-    # Others' turns in the same thread come after the end of the first one.
-    assert asyncio.run(several()) == [texts[None]] * 3
     before = len(calls)
     time.sleep(0.2)
     assert len(calls) == before < 60

@@ -28,7 +28,6 @@ STREAM_CONFIG = "speculative_streaming.json"
 STREAM_TENSORS = "speculative_streaming.safetensors"
 
 ADAPTER_FILES = re.compile("|".join(map(re.escape, (ADAPTER_CONFIG, LORA_FILE, STREAM_FILE))))
-"""Matches the names of an adapter directory's files in MLX's format."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class AdapterDescription:
 
     @property
     def config_path(self) -> Path:
-        """The file that describes LoRA."""
         return self.path / ADAPTER_CONFIG
 
     @property
@@ -58,12 +56,10 @@ class AdapterDescription:
 
     @property
     def stream_file(self) -> Path | None:
-        """The file with the tensors of streams and pruner; ``None`` without streams."""
         return self.path / STREAM_FILE if self.stream_config else None
 
     @property
     def lora_file(self) -> Path | None:
-        """The file with LoRA's tensors; ``None``: there is none and need not be."""
         if self.is_peft:
             return self.path / LORA_TENSORS
         return path if os.path.lexists(path := self.path / LORA_FILE) else None
@@ -113,7 +109,7 @@ class AdapterDescription:
         return rank, scale
 
     def stream_headers(self) -> Headers:
-        """Read shape and dtype of the tensors of streams and pruner, by name."""
+        """Read the headers of streams and pruner, and check them."""
         if self.stream_file is None or self.stream_config is None:
             return {}
         headers = _headers(self.stream_file)
@@ -122,7 +118,6 @@ class AdapterDescription:
         return headers
 
     def lora_headers(self) -> Headers:
-        """Read shape and dtype of LoRA's tensors by name, unchecked."""
         return {} if self.lora_file is None else _headers(self.lora_file)
 
 

@@ -34,9 +34,6 @@ from .description import (
 )
 from .lora import activations_dtype, adapter_shapes, own_parts, put_on, selected_modules
 
-FULL = "full"
-"""``fine_tune_type`` of an adapter that holds weights of the base's layers, tuned."""
-
 
 @dataclass(frozen=True)
 class Adapter:
@@ -55,16 +52,14 @@ class Adapter:
     @property
     def is_full(self) -> bool:
         """True if ``mlx_lm.lora --fine-tune-type full`` wrote it."""
-        return self.config.get("fine_tune_type") == FULL
+        return self.config.get("fine_tune_type") == "full"
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.name
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.nbytes for t in (*self.lora.values(), *self.stream_tensors.values()))
 
 
@@ -85,7 +80,7 @@ def read_adapter(
         )
     description.check_base(base_config)
     description.stream_headers()
-    if full and description.config.get("fine_tune_type") == FULL:
+    if full and description.config.get("fine_tune_type") == "full":
         path, own = description.path / LORA_FILE, dict(tree_flatten(model.parameters()))
         headers = tensor_headers(path)
         check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})

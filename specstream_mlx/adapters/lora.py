@@ -5,6 +5,7 @@ or full names within the model, looked up anywhere; without ``keys`` every linea
 embedding module of those layers is taken, as in ``mlx_lm.tuner``.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from ..distributed.lora import Sharded
+from ..distributed.sharding import Sharded
 from ..hardware.cpu import use_fewer_operations
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear, Sharded)
@@ -30,11 +31,8 @@ def adaptable_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def place_in_layer(name: str) -> tuple[int, str] | None:
     """Split a module's name into layer number and name in the layer; ``None`` outside layers."""
-    parts = name.split(".")
-    if "layers" not in parts:
-        return None
-    start = parts.index("layers")
-    return int(parts[start + 1]), ".".join(parts[start + 2 :])
+    place = re.search(r"\blayers\.(\d+)\.?(.*)", name)
+    return place and (int(place[1]), place[2])
 
 
 def selected_modules(

@@ -43,14 +43,14 @@ def doctor(
     """
     ranks, reductions = launched.ranks(), None
     if ranks is not None:
-        from ..distributed.reductions import measure
+        from ..distributed.ranks import reduction_costs
 
-        reductions = measure(ranks)
+        reductions = reduction_costs(ranks)
         if not ranks.is_first:
             return
     facts = _facts(model)
     if reductions is not None:
-        facts["reductions"] = asdict(reductions)
+        facts["reductions"] = reductions
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -60,9 +60,9 @@ def doctor(
     lines = {name: value or "not installed" for name, value in found.items()}
     if reductions is not None:
         lines["processes"] = (
-            f"{reductions.processes} over {reductions.backend}: a reduction of 4 kB takes "
-            f"{1e3 * reductions.latency:.2f} ms, one of 16 MB has "
-            f"{reductions.bandwidth / 1e9:.2f} GB/s"
+            f"{reductions['processes']} over {reductions['backend']}: a reduction of 4 kB takes "
+            f"{1e3 * reductions['latency']:.2f} ms, one of 16 MB has "
+            f"{reductions['bandwidth'] / 1e9:.2f} GB/s"
         )
     lines[NAME] = facts["demonstration_model"] or "not to be had"
     lines["adapters"] = ", ".join(facts["bundled_adapters"])

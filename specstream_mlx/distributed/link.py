@@ -18,22 +18,12 @@ from typing import IO, Any
 
 from ..errors import UserError
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
-
-SILENCE = 20.0
-"""Seconds after which a silent rank is gone; one that swaps, or is busy, sends nothing
-for some. One whose process ends is gone at once."""
-
+_BEAT = 1.0  # seconds between two signs of life
+SILENCE = 20.0  # seconds after which a silent rank is gone; one that swaps is silent for some
 _JOINING = 60.0  # seconds in which all ranks must have connected
 _GRACE = 0.5  # seconds in which rank 0 may come upon the same mistake as another rank
 _LONGEST = 1 << 24  # bytes of a line
-
-GONE = 1
-"""Exit code of a process that another rank has left alone."""
-
-MISTAKE = 2
-"""Exit code where a rank reports a mistake of the user's, as everywhere."""
+_GONE, _MISTAKE = 1, 2  # exit codes: another rank is gone, or reports a mistake of the user's
 
 Message = list[Any]
 """A kind and a value of JSON."""
@@ -58,14 +48,9 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 class Link:
-    """The connections of one rank: of rank 0 to all others, of another one to rank 0.
+    """The connections of rank ``own`` by rank: of rank 0 to all others, of another one to rank 0.
 
-    Args:
-        own: number of this rank.
-        peers: connections and what was read from them, by rank.
-
-    Attributes:
-        ended: the peers that have said that they end.
+    ``ended`` are the peers that have said that they end.
     """
 
     def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
@@ -123,7 +108,6 @@ class Link:
     def of_other(
         cls, connection: socket.socket, rank: int, key: Sequence[int], versions: dict[str, str]
     ) -> "Link":
-        """Introduce this rank to rank 0; see ``of_first``."""
         connection.sendall(_line([rank, key, versions]))
         return cls(rank, {0: (connection, connection.makefile("rb"))})
 
@@ -139,17 +123,12 @@ class Link:
         """Wait for a message from rank 0."""
         return self._received.get()
 
-    def end(self) -> None:
-        """Say that this process ends as it should; once is enough."""
-        if not self._ends:
-            self._ends = True
-            self.send(["end", None])
-
     def _at_exit(self) -> None:
         """Say that this process ends, or that an exception which nobody caught has ended it."""
         error = getattr(sys, "last_value", None)
         if error is None:
-            self.end()
+            self._ends = True
+            self.send(["end", None])
         elif self._own:
             self.send(["failed", str(error) or repr(error)])
         else:  # maybe of a collective, since the other rank's end is noticed there first
@@ -165,7 +144,7 @@ class Link:
     def _beat(self) -> None:
         while not self._ends:
             self.send(["beat", None])
-            time.sleep(BEAT)
+            time.sleep(_BEAT)
 
     def _watch(self, rank: int, lines: IO[bytes]) -> None:
         """Read what a peer sends, up to its end."""
@@ -177,31 +156,28 @@ class Link:
                     self.ended.append(rank)
                     if self._own:  # rank 0 has said all that there is to say
                         time.sleep(SILENCE)
-                        os._exit(GONE)
+                        os._exit(_GONE)
                     return
                 elif kind == "gone":
-                    os._exit(GONE)  # rank 0 has said why
+                    os._exit(_GONE)  # rank 0 has said why
                 elif kind == "failed":
                     self._failure = f"rank {rank}: {value}"
                     time.sleep(_GRACE)
                     self._tell_failure()
-                    os._exit(MISTAKE)
+                    os._exit(_MISTAKE)
                 elif kind != "beat":
                     self._received.put([kind, value])
         except TimeoutError:
             reason = f"it was silent for {SILENCE:.0f} s"
         except (OSError, ValueError):
             pass
-        if not self._ends:
-            self._exit(f"rank {rank} is gone ({reason}), so the other ranks end too", GONE)
-
-    def _exit(self, sentence: str, code: int) -> None:
-        """End this process; of several that may be left, one says why."""
+        if self._ends:
+            return
         if not self._own:
             self.send(["gone", None])
-        if self._own <= 1:
-            _print(sentence)
-        os._exit(code)
+        if self._own <= 1:  # of several that may be left, one says why
+            _print(f"rank {rank} is gone ({reason}), so the other ranks end too")
+        os._exit(_GONE)
 
 
 def _print(sentence: str) -> None:

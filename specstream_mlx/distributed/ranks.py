@@ -7,6 +7,8 @@ a collective would wait for the pass that is under way.
 
 import json
 import os
+import statistics
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +17,7 @@ import mlx.core as mx
 from ..errors import UserError
 from .link import Link, connect, listen
 
-_PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")
+_PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")  # of which all ranks need the same version
 _KEY_NUMBERS = 4
 _STEP = "step"  # of ``Broadcast``; with ``None`` no step follows
 
@@ -24,15 +26,7 @@ _PRESENT: list["Ranks"] = []
 
 
 class Ranks:
-    """The processes of a group, as one of them sees them.
-
-    Args:
-        group: of at least two processes.
-
-    Attributes:
-        group: see above.
-        rank, size: of this process, and how many there are.
-    """
+    """The processes of a group, two at least, as one of them sees them."""
 
     def __init__(self, group: mx.distributed.Group):
         self.group, self.rank, self.size = group, group.rank(), group.size()
@@ -45,7 +39,6 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which decides."""
         return self.rank == 0
 
     def share(self, array: mx.array) -> mx.array:
@@ -118,8 +111,21 @@ def ranks_of(group: mx.distributed.Group) -> Ranks | None:
     return _PRESENT[0]
 
 
+def reduction_costs(ranks: Ranks) -> dict[str, Any]:
+    """Time reductions, on all ranks at once: seconds of a small one, bytes a second of a large."""
+    medians = []
+    for size, rounds in ((1 << 12, 40), (1 << 24, 3)):
+        array, taken = mx.ones((size // 4,)), []
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            mx.eval(mx.distributed.all_sum(array, group=ranks.group))
+            taken.append(time.perf_counter() - start)
+        medians.append(statistics.median(taken[1:]))
+    costs = {"latency": medians[0], "bandwidth": (1 << 24) / medians[1]}
+    return {"processes": ranks.size, "backend": ranks.route[0], **costs}
+
+
 def _address_of_first() -> str:
-    """Return rank 0's address."""
     backend, address = _backend()
     if not address:
         raise UserError(

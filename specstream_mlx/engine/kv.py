@@ -335,21 +335,3 @@ def as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
     if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
         return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
     return KVCache.from_state((keys, values, rows))
-
-
-def check_heads(model: nn.Module, config: Mapping[str, Any], caches: Sequence[Any]) -> None:
-    """Check that filled caches are of one sequence and have the model's heads."""
-    probe = make_caches(model, config)
-    model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape
-    for number, (cache, expected) in enumerate(zip(caches, probe, strict=True)):
-        keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
-        size = keys.shape[-1]
-        if isinstance(cache, QuantizedKVCache):
-            size = size * 32 // cache.bits
-        found = (*keys.shape[:2], size)
-        heads, head_dim = expected.keys.shape[1], expected.keys.shape[3]
-        if found != (1, heads, head_dim):
-            raise UserError(
-                f"layer {number} of prompt_cache has {found[0]} sequences with {found[1]} heads of "
-                f"{size}, expected one with the model's {heads} heads of {head_dim}"
-            )

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -26,9 +25,7 @@ from . import device, user_cache
 Kinds = dict[type[nn.Module], type[nn.Module]]
 """Classes of modules, each with the class that replaces it."""
 
-BLOCK = 16
-"""Number of rows that this BLAS multiplies at a time."""
-
+BLOCK = 16  # number of rows that this BLAS multiplies at a time
 _PROBED_ROWS = 12
 _WORTH = 0.85  # of the time of ``_PROBED_ROWS`` rows, for a full block
 _FEW = 3  # rows in an unfinished block that cost less than a full one
@@ -61,20 +58,17 @@ _ADDED: Kinds = {LoRALinear: AddedLoRALinear}
 _STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (_ADDED, _BLOCKED)]
 
 
-def exchanged(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """Make a module of another kind with the same tensors, without mlx's constructor."""
-    made = kind.__new__(kind)
-    nn.Module.__init__(made)
-    vars(made).update(vars(module))
-    for name, value in module.items():
-        made[name] = value
-    return made
-
-
-def _exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
-    """Replace the modules of ``kinds``; returns the replaced ones by name."""
+def exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
+    """Replace the modules of ``kinds``, tensors included; returns the replaced ones by name."""
     modules = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
-    others = [(name, exchanged(module, kinds[type(module)])) for name, module in modules]
+    others = []
+    for name, module in modules:
+        kind = kinds[type(module)]
+        made = kind.__new__(kind)  # without mlx's constructor, which would draw weights
+        nn.Module.__init__(made)
+        vars(made).update(vars(module))
+        dict.update(made, module)
+        others.append((name, made))
     model.update_modules(tree_unflatten(others))
     return modules
 
@@ -91,18 +85,18 @@ def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
 
 def use_blocks(model: nn.Module) -> None:
     """Let all products with the dense weights in ``model`` fill up their rows."""
-    _exchange(model, _BLOCKED)
+    exchange(model, _BLOCKED)
 
 
 def use_fewer_operations(model: nn.Module) -> None:
     """Let the LoRA layers in ``model`` scale and add in one operation."""
-    _exchange(model, _ADDED)
+    exchange(model, _ADDED)
 
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
     """Let all layers of ``model`` compute as those of mlx and mlx_lm do, within the context."""
-    ours = [_exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
+    ours = [exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
     try:
         yield
     finally:
@@ -122,15 +116,9 @@ def blocks_pay(layer: nn.Linear, measure_again: bool = False) -> bool:
         some, block = map(float, values)
         return some, block
 
-    some, block = user_cache.measured(
-        cache_file(), key, lambda: probe(weight), restore, measure_again
-    )
+    file = user_cache.directory() / "row-blocks.json"
+    some, block = user_cache.measured(file, key, lambda: probe(weight), restore, measure_again)
     return block < _WORTH * some
-
-
-def cache_file() -> Path:
-    """Return the file of these measurements in the user's cache."""
-    return user_cache.directory() / "row-blocks.json"
 
 
 def probe(weight: mx.array) -> tuple[float, float]:
@@ -184,7 +172,6 @@ class Rotations:
         self._cos_sin: tuple[mx.array, mx.array] | None = None
 
     def begin(self) -> None:
-        """Begin a pass, whose rows have positions of their own."""
         self._cos_sin = None
 
     def rotate(self, x: mx.array, offset: mx.array | int) -> mx.array:
@@ -195,7 +182,6 @@ class Rotations:
         return (pairs * cos + swapped * sin).reshape(x.shape)
 
     def _angles(self, count: int, offset: mx.array | int) -> tuple[mx.array, mx.array]:
-        """Return the factors of the pairs and, with the sign, of the swapped pairs."""
         if self._cos_sin is None:
             units = mx.broadcast_to(self._unit, (1, 1, count, self._unit.size))
             turned = self._rope_at(self._rope, units, offset).reshape(count, *self._shape)

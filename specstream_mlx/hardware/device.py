@@ -44,7 +44,6 @@ def fast_dtype(dtype: mx.Dtype) -> mx.Dtype:
 
 
 def memory_bytes() -> int:
-    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

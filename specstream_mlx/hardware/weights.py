@@ -42,6 +42,15 @@ class Probe:
         """The form that takes less time over all probed rows; packed if the two are close."""
         return "expanded" if sum(self.expanded_ms) < _WORTH * sum(self.packed_ms) else "packed"
 
+    @property
+    def sentence(self) -> str:
+        times = zip(PROBED_ROWS, self.packed_ms, self.expanded_ms, strict=True)
+        parts = [
+            f"{rows} row{'s' * (rows > 1)} {packed:.2f} ms packed, {expanded:.2f} ms expanded"
+            for rows, packed, expanded in times
+        ]
+        return f"a product of {self.shape[0]} x {self.shape[1]} takes for " + ", for ".join(parts)
+
 
 @dataclass(frozen=True)
 class HeldWeights:
@@ -79,7 +88,7 @@ def hold_weights(
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
     else:
         probe = cached_probe(layer, measure_again)
-        form, reason = probe.faster, _sentence(probe)
+        form, reason = probe.faster, probe.sentence
     # Before expanding, which rounds to the dtype of the scales.
     model.update(tree_map(_fast, model.parameters()))
     blocks = False
@@ -133,15 +142,6 @@ def cache_file() -> Path:
     return user_cache.directory() / "weight-policy.json"
 
 
-def _sentence(probe: Probe) -> str:
-    times = zip(PROBED_ROWS, probe.packed_ms, probe.expanded_ms, strict=True)
-    parts = [
-        f"{rows} row{'s' * (rows > 1)} {packed:.2f} ms packed, {expanded:.2f} ms expanded"
-        for rows, packed, expanded in times
-    ]
-    return f"a product of {probe.shape[0]} x {probe.shape[1]} takes for " + ", for ".join(parts)
-
-
 Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)
 
 
@@ -153,7 +153,6 @@ def _largest_product(model: nn.Module, kind: type[Layer]) -> Layer | None:
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters."""
     return sum(tensor.nbytes for tensor in dict(tree_flatten(model.parameters())).values())
 
 
@@ -167,14 +166,13 @@ def _dtype(model: nn.Module) -> str:
 
 
 def _expanded_bytes(model: nn.Module) -> int:
-    size = device.fast_dtype(mx.float16).size
     total = 0
     for module in model.modules():
         if "scales" in module:
             total += module.weight.size * 32 // module.bits
         else:
             total += sum(own.size for own in module.values() if isinstance(own, mx.array))
-    return total * size
+    return total * device.fast_dtype(mx.float16).size
 
 
 def _fast(tensor: mx.array) -> mx.array:

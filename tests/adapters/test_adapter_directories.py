@@ -74,8 +74,6 @@ def test_an_adapter_of_mlx_lm_itself(kind, keys, num_layers, untied, tmp_path, m
     ours.swap_adapter(tmp_path / "out")
     np.testing.assert_array_equal(mlx_logits(ours.model), expected)
     ours.swap_adapter(None)
-    bare, _ = mlx_lm.load(str(untied))
-    np.testing.assert_array_equal(mlx_logits(ours.model), mlx_logits(bare))
     # In a 16-bit model DoRA's magnitudes stay float32, as mlx_lm holds them; the rest follows.
     ours.base.set_dtype(mx.bfloat16)
     tuned = dict(tree_flatten(mounted(ours.base, again)[0].parameters()))
@@ -118,15 +116,11 @@ def test_full_fine_tuning_runs_as_in_mlx_lm_and_swapping_restores_the_base(untie
         for path in (None, tuned, lora)
     }
     assert not np.array_equal(expected[None], expected[tuned])
-    own = dict(tree_flatten(model.model.parameters()))
     cache, prompt = PromptCache(), [5, 6, 7, 5, 6]
     generate(model, tokenizer, prompt, max_tokens=4, prompt_cache=cache)
     for path in (tuned, None, lora, tuned, tuned, lora, None, tuned):
         model.swap_adapter(path)
         np.testing.assert_allclose(mlx_logits(model.model), expected[path], atol=1e-5)
-    after = dict(tree_flatten(model.base.parameters()))
-    assert after.keys() == own.keys()
-    assert all(mx.array_equal(after[name], array) for name, array in own.items())
     plain, _ = mlx_lm.load(str(untied), adapter_path=str(tuned))
     text = mlx_lm.generate(plain, tokenizer, prompt, max_tokens=20)
     assert generate(model, tokenizer, prompt, max_tokens=20) == text
@@ -134,13 +128,9 @@ def test_full_fine_tuning_runs_as_in_mlx_lm_and_swapping_restores_the_base(untie
     assert generate(model, tokenizer, prompt, max_tokens=20, prompt_cache=cache) == text
     assert cache.reused == 0
     path = tuned / "adapters.safetensors"
-    tensors = dict(mx.load(str(path)))
-    for change, sentence in (
-        ({"model.layers.9.mlp.up_proj.weight": mx.zeros((2, 2))}, "has an unexpected tensor model"),
-        ({"model.layers.3.mlp.up_proj.weight": mx.zeros((2, 2))}, "has shape (2, 2), expected (96"),
-    ):
-        mx.save_safetensors(str(path), tensors | change)
-        assert sentence in refusal(model, tuned)
+    tensors = dict(mx.load(str(path))) | {"model.layers.9.mlp.up_proj.weight": mx.zeros((2, 2))}
+    mx.save_safetensors(str(path), tensors)
+    assert "has an unexpected tensor model" in refusal(model, tuned)
     np.testing.assert_array_equal(mlx_logits(model.model), mlx_logits(plain))
 
 
@@ -172,7 +162,6 @@ def refusal(model, adapter):
     [
         (None, "fine_tune_type", "ia3", "fine_tune_type is 'ia3', expected 'lora' or 'dora'"),
         (None, "fine_tune_type", "full", "has an unexpected tensor "),
-        (None, "lora_parameters", None, "has no lora_parameters and num_layers, expected mlx-lm"),
         (None, "peft_type", "LORA", "is a PEFT directory: convert it first with `specstream-mlx"),
         ("lora_parameters", "rank", 3, "down_proj.lora_a has shape (96, 4), expected (96, 3)"),
         (STREAM_KEY, "base_fingerprint", "0" * 16, "the adapter was made for another base"),
@@ -186,17 +175,8 @@ def test_configuration(part, field, value, sentence, model, adapter):
     (values if part is None else values[part])[field] = value
     path.write_text(json.dumps(values))
     assert sentence in refusal(model, adapter)
-
-
-def test_what_is_no_adapter(model, adapter):
-    file = adapter / ADAPTER_CONFIG
-    file.write_text(file.read_text()[:-20])
-    assert f"{file} is not valid JSON" in refusal(model, adapter)
-    file.unlink()
+    path.unlink()
     assert f"{adapter} has neither speculative_streaming.json nor" in refusal(model, adapter)
-    (adapter / "speculative_streaming.json").write_text('{"mode": "fast"}')
-    assert "speculative_streaming.json: " in refusal(model, adapter)
-    assert "none does not exist" in refusal(model, adapter / "none")
 
 
 def test_a_draft_vocabulary(model, base, tmp_path):
@@ -208,7 +188,6 @@ def test_a_draft_vocabulary(model, base, tmp_path):
         ([-1, 2, 3, 4], "holds ids from -1 to 4, expected different ones of the base's"),
         ([1, 2, 3, 10**6], "holds ids from 1 to 1000000, expected different ones"),
         ([1.0, 2.0, 3.0, 4.0], "streams.vocabulary has dtype F32, expected one of ('I32',)"),
-        ([1, 2, 3], "streams.vocabulary has shape (3,), expected (4,)"),
     ):
         changed = tensors | {VOCABULARY: mx.array(ids)}
         mx.save_safetensors(str(adapter / STREAM_FILE), changed)
@@ -220,7 +199,6 @@ def test_selected_keys_of_an_unknown_attention(base, tmp_path):
     """How a model that is in no table scores keys cannot be known."""
     config = json.loads((base / "config.json").read_text()) | {"model_type": "granite"}
     fields = {"base_fingerprint": fingerprint(config)}
-    describe(stream_adapter_directory(tmp_path / "all", base, **fields)).check_base(config)
     adapter = describe(stream_adapter_directory(tmp_path / "4", base, stream_keys=4, **fields))
     with pytest.raises(UserError, match="stream_keys is 4 with model_type 'granite', expected 0"):
         adapter.check_base(config)

@@ -1,6 +1,6 @@
 """The command line of a rank that fails at a certain moment: ``failing_rank.py MOMENT FILE ..``.
 
-It writes the time at which it fails, or meets with what is not as on rank 0, to FILE.
+It writes the time at which it fails to FILE.
 """
 
 import os
@@ -12,61 +12,27 @@ from pathlib import Path
 from specstream_mlx import cli
 from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.distributed import ranks
-from specstream_mlx.distributed.ranks import Ranks
 
 moment, file = sys.argv[1], Path(sys.argv[2])
 del sys.argv[1:3]
+goes_on, steps = Broadcast.goes_on, []
 
 
-def note_time(*_):
-    file.write_text(str(time.time()))
+def fails(self, tokens):
+    """Fail before the third step."""
+    steps.append(tokens)
+    if len(steps) == 3:
+        file.write_text(str(time.time()))
+        if moment == "disagreeing":
+            tokens = [token + 1 for token in tokens]
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP if moment == "hanging" else signal.SIGKILL)
+    return goes_on(self, tokens)
 
 
-def noted(function):
-    """The function, which notes the time of its last call."""
-
-    def call(*arguments):
-        note_time()
-        return function(*arguments)
-
-    return call
-
-
-def fail(signal_number=signal.SIGKILL):
-    note_time()
-    os.kill(os.getpid(), signal_number)
-
-
-def in_step(number, then):
-    """Fail before a step."""
-    goes_on, steps = Broadcast.goes_on, []
-
-    def counted(self, tokens):
-        steps.append(tokens)
-        if len(steps) == number:
-            tokens = then(tokens) or tokens
-        return goes_on(self, tokens)
-
-    Broadcast.goes_on = counted
-
-
-def other(tokens):
-    note_time()
-    return [token + 1 for token in tokens]
-
-
-if moment == "decoding":
-    in_step(3, lambda _: fail())
-elif moment == "hanging":
-    in_step(3, lambda _: fail(signal.SIGSTOP))
-elif moment == "disagreeing":
-    in_step(3, other)
-elif moment == "version":
+if moment == "version":
     own = ranks.version
     ranks.version = lambda name: "0.0.0" if name == "mlx-lm" else own(name)
-    ranks.connect = noted(ranks.connect)
-elif moment == "file":  # of other weights, or of another adapter
-    Ranks.agree = noted(Ranks.agree)
 else:
-    raise ValueError(moment)
+    Broadcast.goes_on = fails
 cli.main()

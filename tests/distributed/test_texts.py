@@ -14,9 +14,8 @@ from processes import Processes, written
 from rank_writer import gap_at, texts_of
 from tiny_models import CORPUS, stream_adapter_directory, tiny_llama_directory
 
-ALL_LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
-    f"mlp.{name}_proj" for name in ("gate", "up", "down")
-)
+ALL_LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+ALL_LINEAR += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 def base_of(folder, size, family="llama", bits=None):

@@ -1,38 +1,22 @@
 """Weights and their products: measured once, overridden, and the same values in every form."""
 
-import importlib
 import json
-import os
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.rope_utils import Llama3RoPE, YarnRoPE
 from mlx_lm.tuner.lora import LoRALinear
 from random_models import plain_tokens, random_prompt, relative_error, tokens_of
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import UserError, load
-from specstream_mlx.engine.borrowed_model import rope_at
 from specstream_mlx.hardware import cpu, device, weights
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
 from specstream_mlx.loading import read_model
 
 PROMPT = random_prompt(12, vocab_size=300)
-CUDNN = "MLX_CUDA_USE_CUDNN_SDPA"
-
-
-@pytest.mark.parametrize(("said", "expected"), [(None, "0"), ("1", "1")])
-def test_cudnn_does_not_plan_attention_unless_somebody_says_so(said, expected, monkeypatch):
-    """MLX reads it at the process's first attention. That this saves time, NOTES says."""
-    monkeypatch.setenv(CUDNN, said or "")
-    if said is None:
-        monkeypatch.delenv(CUDNN)
-    importlib.reload(device)
-    assert os.environ[CUDNN] == expected
-
 
 # Packed or expanded -----------------------------------------------------------------------------
 
@@ -66,16 +50,13 @@ def test_a_probe_of_each_product_is_run_once(bases, monkeypatch, tmp_path):
     (key,) = json.loads(file.read_text())
     cached_probe(largest(bases[4]))
     assert len(json.loads(file.read_text())) == 2
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
     monkeypatch.setattr(weights, "run_probe", lambda layer: FASTER["packed"])
     assert cached_probe(layer) == first
-    assert cached_probe(layer, measure_again=True) == FASTER["packed"]
-    assert cached_probe(layer) == FASTER["packed"]
+    assert cached_probe(layer, measure_again=True) == cached_probe(layer) == FASTER["packed"]
     monkeypatch.setattr(weights, "run_probe", lambda layer: FASTER["expanded"])
     for damage in ("[1]", "{", json.dumps({key: {"shape": 3}}), json.dumps({key: 1})):
         file.write_text(damage)
         assert cached_probe(layer) == FASTER["expanded"]
-        assert key in json.loads(file.read_text())
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # no place for it
     assert cached_probe(layer) == FASTER["expanded"]
 
@@ -84,10 +65,8 @@ def test_a_probe_of_each_product_is_run_once(bases, monkeypatch, tmp_path):
 def test_the_faster_form_is_taken_if_it_fits(bases, monkeypatch, form, bits):
     """Half of the memory is for weights; the forecast of their size is right to the byte."""
     monkeypatch.setattr(weights, "cached_probe", lambda *_: FASTER[form])
-    stored = weights.parameter_bytes(read(bases[bits]))
     model, held = hold_weights(read(bases[bits]))
-    total = weights.parameter_bytes(model)
-    assert (held.form, held.stored_bytes, held.held_bytes) == (form, stored, total)
+    assert (held.form, held.held_bytes) == (form, weights.parameter_bytes(model))
     packed = any(isinstance(module, nn.QuantizedLinear) for module in model.modules())
     assert packed == (form == "packed")
     assert "1 row 1.00 ms packed, 1.00 ms expanded, for 9 rows" in held.reason
@@ -124,8 +103,9 @@ def test_both_forms_have_the_same_logits(bases, bits, dtype):
 # The CPU's products -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 5), (16,), (1, 19)])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((4,), mx.float16), ((16,), mx.float32), ((1, 19), mx.float32)]
+)
 def test_linear_layers_and_heads_change_and_no_tensor(shape, dtype):
     """Nor what they compute; and on stock modules the model is mlx's and mlx_lm's again."""
     mx.random.seed(0)
@@ -177,15 +157,10 @@ def test_blocks_are_measured_once_on_a_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "probe", lambda weight: (1.0, 1.1))
     assert cpu.blocks_pay(layer)
     assert not cpu.blocks_pay(layer, measure_again=True)
-    assert not cpu.blocks_pay(layer)
     monkeypatch.setattr(cpu, "probe", lambda weight: (2.0, 1.0))
-    (key,) = json.loads(cpu.cache_file().read_text())
-    for damage in ([], ["a", "b"], [1.0], None):
-        cpu.cache_file().write_text(json.dumps({key: damage}))
-        assert cpu.blocks_pay(layer)
-    for backend in ("metal", "cuda"):
-        monkeypatch.setattr(device, "backend", lambda backend=backend: backend)
-        assert not cpu.blocks_pay(layer)
+    assert not cpu.blocks_pay(layer)
+    monkeypatch.setattr(device, "backend", lambda: "metal")
+    assert not cpu.blocks_pay(layer, measure_again=True)
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("lossless", None), ("shared", 8)])
@@ -202,41 +177,3 @@ def test_the_text_is_the_same(tmp_path, monkeypatch, mode, bits):
         if mode == "lossless":
             assert texts[-1] == plain_tokens(model.model, PROMPT, 24)
     assert texts[0] == texts[1]
-
-
-# The CPU's rotations ----------------------------------------------------------------------------
-
-DIMS = 16
-LLAMA3 = {
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-def ropes():
-    return [
-        nn.RoPE(DIMS, base=10000),
-        nn.RoPE(DIMS, traditional=True, base=1000),
-        nn.RoPE(DIMS, base=10000, scale=0.5),
-        Llama3RoPE(DIMS, scaling_config=LLAMA3),
-    ]
-
-
-@pytest.mark.skipif(device.backend() != "cpu", reason="for the CPU alone")
-def test_rotations_are_the_ropes_and_shared_by_equal_settings():
-    scattered = mx.array([70, 71, 71, 72, 9])
-    found = cpu.shared_rotations([*ropes(), *ropes(), YarnRoPE(DIMS)], rope_at)
-    assert found[-1] is None
-    assert found[:4] == found[4:8]
-    assert len(set(found[:4])) == 4
-    for rope, rotations in zip(ropes(), found[:4], strict=True):
-        for offset in (70, scattered, scattered + 1, 70, 71):
-            rotations.begin()
-            for heads in (4, 2):
-                x = mx.random.normal((1, 5, heads, DIMS)).swapaxes(1, 2)
-                assert mx.array_equal(rotations.rotate(x, offset), rope_at(rope, x, offset))
-        rotations.begin()
-        row = mx.random.normal((1, 2, 1, DIMS))
-        assert mx.array_equal(rotations.rotate(row, 71), rope_at(rope, row, 71))

@@ -1,4 +1,4 @@
-"""A server of two processes: clients get from rank 0 what one process writes."""
+"""Commands in two processes: clients of a server get what one process writes; costs are shown."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from processes import Processes
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import keyed_sampler, load, stream_generate
+from specstream_mlx.drafting import cost
 
 
 def asked(address, body):
@@ -65,3 +66,24 @@ def test_two_processes_serve_what_one_writes(tmp_path):
             model, tokenizer, body["prompt"], body["max_tokens"], sampler=sampler
         )
         assert text in (None, "".join(response.text for response in responses))
+
+
+@pytest.mark.slow
+def test_doctor_shows_reductions_and_rank_0_stores_the_costs_of_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base = tiny_llama_directory(tmp_path / "base")
+    streams = stream_adapter_directory(tmp_path / "streams", base)
+    doctor = ["-m", "specstream_mlx", "doctor", "--model", base]
+    first, other = Processes(tmp_path, doctor, doctor).ended()
+    assert (first.code, other.code, other.out) == (0, 0, ""), first.error
+    assert re.search(
+        r"processes +2 over ring: a reduction of 4 kB takes \S+ ms, one of 16 MB has \S+ GB/s",
+        first.out,
+    )
+    text = ["-m", "specstream_mlx", "generate", "--model", base, "--adapter-path", streams]
+    text += ["-p", "the meeting", "-m", 30, "-q"]
+    assert [one.code for one in Processes(tmp_path, text, text).ended()] == [0, 0]
+    [file] = cost.directory().glob("*.json")
+    stored = json.loads(file.read_text())
+    assert (stored["facts"]["processes"], stored["facts"]["route"]) == (2, ["ring", "127.0.0.1"])
+    assert stored["timings"] and all(seconds > 0 for _, seconds in stored["timings"])
