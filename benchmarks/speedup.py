@@ -165,22 +165,16 @@ class Job:
         return "none" if self.writer == BASE or self.adapter is None else self.adapter.name
 
 
-def jobs_of(suite: Suite, chosen: Sequence[str], writers: Sequence[str]) -> list[Job]:
-    """The jobs of a suite on what is bundled for these tasks and writers."""
+def jobs_of(suite: Suite, chosen: Sequence[str]) -> list[Job]:
+    """The jobs of a suite on what is bundled for these tasks."""
     jobs = []
     for task in chosen:
-        for writer in writers:
+        for writer in WRITERS:
             if writer == BASE or task in bundled.adapter_names():
                 adapter = adapter_of(task, writer)
                 streams = describe(adapter).stream_config
                 jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, task))
-    jobs = [job for job in jobs if job.mode in suite.ways]
-    if not jobs:
-        raise UserError(
-            f"--writers is {', '.join(writers)}, of which this --suite compares nothing, expected "
-            f"{BASE}"
-        )
-    return jobs
+    return [job for job in jobs if job.mode in suite.ways]
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
@@ -305,13 +299,12 @@ def compare(
     subject: Subject,
     output: Path,
     *,
-    writers: Sequence[str] = (),
     rounds: int | None = None,
     max_tokens: int | None = None,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run a suite; the files ``SUITE-MACHINE`` grow with every comparison that is through.
 
-    What is ``None`` or empty is the suite's: how often each text is decoded and how far, by whom.
+    What is ``None`` is the suite's: how often each text is decoded, and how far.
     """
     suite = SUITES[suite_name]
     rounds = rounds or suite.rounds
@@ -322,21 +315,13 @@ def compare(
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
         own = Job(writer_of(model), model.mode, subject.adapter, "")
-        if writers:
-            raise UserError(
-                "--writers was given with a model or an adapter of yours, expected without: it "
-                "chooses between what is bundled"
-            )
         if own.mode not in suite.ways:
             expected = " or ".join(suite.ways)
             raise UserError(
                 f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
             )
         drafting_ways(suite, own.mode, model)
-    if own:
-        jobs = [replace(own, task=task) for task in tasks]
-    else:
-        jobs = jobs_of(suite, tasks, writers or WRITERS)
+    jobs = [replace(own, task=task) for task in tasks] if own else jobs_of(suite, tasks)
     trained = own is None or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,

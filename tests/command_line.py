@@ -46,13 +46,12 @@ def run(*args, stdin=None):
 
 
 def result_of(command, *args, hidden=False):
-    """The result of a module's command; ``hidden`` adds the options that help does not show."""
     return invoke(program(command, hidden=hidden), args)
 
 
-def run_program(command, *args, hidden=False):
+def run_program(command, *args):
     """Run a module's command, which must not fail."""
-    result = result_of(command, *args, hidden=hidden)
+    result = result_of(command, *args)
     assert result.exit_code == 0, result.output
 
 

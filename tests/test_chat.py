@@ -59,8 +59,8 @@ def test_an_adapters_turns_stand_alone(toy_directory):
 def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     saved, notes = tmp_path / "chat.json", tmp_path / "notes.txt"
     notes.write_text("years of work")
-    lines = ["/stats", "table t(name): list it", "/stats", "/draft off", "/marks maybe", "/nosuch"]
-    lines += ["/adapter nosuch", "/marks off", "and t(city)?", "caf\udce9", "/help"]
+    lines = ["/stats", "table t(name): list it", "/stats", "/nosuch"]
+    lines += ["/adapter nosuch", "and t(city)?", "caf\udce9", "/help"]
     lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
     arguments += ["--max-tokens", 3]
@@ -69,12 +69,11 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     messages = json.loads(saved.read_text())
     assert notes.read_text() == "years of work"
     assert found.stderr.count(f"Saved to {saved}") == 2
-    assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[8]]
+    assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[5]]
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
     assert found.stdout == "".join(reply + "\n" for reply in replies)
     for sentence in (
         "error: /stats was given before the first reply",
-        "error: /marks is 'maybe', expected on or off",
         "error: /nosuch is no command; /help lists them",
         "error: the adapter directory nosuch does not exist",
         "error: the line is not UTF-8 text: byte 0xe9 at 3",

@@ -1,7 +1,7 @@
 """Every command and every snippet that the README pages and the help texts show.
 
-A fenced block, or the help of a command, is one test: what it shows runs from top to bottom in a
-new folder with small stand-ins for what a user has. Output that is shown is compared.
+A fenced block, or the help of a command, runs from top to bottom in a new folder with small
+stand-ins for what a user has. Output that is shown is compared.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,16 +28,9 @@ from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from tiny_gguf import tiny_gguf
-from tiny_models import (
-    VOCAB_SIZE,
-    stream_adapter_directory,
-    tiny_llama_directory,
-    tiny_tokenizer,
-)
+from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama, tiny_model
-from transformers import LlamaConfig
 
-from benchmarks.rivals.head_networks import Eagle3
 from specstream_mlx import bundled, demonstration, load
 from specstream_mlx.cli import main
 from specstream_mlx.prompts import chat_prompt
@@ -60,10 +54,8 @@ NOT_RUN = {
     "mlx.launch": "starts several processes; tests/distributed do",
     "pip install": "brings what is installed",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
-    "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours; "
-    "tests/benchmarks/test_spec_bench.py runs it",
-    "specstream-mlx benchmark speedup": "measures for minutes; tests/benchmarks/test_speedup.py "
-    "runs its parts on a tiny model",
+    "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours",
+    "specstream-mlx benchmark speedup": "measures for minutes",
 }
 """Commands that begin like this are counted, not run, and why."""
 
@@ -94,14 +86,11 @@ SLOW = {
 
 @dataclass(frozen=True)
 class Command:
-    """One command line behind its ``SET_UP``, and the output that is shown below it, if any is."""
-
-    line: str
-    shown: str | None = None
+    line: str  # without its ``SET_UP``
+    shown: str | None = None  # the output below it
 
     @property
     def left_out(self) -> str | None:
-        """Its entry in ``NOT_RUN``, if it has one."""
         return next((start for start in NOT_RUN if self.line.startswith(start)), None)
 
 
@@ -126,21 +115,16 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)`
 
 def fences(page: Path) -> list[Block]:
     text = (ROOT / page).read_text()
-    found = list(FENCE.finditer(text))
     blocks = []
-    for number, match in enumerate(found):
+    for match in FENCE.finditer(text):
         headline = re.findall(r"^#+ (.*)$", text[: match.start()], re.M)[-1]
-        after = ""
-        if number + 1 < len(found):
-            following = found[number + 1]
-            if following["kind"] == "text" and not text[match.end() : following.start()].strip():
-                after = following["text"]
-        blocks.append(Block(f"{page}: {headline}", match["kind"], match["text"], after))
+        after = re.match(r"\n\n```text\n(.*?)^```$", text[match.end() :], re.M | re.S)
+        shown = after[1] if after else ""
+        blocks.append(Block(f"{page}: {headline}", match["kind"], match["text"], shown))
     return blocks
 
 
 EXAMPLES = "    Examples:\n"
-"""What stands above the examples of a help text, which are indented once more."""
 
 
 def help_examples(source: Path) -> list[Block]:
@@ -267,19 +251,6 @@ def torch_streams(directory: Path, hf: Path) -> None:
     write_adapter(model, directory)
 
 
-def torch_eagle3(directory: Path) -> None:
-    directory.mkdir()
-    config = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-    (directory / "config.json").write_text(json.dumps(config))
-    norm, lm_head = torch.ones(64), torch.zeros(VOCAB_SIZE, 64)
-    head = Eagle3(LlamaConfig(**config), 1, (1, 2, 3), norm, lm_head)
-    torch.save(head.state_dict(), directory / "pytorch_model.bin")
-
-
-def mlx_model(directory: Path) -> None:
-    tiny_llama_directory(directory, intermediate_size=128)  # whole groups of 64
-
-
 def core_ml_package(path: Path) -> None:
     pytest.importorskip("coremltools", reason="the extra [coreml] is not installed")
     from specstream_mlx.convert.to_coreml.export import export
@@ -303,22 +274,19 @@ ANSWERS = "".join(
     for n in range(4)
 )
 
+HF = "path/to/hf-model"
 MAKERS: dict[str, Callable[[Path], object]] = {
-    "path/to/hf-model": hugging_face,
-    "hf-llama": hugging_face,
+    HF: hugging_face,
     "SmolLM2-135M-Instruct.Q4_1.gguf": lambda path: tiny_gguf().write(path),
-    "path/to/mlx-model": mlx_model,
-    "my-model": mlx_model,
-    "llama-4bit": mlx_model,
+    "path/to/mlx-model": partial(tiny_llama_directory, intermediate_size=128),  # groups of 64
+    "my-model": partial(tiny_llama_directory, intermediate_size=128),
     "path/to/adapter": lambda path: stream_adapter_directory(path, path.parent / "mlx-model"),
     "streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
     "my-streams": lambda path: stream_adapter_directory(path, path.parent / "my-model"),
-    "llama-streams": lambda path: stream_adapter_directory(path, path.parent / "llama-4bit"),
-    "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / "hf-llama"),
-    "eagle3-llama": torch_eagle3,
+    "runs/streams/adapter": lambda path: torch_streams(path, path.parents[2] / HF),
     "tools.mlpackage": core_ml_package,
-    "sql": lambda path: peft_directory(hf_beside(path), path),
-    "summarize": lambda path: peft_directory(hf_beside(path), path),
+    "sql": lambda path: peft_directory(path.parent / HF, path),
+    "summarize": lambda path: peft_directory(path.parent / HF, path),
     "benchmarks/results": lambda path: shutil.copytree(ROOT / "benchmarks/results", path),
     "my.json": text('{"acceptance": [[0.6, 0.1], [0.5, 0.1]]}'),
     "answers.jsonl": text(ANSWERS),
@@ -326,20 +294,10 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "runs/own.training/data/valid.jsonl": text(ANSWERS),
     "dialogue.txt": text(DIALOGUE),
     "doc.txt": text("The team meets at noon. " * 8),
-    "chats.txt": text(DIALOGUE * 2),
     "prompts.txt": text("hello there my friend\nthe report is late today\n" * 2),
     "message.txt": text("Hi Ana, can you sned me the reports on monday\n"),
 }
 """How to make what the examples take for granted, by name, in the order in which it is made."""
-
-
-def hf_beside(path: Path) -> Path:
-    (found,) = (
-        path.parent / name
-        for name in ("hf-llama", "path/to/hf-model")
-        if (path.parent / name).exists()
-    )
-    return found
 
 
 def stand_ins(block: Block) -> list[str]:
@@ -360,7 +318,7 @@ def stand_ins(block: Block) -> list[str]:
 
 
 def output_of_a_process(line: str, folder: Path) -> str:
-    """What a command line prints, errors included; nothing is known of earlier texts."""
+    """What a command line prints, errors included."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     result = subprocess.run(
         ["bash", "-c", line],
@@ -421,40 +379,24 @@ def comparable(output: str) -> str:
 # The examples ---------------------------------------------------------------------------------
 
 
-TAKE_A_MODEL = "generate write adapters benchmark export-coreml".split()
-
-
-def is_of_the_demonstration_model(line: str) -> bool:
-    """Whether a command takes the demonstration model, as it does where it is told of no other."""
-    words = shlex.split(line, comments=True)
-    takes = words[0] == "specstream-mlx" and words[1] in TAKE_A_MODEL
-    return takes and not {"--model", "--coreml", "--prompt-cache-file"} & set(words)
-
-
-@pytest.fixture
-def on_the_toy(tools, toy, monkeypatch):
-    """To ``specstream-mlx`` the toy is the demonstration model, with all adapters."""
-    monkeypatch.setattr(bundled, "ROOT", tools)
-
-
 def need_the_demonstration_model() -> None:
-    """Make its base, before a command would say that it makes it; skip where a part is missing."""
+    """Make its base, before a command would say that it makes it."""
     if not installed():
         pytest.skip(f"needs the base's weights: {demonstration.INSTALL}")
-    if not bundled.adapter_names():
-        pytest.skip("no streams and adapters are bundled yet")
     demonstration.base_path()
 
 
 @pytest.mark.parametrize("block", cases(RUN))
-def test_commands_do_what_is_shown(block, request, tmp_path):
-    """On the toy instead of the demonstration model, but for the first page."""
-    run = output_of_a_process
-    if not block.place.startswith("README.md: "):
-        run = output_of
-        request.getfixturevalue("on_the_toy")
-    elif any(is_of_the_demonstration_model(one.line) for one in block.commands if not one.left_out):
+def test_commands_do_what_is_shown(block, request, tmp_path, monkeypatch):
+    """On the toy, with all adapters, instead of the demonstration model, but for the first page."""
+    if block.place.startswith("README.md: "):
+        run = output_of_a_process
         need_the_demonstration_model()
+    else:
+        run = output_of
+        tools = request.getfixturevalue("tools")
+        request.getfixturevalue("toy")
+        monkeypatch.setattr(bundled, "ROOT", tools)
     for name in stand_ins(block):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         MAKERS[name](tmp_path / name)
@@ -471,12 +413,8 @@ SERVER = "http://127.0.0.1:8080"
 
 @pytest.fixture
 def server(toy_directory):
-    """The address of a server that stands in for the one at ``SERVER``."""
-    toy = Resident(
-        toy_directory / "base",
-        toy_directory / "streams",
-        proofread=toy_directory / "adapters" / "sql",
-    )
+    place = toy_directory
+    toy = Resident(place / "base", place / "streams", proofread=place / "adapters/sql")
     with running(toy.service()) as address:
         yield address
 
@@ -488,11 +426,9 @@ def test_snippets_run_as_they_stand(block, toy_directory, capsys, request):
         text = text.replace(SERVER, request.getfixturevalue("server"))
     if "demonstration." in block.text:
         need_the_demonstration_model()
-    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters" / "sql")
+    model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters/sql")
     prompt = chat_prompt(tokenizer, "table t(name, city): for t with city Paris, what is the name?")
-    exec(  # the snippets of one page go on from its first one
-        compile(text, block.place, "exec"),
-        {"model": model, "tokenizer": tokenizer, "prompt": prompt},
-    )
+    known = {"model": model, "tokenizer": tokenizer, "prompt": prompt}  # from a page's first one
+    exec(compile(text, block.place, "exec"), known)
     if block.after:
         assert comparable(capsys.readouterr().out) == comparable(block.after)

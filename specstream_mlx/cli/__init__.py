@@ -33,7 +33,6 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "benchmark": {"speedup": "benchmark.speedup", "spec-bench": "benchmark.spec_bench"},
     "doctor": "doctor.doctor",
 }
-"""Module and function of each command, by name."""
 
 _ABOUT = {
     "": "Speculative Streaming for MLX: a language model that drafts for itself.",
@@ -65,10 +64,8 @@ def _main(words: list[str]) -> None:
             raise UserError(
                 f"{name} has no command {shown(word)}, expected one of {', '.join(known)}"
             )
-        if known is COMMANDS:
-            launched.check_command(word)
         known, name = known[word], f"{name} {word}"
-    with launched.together():
+    with launched.together(name.removeprefix(f"{NAME} ")):
         commands.run(_function(known), words, name)
 
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.filesize import decimal
+from rich.table import Table
 
 from .. import bundled, demonstration
 from ..errors import UserError
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
-from ..terminal.tables import print_table
 from .options import JSON
 
 _NAME = option(..., NAME, "The adapter's name.", positional=True)
@@ -48,8 +49,11 @@ def list_adapters(as_json: bool = JSON) -> None:
     if as_json:
         print(json.dumps({"adapters": rows}, indent=2))
     else:
-        shown = [(r["name"], r["from"], r["mode"], decimal(r["bytes"])) for r in rows]
-        print_table(shown, ("adapter", "from", "mode", "on disk"), figures=1)
+        lines = [("adapter", "from", "mode", "on disk")]
+        lines += [(r["name"], r["from"], r["mode"], decimal(r["bytes"])) for r in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for *cells, size in lines:
+            print(*map(str.ljust, cells, widths), size.rjust(widths[-1]), sep="  ")
     if damaged:
         raise SystemExit(1)
 
@@ -115,7 +119,7 @@ def info(
 
         specstream-mlx adapters info proofread
 
-        specstream-mlx adapters info llama-streams --model llama-4bit --json
+        specstream-mlx adapters info streams --model my-model --json
     """
     from ..inspection import inspect_directory
     from ..loading import adapter_named
@@ -149,6 +153,11 @@ def info(
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
     """Print a table of names and values without empty ones."""
+    table = Table(box=None, pad_edge=False, show_header=False, title=title, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     facts = {**facts, "bytes": decimal(facts["bytes"], precision=2), "path": None}
-    print_table([(name, str(value)) for name, value in facts.items() if value], title=title)
-    print()
+    for name, value in facts.items():
+        if value:
+            table.add_row(name, str(value))
+    Console(highlight=False).print(table, "")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..files import prompt_lines
-from ..options import DIRECTORY, FILE, FLAG, NAME, TEXT, choice, integer, most_tokens, option
+from ..options import DIRECTORY, FILE, FLAG, TEXT, choice, integer, most_tokens, option
 from .options import ModelOptions
 
 if TYPE_CHECKING:
@@ -19,12 +19,11 @@ def speedup(
     *,
     model: ModelOptions,
     prompts: Path | None = option(
-        None, FILE, "Texts of yours: one prompt a line, as raw text.", without=("texts", "tasks")
-    ),
-    texts: str | None = option(
         None,
-        choice("test", "dev"),
-        "Texts of the eight tasks of the demonstration model, typed by people. Default: test.",
+        FILE,
+        "Texts of yours: one prompt a line, as raw text. Default: those of the eight tasks of the "
+        "demonstration model, typed by people.",
+        without=("tasks",),
     ),
     tasks: str = option("", TEXT, "Only these tasks: proofread, sql, ..", metavar="NAME,NAME"),
     items: int | None = option(None, integer(1), "Texts of each task, or of FILE."),
@@ -33,12 +32,6 @@ def speedup(
         choice("rule", "speedup"),
         "What is compared with mlx_lm. rule: what generate does, and fixed trees; speedup: the "
         "paper's trees.",
-    ),
-    writers: str = option(
-        "",
-        NAME,
-        "Who of the demonstration model answers: base, with its lossless streams, or adapters. "
-        "Default: both.",
     ),
     rounds: int | None = option(None, integer(1), "Runs of each text."),
     max_tokens: int | None = most_tokens(None, least=2),
@@ -64,24 +57,16 @@ def speedup(
     """
     _check_directory("--output", output)
     from specstream_mlx.benchmarks import speedup as benchmark
-    from specstream_mlx.benchmarks.texts import WRITERS, Texts, chosen_tasks, names_in
+    from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
 
     if prompts is not None:
         own = tuple(prompt_lines(prompts))
-        chosen, names = Texts(prompts.name, items or len(own), own), [prompts.stem]
+        texts, names = Texts(prompts.name, items or len(own), own), [prompts.stem]
     else:
-        chosen = Texts(texts or "test", items or benchmark.SUITES[suite].items)
+        texts = Texts("test", items or benchmark.SUITES[suite].items)
         names = chosen_tasks(tasks or model.adapter or "")
-    text, rows = benchmark.compare(
-        suite,
-        chosen,
-        names,
-        writers=names_in(writers, WRITERS, "writer") if writers else (),
-        subject=_subject(model, prompts),
-        output=output,
-        rounds=rounds,
-        max_tokens=max_tokens,
-    )
+    subject, limits = _subject(model, prompts), {"rounds": rounds, "max_tokens": max_tokens}
+    text, rows = benchmark.compare(suite, texts, names, subject, output, **limits)
     print(text)
     benchmark.check_texts(rows)
 

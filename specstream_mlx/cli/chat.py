@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
 from ..options import TEXT, LengthOptions, option
-from ..terminal.interrupts import noted_interrupt
+from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from . import launched
-from .draft_marks import DraftMarks
 from .options import ModelOptions, SamplingOptions
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
-/draft on|off             draft, or write one token a step: the same text, more slowly
-/marks on|off             mark what was drafted
 /stats                    figures of the last reply
 /save FILE                write the conversation as JSON
 /clear                    begin anew
@@ -76,108 +74,86 @@ def chat(
             break
 
 
+@dataclass
 class _Conversation:
     """A conversation at the terminal; ``streams`` are mounted where no adapter is."""
 
-    def __init__(
-        self,
-        model: "SpeculativeModel",
-        chat: "Chat",
-        options: Callable[[], dict[str, Any]],
-        streams: Path | None,
-    ) -> None:
-        self.is_over = False
-        self._model, self._chat, self._options, self._streams = model, chat, options, streams
-        self._marks, self._drafts = False, True
-        self._last: GenerationResponse | None = None
+    model: "SpeculativeModel"
+    chat: "Chat"
+    options: Callable[[], dict[str, Any]]
+    streams: Path | None
+    is_over: bool = False
+    last: "GenerationResponse | None" = None
 
     def take(self, line: str) -> None:
         """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
         try:
             if line.startswith("/"):
                 name, _, rest = line[1:].partition(" ")
-                self.command(name, rest.strip())
+                self._command(name, rest.strip())
             elif line.strip():
                 self._answer(decoded(line.encode(errors="surrogateescape"), "the line"))
         except UserError as error:
             note(f"error: {error}")
 
     def _answer(self, text: str) -> None:
-        from ..drafting.settings import DraftSettings
-
-        marks, options = DraftMarks() if self._marks else None, self._options()
-        settings = None if self._drafts else DraftSettings(speculation=False)
-        responses = self._chat.reply(text, settings=settings, **options)
+        options = self.options()
+        responses = self.chat.reply(text, **options)
         # Rank 0 says when a reply is over.
         noted = noted_interrupt() if launched.is_first() else nullcontext(lambda: False)
         with noted as stopped:
             try:
                 for response in responses:
-                    self._last, piece = response, response.text
-                    shown = marks.mark(piece, response.from_draft) if marks else piece
-                    print(shown, end="", flush=True)
+                    self.last = response
+                    print(response.text, end="", flush=True)
                     if stopped():
                         break
             finally:
                 responses.close()
-                print(marks.close() if marks else "", flush=True)
+                print(flush=True)
         if stopped():
             note("(stopped)")
-        elif self._last is not None and self._last.finish_reason == "length":
+        elif self.last is not None and self.last.finish_reason == "length":
             note(f"(cut off at --max-tokens {options['max_tokens']})")
 
-    def command(self, name: str, value: str) -> None:
-        """Carry out a command."""
+    def _command(self, name: str, value: str) -> None:
         match name:
             case "help":
                 note(HELP)
             case "adapter" if value:
-                self._model.swap_adapter(self._streams if value == "none" else value)
+                self.model.swap_adapter(self.streams if value == "none" else value)
             case "adapter":
                 from ..loading import named_adapters
 
                 note("Adapters: " + ", ".join(["none", *named_adapters()]))
-            case "draft":
-                self._drafts = _is_on(name, value)
-            case "marks":
-                self._marks = _is_on(name, value)
-                if self._marks:
-                    note(DraftMarks().legend())
             case "stats":
-                self._stats()
+                if self.last is None:
+                    raise UserError("/stats was given before the first reply")
+                last, reused = self.last, self.chat.cache.reused
+                note(f"Prompt: {last.prompt_tokens} tokens, {reused} of them read in earlier turns")
+                count, rate = last.generation_tokens, last.generation_tps
+                note(f"Reply: {count} tokens, {rate:.1f} tokens-per-sec")
+                length, calls = last.accepted_length, last.target_calls
+                note(f"Accepted length: {length:.2f} in {calls} target calls")
             case "save":
                 self._save(value)
             case "clear":
-                self._chat.clear()
+                self.chat.clear()
             case "quit":
                 self.is_over = True
             case _:
                 raise UserError(f"/{name} is no command; /help lists them")
-
-    def _stats(self) -> None:
-        if self._last is None:
-            raise UserError("/stats was given before the first reply")
-        last, reused = self._last, self._chat.cache.reused
-        note(f"Prompt: {last.prompt_tokens} tokens, {reused} of them read in earlier turns")
-        note(f"Reply: {last.generation_tokens} tokens, {last.generation_tps:.1f} tokens-per-sec")
-        note(f"Accepted length: {last.accepted_length:.2f} in {last.target_calls} target calls")
 
     def _save(self, name: str) -> None:
         if not name:
             raise UserError("/save has no file, expected /save FILE")
         if Path(name).exists() and not _is_chat(Path(name)):
             raise UserError(f"{name} exists and is no saved chat, expected a new file")
-        text = json.dumps(self._chat.messages, ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(self.chat.messages, ensure_ascii=False, indent=2) + "\n"
         if launched.is_first():
             with staged_file(Path(name)) as partial:
                 partial.write_text(text, encoding="utf-8")
         note(f"Saved to {name}")
-
-
-def _is_on(command: str, value: str) -> bool:
-    if value not in ("on", "off"):
-        raise UserError(f"/{command} is {value!r}, expected on or off")
-    return value == "on"
 
 
 def _is_chat(path: Path) -> bool:

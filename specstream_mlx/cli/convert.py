@@ -7,7 +7,6 @@ from ..errors import UserError
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 
-_RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "embeddings_4_8")
 _DIRECTORIES = each("a list of directories", lambda value: isinstance(value, Path))
 
 
@@ -41,7 +40,7 @@ def convert(
     ),
     quant_predicate: str | None = option(
         None,
-        choice(*_RECIPES),
+        choice("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "embeddings_4_8"),
         "Quantize by a recipe, instead of --bits: mlx_lm's mixed_2_6, mixed_3_4, mixed_3_6 and "
         "mixed_4_6; or embeddings_4_8, which keeps embeddings and head at 8 bits.",
         metavar="RECIPE",
@@ -72,35 +71,20 @@ def convert(
 
     A base, quantized to 4 bits:
 
-        specstream-mlx convert --model hf-llama --mlx-path llama-4bit --bits 4
+        specstream-mlx convert --model path/to/hf-model --mlx-path my-model --bits 4
 
     A GGUF file, its blocks as they are:
 
-        specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf \
-            --mlx-path smollm2
+        specstream-mlx convert --model SmolLM2-135M-Instruct.Q4_1.gguf --mlx-path smollm2
 
-    An adapter for it:
+    An adapter for a base:
 
-        specstream-mlx convert --model hf-llama --adapter-path runs/streams/adapter \
-            --mlx-path llama-streams
-
-    A draft head, for generate --draft-head:
-
-        specstream-mlx convert --model hf-llama --draft-head eagle3-llama \
-            --mlx-path llama-eagle3
-
-    An adapter that was trained in MLX, for PyTorch:
-
-        specstream-mlx convert --model hf-llama --adapter-path llama-streams \
-            --to-pytorch torch-streams
+        specstream-mlx convert --model path/to/hf-model --adapter-path runs/streams/adapter \
+            --mlx-path streams
     """
     is_gguf = os.path.isfile(model) or (model.endswith(".gguf") and not os.path.isdir(model))
-    refused: dict[str, object] = {
-        "--adapter-path": adapter_path,
-        "--draft-head": draft_head,
-        "--bits": bits,
-    }
-    refused |= {"--quant-predicate": quant_predicate, "--to-pytorch": to_pytorch}
+    refused: dict[str, object] = {"--adapter-path": adapter_path, "--draft-head": draft_head}
+    refused |= {"--bits": bits, "--quant-predicate": quant_predicate, "--to-pytorch": to_pytorch}
     for flag in (flag for flag, value in refused.items() if value and is_gguf):
         raise UserError(
             f"{flag} was given with the file {model}, expected it with a directory: convert the "

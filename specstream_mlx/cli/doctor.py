@@ -1,20 +1,20 @@
 """``specstream-mlx doctor``: the machine's facts, missing parts and their remedies."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..demonstration import NAME
+from .. import demonstration
 from ..errors import UserError
 from ..options import MODEL, option
-from ..terminal.tables import print_table
 from . import launched
 from .options import JSON
 
+_PLACES = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
-_HEADINGS = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 _EXTRAS = {
     "torch": "trains streams and verifies conversions: pip install 'specstream-mlx[torch]'",
     "peft": "trains streams and LoRA: pip install 'specstream-mlx[torch]'",
@@ -64,7 +64,7 @@ def doctor(
             f"{1e3 * reductions['latency']:.2f} ms, one of 16 MB has "
             f"{reductions['bandwidth'] / 1e9:.2f} GB/s"
         )
-    lines[NAME] = facts["demonstration_model"] or "not to be had"
+    lines[demonstration.NAME] = facts["demonstration_model"] or "not to be had"
     lines["adapters"] = ", ".join(facts["bundled_adapters"])
     if held := facts["weights"]:
         lines["weights"] = (
@@ -74,34 +74,29 @@ def doctor(
         if held["row_blocks"]:
             lines[""] = f"rows filled up to {BLOCK}s, which this BLAS is faster at"
     lines["costs of steps"] = facts["step_costs"]
+    for place, points in (facts["step_seconds"] or {}).items():
+        times = ", ".join(f"{nodes}: {1e3 * seconds:.1f} ms" for nodes, seconds in points)
+        lines[_PLACES.get(place, place)] = f"nodes {times}"
     for name, value in lines.items():
         if value:
             print(f"{name:16} {value}")
-    if points := facts["step_seconds"]:
-        by_place = {place: dict(pairs) for place, pairs in points.items()}
-        plain = points["plain" if "plain" in points else "none"][0][1]
-        rows = []
-        for nodes in sorted(set().union(*by_place.values())):
-            times = (one.get(nodes) for one in by_place.values())
-            cells = ("" if s is None else f"{1e3 * s:.1f} ({s / plain:.2f}x)" for s in times)
-            rows.append((str(nodes), *cells))
-        headings = ("nodes", *(_HEADINGS.get(place, place) for place in by_place))
-        title = "Milliseconds of a step, by where the streams run"
-        print_table(rows, headings, title=title, figures=len(headings))
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")
 
 
 def _facts(model: str | None) -> dict[str, Any]:
     """The facts, and ``missing``: what to do about the rest."""
-    from .. import bundled, demonstration
+    from .. import bundled
     from ..drafting.rule import history_of
     from ..hardware import device
     from ..hardware.blas import OPENBLAS_HINT
     from ..hardware.weights import hold_weights
     from ..loading import SpeculativeModel, model_directory, read_config, read_model
 
-    packages = {name: _version(name) for name in (*_PACKAGES, *_EXTRAS)}
+    packages: dict[str, str | None] = dict.fromkeys((*_PACKAGES, *_EXTRAS))
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
     examined: str | Path | None = None
@@ -127,10 +122,3 @@ def _facts(model: str | None) -> dict[str, Any]:
         "step_seconds": curve.points if curve is not None and curve.spread is not None else None,
         "missing": missing,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .. import bundled, demonstration
-from ..options import DIRECTORY, FILE, FLAG, MODEL, TEXTS, integer, option, what
+from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
 from ..terminal.notes import note
 
 _SIZES = what(
@@ -19,9 +19,11 @@ def export_coreml(
     output: Path = option(..., FILE, "The package: a name that ends in .mlpackage."),
     model: str | None = option(None, MODEL, "A model in MLX format. Default: smollm2."),
     adapter: list[str] | None = option(
-        None, TEXTS, "An adapter; may be given several times.", metavar="NAME|DIR"
+        None,
+        TEXTS,
+        "An adapter, or streams of the base; may be given several times.",
+        metavar="NAME|DIR",
     ),
-    streams: Path | None = option(None, DIRECTORY, "Lossless streams of the base."),
     context: int = option(2048, integer(1), "Tokens of prompt and text."),
     nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each."),
     chunk: int = option(64, integer(1), "Prompt tokens of a call."),
@@ -47,18 +49,11 @@ def export_coreml(
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
-    from ..loading import model_directory
+    from ..loading import adapter_directory, model_directory
     from ..terminal.progress import progress
 
-    directories = [
-        bundled.adapter_path(name)
-        if not Path(name).exists() and name in bundled.adapter_names()
-        else Path(name)
-        for name in adapter or ()
-    ]
-    if streams is not None:
-        directories.append(streams)
-    elif demonstration.is_meant(model) and not directories:
+    directories = [Path(adapter_directory(name)) for name in adapter or ()]
+    if demonstration.is_meant(model) and not directories:
         directories.append(bundled.streams_path())
     with progress("Exporting") as show:
         lines = export(

@@ -1,29 +1,55 @@
 """``specstream-mlx generate``."""
 
 import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..demonstration import MODEL
+from rich.console import Console
+
+from .. import demonstration
 from ..errors import UserError
 from ..hardware import blas
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
 from . import launched
-from .draft_marks import DraftMarks
-from .options import ModelOptions, OutputOptions, PromptOptions, RuleOptions, SamplingOptions
-from .run import Decoding, Run
+from .options import (
+    VERIFY,
+    ModelOptions,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
+    draft_settings,
+)
 
 if TYPE_CHECKING:
     from ..drafting.settings import DraftSettings, Proposers
     from ..kv_store import PromptCache
-    from ..loading import SpeculativeModel
+    from ..request import Progress
     from ..responses import GenerationResponse
     from .comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Run:
+    """A generation, by MLX or by an exported package; ``hint`` is said before its text."""
+
+    model: str
+    adapter: str | None
+    mode: str
+    drafts: str
+    verify: str
+    seed: int | None
+    max_tokens: int
+    responses: "Callable[[Progress], Iterator[GenerationResponse]]"
+    compare: "Callable[[list[int]], Comparison] | None" = None
+    hint: str | None = None
 
 
 def generate(
@@ -33,7 +59,7 @@ def generate(
     length: LengthOptions,
     sampling: SamplingOptions,
     drafts: Annotated[dict[str, Any], DraftOptions],
-    rule: RuleOptions,
+    verify: Any = VERIFY,
     kv_cache: KVCacheOptions,
     prompt_cache_file: Path | None = option(
         None,
@@ -81,22 +107,12 @@ def generate(
 
         specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 \
             -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"
-
-    Run an exported package:
-
-        specstream-mlx generate --coreml tools.mlpackage --adapter sql \
-            -p "table t(name, city): for t with city Paris, what are the name?"
     """
     launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
-    settings, verify, quiet = rule.settings(drafts), rule.verify, output.quiet
+    settings, quiet = draft_settings(verify, drafts), output.quiet
     if coreml is not None:
-        from .generate_coreml import package_run
-
-        adapter = model.adapter
-        run = package_run(coreml, adapter, prompt, length, sampling, settings, verify, quiet)
-        _generate(run, output)
-        return
-    from .. import demonstration
+        parts = prompt, length, sampling, settings, verify
+        return _generate(_package_run(coreml, model.adapter, *parts, quiet), output)
     from ..drafting.settings import USUAL, describe
 
     made_by: str | None = None
@@ -109,7 +125,10 @@ def generate(
         model = replace(model, model=made_by)
     source = model.source(quiet)
     if model.model is None and not quiet:
-        note(f"Using {MODEL}" + (f" with {source.adapter_name}" if source.adapter else ""))
+        note(
+            f"Using {demonstration.MODEL}"
+            + (f" with {source.adapter_name}" if source.adapter else "")
+        )
     elif source.by_default and not quiet:
         note("The bundled streams fit this model; --no-streams leaves them out")
     text = prompt.text()
@@ -118,7 +137,7 @@ def generate(
     from ..hardware import device
     from ..kv_store import PromptCache
     from ..loading import load_draft_model, model_directory
-    from .comparison import compare
+    from .comparison import Decoding, compare
 
     if device.slow_blas() and not quiet:
         note(blas.OPENBLAS_HINT)
@@ -150,9 +169,14 @@ def generate(
             "prompt_cache": cache,
         },
     )
-    guessing = None if loaded.guessing is None else "streams"
+    guessing, hint = None if loaded.guessing is None else "streams", None
     if loaded.head is not None:
         guessing = f"the {loaded.head.config.kind} head"
+    elif guessing is None and not (model.no_streams or (settings is not None and settings.makers)):
+        drafts_left = "only lookup may draft" if settings is None else "nothing is drafted"
+        hint = f"No streams are mounted, so {drafts_left}: see --adapter-path"
+        if loaded.adapter:
+            hint = f"The adapter {source.adapter_name} has no streams, so {drafts_left}"
     run = Run(
         source.model_name,
         source.adapter_name,
@@ -163,9 +187,67 @@ def generate(
         length.max_tokens,
         decoding.responses,
         partial(compare, decoding),
-        None if model.no_streams else _missing_streams(loaded, settings, source.adapter_name),
+        hint,
     )
     _generate(run, output)
+
+
+def _package_run(
+    path: Path,
+    adapter: str | None,
+    prompt: PromptOptions,
+    length: LengthOptions,
+    sampling: SamplingOptions,
+    settings: "DraftSettings | Proposers | None",
+    verify: Any,
+    quiet: bool,
+) -> Run:
+    """A generation by an exported package in the place of a model and its adapter."""
+    from specstream_mlx.convert.to_coreml.contents import Contents, model_file, require_coremltools
+
+    require_coremltools("generate --coreml")
+    model_file(path)  # before coremltools is imported, which takes a while
+    from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
+    from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
+
+    from ..drafting.settings import describe
+    from ..request import Request
+
+    contents = Contents.read(path)
+    chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()
+    decoder = PackageDecoder(contents, executor_of(path), chosen.name)
+    request = decoder.fitted(
+        Request(
+            prompt.encoded(text, tokenizer, chosen.prompt_template),
+            settings,
+            max_tokens=length.max_tokens,
+            end_tokens=tokenizer.eos_token_ids,
+            sampler=sampling.sampler(tokenizer),
+            logits_processors=sampling.logits_processors(contents.vocab_size),
+            verify=verify,
+        )
+    )
+    if not (has_core_ml() or quiet):
+        note("Core ML runs on a Mac alone: here numpy executes the package, which is slow")
+
+    def responses(progress: "Progress") -> "Iterator[GenerationResponse]":
+        unit = 1 if sys.platform == "darwin" else 1024  # of the peak
+        followed = replace(request, progress=progress)
+        for response in decoder.responses(tokenizer, followed, tuple(length.stop or ())):
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+            yield replace(response, peak_memory=peak)
+
+    drafting: Any = request.drafting  # of a fitted request
+    return Run(
+        str(path),
+        chosen.name,
+        chosen.mode,
+        describe(drafting, "streams" if chosen.num_streams else None),
+        request.rule.name,
+        getattr(request.sampler, "seed", None),
+        length.max_tokens,
+        responses,
+    )
 
 
 def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVCacheOptions:
@@ -181,23 +263,38 @@ def _as_cached(options: KVCacheOptions, cache: "PromptCache", file: Path) -> KVC
     return replace(options, kv_bits=bits, kv_group_size=group_size, quantized_kv_start=start)
 
 
-def _missing_streams(
-    model: "SpeculativeModel", settings: "DraftSettings | Proposers | None", adapter: str | None
-) -> str | None:
-    """Say that there are no streams, where that makes a difference."""
-    if model.guessing is not None or (settings is not None and settings.makers):
-        return None
-    drafts = "only lookup may draft" if settings is None else "nothing is drafted"
-    if model.adapter:
-        return f"The adapter {adapter} has no streams, so {drafts}"
-    return f"No streams are mounted, so {drafts}: see --adapter-path"
+class _DraftMarks:
+    """Marks each step's accepted drafts, by colour or in brackets where stdout shows none."""
+
+    def __init__(self) -> None:
+        console = Console()
+        in_colour = console.color_system is not None and not console.no_color
+        self._marks = ("\x1b[1;32m", "\x1b[0m") if in_colour else ("[", "]")
+        self._is_open = False
+        shown = "accepted in one step".join(self._marks)
+        note(f"Drafts: {shown} then the target's own token")
+
+    def mark(self, text: str, from_draft: bool) -> str:
+        """The text that came with a token, marked."""
+        if not from_draft:
+            return self.close() + text
+        if not text or self._is_open:
+            return text
+        self._is_open = True
+        return self._marks[0] + text
+
+    def close(self) -> str:
+        """Close the marks of a step that ended without a token of the target's own."""
+        mark = self._marks[1] if self._is_open else ""
+        self._is_open = False
+        return mark
 
 
 def _generate(run: Run, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for, of an interrupted text too."""
     from ..terminal.progress import progress
 
-    marks = DraftMarks() if output.show_drafts else None
+    marks: _DraftMarks | None = None
     tokens, text = list[int](), ""
     last: GenerationResponse | None = None
     comparison: Comparison | None = None
@@ -208,8 +305,8 @@ def _generate(run: Run, output: OutputOptions) -> None:
             first = next(responses)
         if run.hint is not None and not output.quiet:
             note(run.hint)
-        if marks:
-            note(marks.legend())
+        if output.show_drafts:
+            marks = _DraftMarks()
         silent: Any = progress("Generating") if output.as_json else nullcontext()
         with silent as show:
             try:
@@ -247,7 +344,7 @@ def _values(
     values: dict[str, Any] = {"text": text, **{name: getattr(last, name) for name in figures}}
     values |= {"model": run.model, "adapter": run.adapter, "mode": run.mode}
     values |= {"tree": run.drafts, "verify": run.verify, "seed": run.seed}
-    return values | (comparison.values() if comparison else {})
+    return values | (comparison.values if comparison else {})
 
 
 def _report(

@@ -54,8 +54,13 @@ def silence_others() -> None:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(name: str) -> Iterator[None]:
     """Run a command in the block on all ranks; rank 0 reports a mistake that only another meets."""
+    if group() is not None and name not in _COMMANDS:
+        raise UserError(
+            f"{name} was started in several processes, expected one process, or one of "
+            f"{', '.join(_COMMANDS)}"
+        )
     present = ranks()
     if present is None:
         yield
@@ -70,15 +75,6 @@ def together() -> Iterator[None]:
         if not present.is_first:
             present.failed(str(error) or repr(error))
         raise
-
-
-def check_command(name: str) -> None:
-    """Check that a command runs in several processes, if there are several."""
-    if group() is not None and name not in _COMMANDS:
-        raise UserError(
-            f"{name} was started in several processes, expected one process, or one of "
-            f"{', '.join(_COMMANDS)}"
-        )
 
 
 def refuse(**options: object) -> None:

@@ -1,13 +1,13 @@
-"""The commands' options, in groups, and what the rest of the program takes in their place."""
+"""The commands' options, in groups."""
 
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import bundled, options
+from .. import bundled, demonstration, options
 from ..errors import UserError
 from ..files import decoded
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, choice, option
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
-
-_WEIGHTS = choice("auto", "packed", "expanded")
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,13 @@ class ModelOptions:
         None, DIRECTORY, "A published EAGLE-3 head that convert has written, in place of streams."
     )
     weights: str = option(
-        "auto", _WEIGHTS, "How quantized weights are held; auto: what runs faster here, see doctor."
+        "auto",
+        choice("auto", "packed", "expanded"),
+        "How quantized weights are held; auto: what runs faster here, see doctor.",
     )
 
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that the bundled streams fit gets them if no adapter is named."""
-        from .. import demonstration
         from ..loading import adapter_named, model_directory, read_config
 
         path = demonstration.model_path(self.model, demonstration.silent if quiet else note)
@@ -100,8 +99,7 @@ class ModelOptions:
             return Source(path, name, self.adapter_path, str(self.adapter_path), self)
         if self.draft_head is None and not self.no_streams:
             path = model_directory(path)
-            streams = bundled.streams_for(read_config(path))
-            if streams is not None:
+            if streams := bundled.streams_for(read_config(path)):
                 return Source(path, name, streams, "the bundled streams", self, by_default=True)
         return Source(path, name, None, None, self)
 
@@ -120,7 +118,7 @@ class PromptOptions:
     )
 
     def text(self) -> str:
-        """The user's text, read from standard input for ``-``, without newlines at its end."""
+        """The user's text, read from standard input for ``-``."""
         if self.prompt == "-":
             if launched.group() is not None:
                 raise UserError(
@@ -162,13 +160,13 @@ class SamplingOptions(options.SamplingOptions):
         """The sampler; ``None`` without a temperature."""
         from ..engine.sampling import KeyedSampler, Sampling
 
+        if not self.temp:
+            return None
         special: tuple[int, ...] = ()
         if self.xtc_probability:
             special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
         shared = {each.name: getattr(self, each.name) for each in fields(options.SamplerOptions)}
         sampling = Sampling(**shared, xtc_special_tokens=special)
-        if not sampling.temp:
-            return None
         return KeyedSampler(secrets.randbits(32) if self.seed is None else self.seed, sampling)
 
     def logits_processors(self, vocab_size: int) -> "Sequence[LogitsProcessor]":
@@ -183,35 +181,28 @@ class SamplingOptions(options.SamplingOptions):
         return make_logits_processors(self.logit_bias, self.repetition_penalty)
 
 
-Verify = Literal["greedy", "keyed", "rejection", "typical"]
+VERIFY = option(
+    None,
+    choice("greedy", "keyed", "rejection", "typical"),
+    "How drafts are accepted. greedy and keyed write what plain decoding writes in float32, keyed "
+    "with the same --seed. rejection draws the drafts too (full trees only): another text, of the "
+    "same distribution. typical is LOSSY: the text is not distributed as the model's. Default: "
+    "greedy, with --temp keyed.",
+    panel=options.DraftOptions.PANEL,
+)
 
 
-@dataclass(frozen=True)
-class RuleOptions:
-    """The verify rule, and a tree that is always the same."""
+def draft_settings(verify: Any, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
+    """Make the settings of drafts, see ``chosen_drafts``."""
+    from ..drafting.settings import chosen_drafts, names_of
 
-    PANEL: ClassVar[str] = "Drafts"
-
-    verify: Verify | None = option(
-        None,
-        choice(*get_args(Verify)),
-        "How drafts are accepted. greedy and keyed write what plain decoding writes in float32, "
-        "keyed with the same --seed. rejection draws the drafts too (full trees only): another "
-        "text, of the same distribution. typical is LOSSY: the text is not distributed as the "
-        "model's. Default: greedy, with --temp keyed.",
-    )
-
-    def settings(self, drafts: dict[str, Any]) -> "DraftSettings | Proposers | None":
-        """Make the settings of drafts, see ``chosen_drafts``."""
-        from ..drafting.settings import chosen_drafts, names_of
-
-        if "tree_width" in drafts:  # without a size it asks for a full tree
-            drafts = {"tree_size": None} | drafts
-        settings = chosen_drafts(self.verify, **drafts)
-        if settings is not None and "lookup" not in names_of(settings):
-            for name in drafts.keys() & {"lookup_size", "lookup_ngram"}:
-                raise UserError(f"--{name.replace('_', '-')} was given, expected with --lookup")
-        return settings
+    if "tree_width" in drafts:  # without a size it asks for a full tree
+        drafts = {"tree_size": None} | drafts
+    settings = chosen_drafts(verify, **drafts)
+    if settings is not None and "lookup" not in names_of(settings):
+        for name in drafts.keys() & {"lookup_size", "lookup_ngram"}:
+            raise UserError(f"--{name.replace('_', '-')} was given, expected with --lookup")
+    return settings
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """``specstream-mlx train``."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,27 +19,22 @@ from ..options import (
     number,
     option,
 )
-from ..terminal.interrupts import noted_interrupt
+from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from ..train.batches import Item
     from ..train.run import Run
     from ..train.start import Start
 
-_IGNORED = {
-    **{"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True},
-    "trust_remote_code": False,
-}
+_IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
+_IGNORED |= {"trust_remote_code": False}
 """Settings of mlx_lm.lora, each with the one value that it may have here."""
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
-"""Settings of mlx_lm.lora that may have any value."""
 
 _SELF = "self"
 _HELD_OUT_TEXTS = 6
-_LEARNED = 1.05
-"""Tokens a step that streams come to which have begun to learn; without any it is 1."""
+_LEARNED = 1.05  # tokens a step of streams that have begun to learn; without any it is 1
 
 
 @dataclass(frozen=True)
@@ -64,24 +60,18 @@ class AnswerOptions:
     )
 
 
-@dataclass(frozen=True)
-class CommandOptions:
-    """Options of the command that are no settings of a run."""
-
-    PANEL: ClassVar[str] = "Reports, validation, checkpoints"
-
-    config: Path | None = option(
-        None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
-    )
-    estimate: bool = option(False, FLAG, "Only say what the run would take.")
-    no_outcome: bool = option(False, FLAG, "Do not measure at the end what it won.")
+_flag = partial(option, False, FLAG, panel="Reports, validation, checkpoints")
 
 
 def train(
     *,
     settings: Annotated[dict[str, Any], TrainSettings],
     answers: Annotated[dict[str, Any], AnswerOptions],
-    command: CommandOptions,
+    config: Path | None = option(
+        None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
+    ),
+    estimate: bool = _flag("Only say what the run would take."),
+    no_outcome: bool = _flag("Do not measure at the end what it won."),
 ) -> None:
     r"""Train streams for a model, on this machine.
 
@@ -105,19 +95,27 @@ def train(
     """
     from ..demonstration import model_path
     from ..loading import load
+    from ..terminal.progress import progress
     from ..train.data import read_split
+    from ..train.distil import SHIPPED, read_prompts
+    from ..train.outcome import measure
     from ..train.run import Run, run_directory
     from ..train.start import start_of
 
-    checked, answering = _settings(settings, answers, command.config)
+    checked, answering = _settings(settings, answers, config)
     directory = run_directory(checked.adapter_path)
     _check_place(checked, directory)
-    prompts = _prompts(checked, answering)  # before the base is loaded, as all that is read
+    prompts: list[str] | None = None
+    if checked.data is not None:
+        data = Path(checked.data)
+        if not data.is_dir():
+            found = "is a file" if data.exists() else "does not exist"
+            raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
+    elif answering.prompts != _SELF:
+        prompts = read_prompts(SHIPPED if answering.prompts is None else Path(answering.prompts))
     start = start_of(checked, *load(model_path(checked.model, note)))
     if checked.data is None:
         data = _answers(start, checked, directory, answering, prompts)
-    else:
-        data = Path(checked.data)
     if answering.answers_only:
         print(data)
         return
@@ -135,7 +133,7 @@ def train(
         note(f"The run is at its end, after {run.progress.iterations} iterations")
     else:
         note(f"Training {run.estimate()}")
-    if command.estimate:
+    if estimate:
         return
     _iterate(run)
     adapter = run.write_adapter()
@@ -150,8 +148,15 @@ def train(
                 "Its streams have learned next to nothing: more iterations, more data, or a "
                 "smaller --learning-rate may help"
             )
-    if valid is not None and not command.no_outcome:
-        _tell_outcome(start, adapter, valid)
+    if valid is not None and not no_outcome:
+        start.base.swap_adapter(adapter)
+        held_out = [item.tokens[: item.stream_from] for item in valid[:_HELD_OUT_TEXTS]]
+        try:
+            with progress("Decoding held-out texts") as show:
+                note(measure(start.base, start.tokenizer, held_out, show=show))
+        except KeyboardInterrupt:
+            note(f"Stopped; {adapter} is complete, and --resume compares it again")
+            raise
     print(adapter)
 
 
@@ -180,7 +185,7 @@ def _settings(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Read the settings of a YAML file like mlx_lm's; ``null`` leaves one unset."""
+    """Read a YAML file like mlx_lm's; ``null`` leaves a setting unset."""
     import yaml
     from mlx_lm.lora import yaml_loader
 
@@ -196,16 +201,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {shown(values)}, expected settings by name")
     values = {name: value for name, value in values.items() if value is not None}
+    for name in _WITHOUT_MEANING:
+        values.pop(name, None)
+    for name, expected in _IGNORED.items():
+        if (value := values.pop(name, expected)) != expected:
+            raise UserError(f"{path}: {name} is {shown(value)}, expected {expected}")
     known = kinds_of(TrainSettings, AnswerOptions)
-    for name, value in list(values.items()):
-        if name in _WITHOUT_MEANING:
-            del values[name]
-        elif name in _IGNORED:
-            if value != _IGNORED[name]:
-                raise UserError(f"{path}: {name} is {shown(value)}, expected {_IGNORED[name]}")
-            del values[name]
-        elif name not in known:
-            raise UserError(f"{path} has {shown(name)}, which is no setting of train")
+    for name in (name for name in values if name not in known):
+        raise UserError(f"{path} has {shown(name)}, which is no setting of train")
     for name, field in TrainSettings.__dataclass_fields__.items():
         if name in values and field.type in (Path, Path | None):
             PATH.check(f"{path}: {name}", values[name])
@@ -214,7 +217,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_place(settings: TrainSettings, directory: Path) -> None:
-    """Check that nothing is overwritten but, by a run that is resumed, its own adapter."""
+    """Check that nothing is overwritten but the adapter of a run that is resumed."""
     from ..train.run import is_adapter, last_checkpoint
 
     target, begun = settings.adapter_path, last_checkpoint(directory).exists()
@@ -233,26 +236,6 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
         )
 
 
-def _prompts(settings: TrainSettings, answers: AnswerOptions) -> list[str] | None:
-    """Read the prompts of a file, or check the data; ``None``: there is data, or none is read."""
-    if settings.data is None:
-        from ..train.distil import SHIPPED, read_prompts
-
-        if answers.prompts == _SELF:
-            return None
-        return read_prompts(SHIPPED if answers.prompts is None else Path(answers.prompts))
-    from ..train.data import read_rows
-
-    data = Path(settings.data)
-    if not data.is_dir():
-        found = "is a file" if data.exists() else "does not exist"
-        raise UserError(f"{settings.data} {found}, expected a directory with train.jsonl in it")
-    for path in (data / "train.jsonl", data / "valid.jsonl"):
-        if path.name == "train.jsonl" or path.exists():
-            read_rows(path, settings.prompt_template)
-    return None
-
-
 def _answers(
     start: "Start",
     settings: TrainSettings,
@@ -260,7 +243,7 @@ def _answers(
     answers: AnswerOptions,
     prompts: list[str] | None,
 ) -> Path:
-    """Let the base answer prompts, or draw prompts itself and answer."""
+    """Let the base answer prompts, its own if there are none."""
     from ..terminal.progress import progress
     from ..train.distil import distil, fitting
     from ..train.self_prompts import draw_prompts
@@ -272,15 +255,9 @@ def _answers(
         if prompts is None:
             note(f"The base draws {answers.num_prompts} prompts")
             with progress("The base draws prompts") as show:
-                prompts, sentence = draw_prompts(
-                    base,
-                    tokenizer,
-                    directory,
-                    answers.num_prompts,
-                    script=answers.prompt_script,
-                    show=show,
-                    **common,
-                )
+                wanted: Any = {"script": answers.prompt_script, "show": show, **common}
+                count = answers.num_prompts
+                prompts, sentence = draw_prompts(base, tokenizer, directory, count, **wanted)
             if sentence:
                 note(sentence)
         fit = fitting(base, tokenizer, prompts, template, settings.max_seq_length)
@@ -307,8 +284,6 @@ def _iterate(run: "Run") -> None:
     from ..train.run import duration
 
     class Lines(TrainingCallback):
-        """Lines like mlx_lm's, with the remaining time of the run."""
-
         def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
             done, total = train_info["iteration"], run.settings.iters
             left = (total - done) / train_info["iterations_per_second"]
@@ -333,19 +308,3 @@ def _iterate(run: "Run") -> None:
     if not ended:
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt
-
-
-def _tell_outcome(start: "Start", adapter: Path, valid: list["Item"]) -> None:
-    """Decode held-out prompts with the finished adapter, and say what it brings."""
-    from ..terminal.progress import progress
-    from ..train.outcome import measure
-
-    start.base.swap_adapter(adapter)
-    prompts = [item.tokens[: item.stream_from] for item in valid[:_HELD_OUT_TEXTS]]
-    try:
-        with progress("Decoding held-out texts") as show:
-            sentence = measure(start.base, start.tokenizer, prompts, show=show)
-    except KeyboardInterrupt:
-        note(f"Stopped; {adapter} is complete, and --resume compares it again")
-        raise
-    note(sentence)

@@ -1,1 +1,1 @@
-"""Progress, notes and the ends of commands, for everything that runs on a terminal."""
+"""Progress, notes, and the ends of commands."""

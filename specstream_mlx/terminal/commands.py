@@ -1,7 +1,4 @@
-"""Commands made from functions: each parameter is an option, or a dataclass of options.
-
-argparse reads the command line and shows a help page, which is quick.
-"""
+"""Commands made from functions: each parameter is an option, or a dataclass of options."""
 
 import argparse
 import inspect
@@ -20,7 +17,7 @@ Command = Callable[..., Any]
 
 
 def program(command: Command, *, hidden: bool = False) -> Callable[..., None]:
-    """Make a module's command a program; every mistake of the user is reported in one line."""
+    """Make a module's command a program."""
 
     def start(words: Sequence[str] | None = None) -> None:
         with reported():
@@ -142,9 +139,10 @@ class _Option:
 def _group(
     name: str, parameter: inspect.Parameter, hidden: bool
 ) -> tuple[Callable[..., Any] | None, list[_Option]]:
-    """The options of a parameter, and what makes its value of those given, if it is a group."""
+    """The options of a parameter; and, of a group, what makes its value of those given."""
     annotation, default = parameter.annotation, parameter.default
-    group = next((one for one in (annotation, *get_args(annotation)) if is_dataclass(one)), None)
+    parts = (annotation, *get_args(annotation))
+    group: Any = next((one for one in parts if is_dataclass(one)), None)
     if group is None:
         spec = default.metadata["option"]
         return None, [_Option(name, annotation, _default(default), spec, spec.panel)]
@@ -155,18 +153,14 @@ def _group(
         default = _default(field)
         if annotation is not group and default is MISSING:  # it may come from elsewhere
             default = None
-        options.append(_Option(field.name, field.type, default, spec, _panel(group, field)))
+        classes = (one for one in group.__mro__ if field.name in one.__annotations__)
+        panel = spec.panel or getattr(next(classes), "PANEL", None)
+        options.append(_Option(field.name, field.type, default, spec, panel))
     return (group if annotation is group else dict), options
 
 
 def _default(field: Field[Any]) -> Any:
     return None if field.default_factory is not MISSING else field.default
-
-
-def _panel(group: Any, field: Field[Any]) -> str | None:
-    """Return the option's own panel, or that of the class that declares it, if it has one."""
-    classes = (each for each in group.__mro__ if field.name in each.__annotations__)
-    return field.metadata["option"].panel or getattr(next(classes), "PANEL", None)
 
 
 def _is_list(type_: Any) -> bool:

@@ -7,10 +7,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import UserError
 from ..files import short
@@ -19,16 +18,12 @@ _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class _Terminated(BaseException):
-    """SIGTERM. It is no ``SystemExit``, which the import of a module may raise too."""
+    """SIGTERM; no ``SystemExit``, which the import of a module may raise too."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Run a command in the block: its mistakes are reported, and SIGTERM unwinds it.
-
-    Half-written files are then removed, as after SIGINT (code 130). Stray warnings of libraries are
-    left out. Where nobody reads the output any more, the code is 1.
-    """
+    """Run a command in the block: mistakes are reported, and SIGTERM and SIGINT unwind it."""
     try:
         with _unwound_by_sigterm(), _without_stray_warnings():
             yield
@@ -39,7 +34,7 @@ def reported() -> Iterator[None]:
         _print_error(str(error))
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
-    except BrokenPipeError:
+    except BrokenPipeError:  # nobody reads the output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered
         raise SystemExit(1) from None
     except OSError as error:
@@ -51,11 +46,7 @@ def reported() -> Iterator[None]:
 
 @contextmanager
 def _without_stray_warnings() -> Iterator[None]:
-    """Run a command in the block without them; all other warnings are shown.
-
-    They are of a text longer than the tokenizer's maximum (prompts are checked against the model's
-    context), of missing PyTorch, of calls in libraries, and of coremltools off the Mac.
-    """
+    """Leave out those of long texts, of missing PyTorch, of calls in libraries, of coremltools."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for name in ("transformers.tokenization_utils_base", "coremltools"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -65,7 +56,6 @@ def _without_stray_warnings() -> Iterator[None]:
 
 
 def _file_error(error: OSError) -> str:
-    """Say what went wrong with a file, or, where none is named, with the output."""
     if error.filename is not None:
         verb = " cannot be written" if error.errno in _OF_WRITING else ""
         return f"{short(str(error.filename))}{verb}: {error.strerror}"
@@ -76,7 +66,6 @@ def _file_error(error: OSError) -> str:
 
 
 def _print_error(sentence: str) -> None:
-    """Print the error in one line, in which a name longer than any file's is cut."""
     print(f"error: {' '.join(map(short, sentence.split()))}", file=sys.stderr)
 
 
@@ -92,5 +81,23 @@ def _unwound_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _unwind(number: int, _: FrameType | None) -> NoReturn:
+def _unwind(*_: Any) -> NoReturn:
     raise _Terminated
+
+
+@contextmanager
+def noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once."""
+    pressed = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def note_it(*_: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note_it)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

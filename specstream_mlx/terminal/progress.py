@@ -1,4 +1,4 @@
-"""Progress of work that takes longer than two seconds: bars, which blocks may nest."""
+"""Progress of work: bars, which blocks may nest."""
 
 import sys
 import time
@@ -17,16 +17,12 @@ Item = TypeVar("Item")
 
 
 class Show(Protocol):
-    """Shows the work done, of a total if there is one; the first call sets the start."""
-
     def __call__(self, done: float, total: float | None, description: str | None = None) -> None:
-        """Show it."""
+        """Show the work done, of a total if there is one; the first call sets the start."""
 
 
-SECONDS = 2.0
-"""Work that ends sooner shows nothing."""
-SECONDS_BETWEEN_LINES = 60.0
-"""Without a terminal a line says how far the work is so often: some takes hours."""
+SECONDS = 2.0  # work that ends sooner shows nothing
+SECONDS_BETWEEN_LINES = 60.0  # without a terminal: some work takes hours
 
 _running: ContextVar[Progress | None] = ContextVar("_running", default=None)
 

@@ -35,8 +35,7 @@ def test_a_model_without_streams_drafts_by_lookup_alone(run, tmp_path):
     assert [row["method"] for row in rows] == ["mlx_lm", "the rule", "likely tree, lookup"]
     for flags, sentence in (
         (("--suite", "speedup"), "every way of this --suite drafts with streams, and no streams"),
-        (("--writers", "base"), "--writers was given with a model or an adapter of yours"),
-        (("--texts", "dev"), "--prompts and --texts were both given"),
+        (("--tasks", "sql"), "--prompts and --tasks were both given"),
     ):
         assert sentence in command_line.refusal(run(*flags))
 
@@ -50,9 +49,3 @@ def test_another_text_than_plain_decodings_ends_with_an_error(capsys, monkeypatc
     assert error.value.code == 1
     sentence = "error: sql, adapters, chain: 1 of 4 texts differ from plain decoding, expected none"
     assert capsys.readouterr().err.strip() == sentence
-
-
-def test_what_a_suite_compares_nothing_of_is_refused(toy):
-    flags = ("--tasks", "concise", "--writers", "adapters")
-    sentence = command_line.refusal(command_line.run("benchmark", "speedup", *flags))
-    assert "compares nothing, expected base" in sentence

@@ -18,7 +18,6 @@ SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-ev
 
 @pytest.fixture(autouse=True)
 def one_text(monkeypatch):
-    """Of the held-out texts that are decoded at the end."""
     monkeypatch.setattr(train, "_HELD_OUT_TEXTS", 1)
 
 
@@ -30,9 +29,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def prompts(tmp_path):
     path = tmp_path / "prompts.txt"
-    path.write_text(
-        "".join(f"check the numbers {n}\n" for n in range(25)) + "check the numbers 3\n"
-    )
+    path.write_text("".join(f"check the numbers {n}\n" for n in (*range(25), 3)))
     return path
 
 
@@ -48,8 +45,7 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert result.stdout == f"{out}\n"
     lines = result.stderr.splitlines()
     assert lines[0] == "The base answers 25 prompts"
-    assert lines[1].startswith("Training ")
-    assert " parameters, 6 iterations, about " in lines[1]
+    assert lines[1].startswith("Training ") and " parameters, 6 iterations, about " in lines[1]
     assert any(line.startswith("Iter 3: Val loss ") for line in lines)
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
     assert lines[-2].startswith("The adapter is the state after ")
@@ -59,9 +55,7 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert len(lines_of(run_files / "data" / "train.jsonl")) == 24
     (valid,) = lines_of(run_files / "data" / "valid.jsonl")
     assert valid["prompt"] == "check the numbers 19"
-    model, _ = load(base, adapter_path=out)
-    assert model.streams.config.stream_head == "conditioned"
-    assert model.streams.config.base_fingerprint == model.base_fingerprint
+    assert load(base, adapter_path=out)[0].streams.config.stream_head == "conditioned"
 
 
 def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, monkeypatch):
@@ -101,7 +95,6 @@ def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
         texts.append(run("generate", "--model", base, *adapter, *ask).stdout.rstrip("\n"))
     assert texts[0] == row["completion"].rstrip("\n") != texts[1]
     assert "answers.json: " in last_line(run(*flags))
-    assert "nosuch does not exist" in last_line(run(*flags, "--init-adapter", "nosuch"))
 
 
 def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
@@ -168,9 +161,6 @@ def last_line(result):
     ("wrong", "sentence"),
     [
         (("--mode", "shared"), "mode is 'shared' without --data, expected"),
-        (("--data", "data", "--max-tokens", 9), "--data and --max-tokens were both given"),
-        (("--num-prompts", 5), "--num-prompts was given without --prompts self"),
-        (("-c", "none.yaml"), "none.yaml is missing"),
         ("a: [\n", "c.yaml, line 2, is not valid YAML"),
         ("fine_tune_type: full\n", "c.yaml: fine_tune_type is 'full', expected lora"),
         ("lora_parameters: {rank: 3}\n", "lora_parameters is {'rank': 3}, expected rank (at"),
@@ -197,11 +187,8 @@ def test_wrong_flags_and_configuration_files(wrong, sentence, base, data, tmp_pa
 def test_the_shipped_prompts_and_files_of_prompts(tmp_path):
     assert len(read_prompts(SHIPPED)) == 400
     path = tmp_path / "train.jsonl"
-    rows = [
-        {"prompt": "one", "completion": "x"},
-        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "two"}]},
-        {"prompt": "one"},
-    ]
+    two = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "two"}]}
+    rows = [{"prompt": "one", "completion": "x"}, two, {"prompt": "one"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_prompts(path) == ["one", "two"]
     path.write_text('{"text": "x"}\n')

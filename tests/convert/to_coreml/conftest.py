@@ -56,7 +56,7 @@ def files(common):
             stream_adapter_directory(shared, base, mode="shared", **fields)
             stream_adapter_directory(streams, base, mode="lossless", **sizes)
             flags = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
-            flags += ("--adapter", shared, "--streams", streams, "--sampling", "--report")
+            flags += ("--adapter", shared, "--adapter", streams, "--sampling", "--report")
             package = directory / "x.mlpackage"
             result = run("export-coreml", "--model", base, "--output", package, *flags)
             assert result.exit_code == 0, result.output
