@@ -1,12 +1,12 @@
 """An mlx-lm model run in stages: embedding, layers i to j, head; the only code that touches one.
 
-mlx-lm's models run from tokens to logits in one go. A step has to stop below the MSA layers, to
-prune the tree and to add the streams, and then goes on. So ``BorrowedModel`` copies the few modules
-that hold others (the model, the owner of its layers, each layer and its attention) and shares all
-modules that hold weights. In its copy one stand-in has the place of all layers: the embedding goes
-into it, and what it returns goes through norm and head, in whatever way the model has these. The
-layers run one by one, with ropes that take a position for every row. The model itself is never
-changed, so any number of generations may run on it at a time.
+mlx-lm's models run from tokens to logits in one go, but a step stops below the MSA layers, to prune
+the tree and to add the streams. So ``BorrowedModel`` copies the few modules that hold others (the
+model, the owner of its layers, each layer and its attention) and shares those that hold weights. In
+its copy one stand-in has the place of all layers: the embedding goes into it, and what it returns
+goes through norm and head, in whatever way the model has these. The layers run one by one, with
+ropes that take a position for every row. The model is never changed, so any number of generations
+may run on it at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,16 @@ from ..models.streams import Streams, rows_of
 from .key_selection import AskingRope
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
-"""Layers whose output the device computes while the host builds the next ones: unlike plain steps,
-trees cannot be enqueued ahead, so the device would wait for all of it otherwise."""
+"""Layers whose output the device computes while the host builds the next ones."""
 
-FINAL = -1
-"""The boundary after the final norm."""
+FINAL = -1  # the boundary after the final norm
 
 
 class BorrowedModel:
     """A model that can be run in stages: embedding, layers i to j, head, early exit.
 
-    Hidden states are (sequences, rows, h) throughout. ``caches`` are, by layer, KV caches or their
-    stand-ins in a pass, ``UncommittedRows``, which also make the masks. A model of another
-    structure raises ``UserError``.
+    Hidden states and logits are (sequences, rows, ..). ``caches`` are, by layer, KV caches or their
+    stand-ins in a pass, ``UncommittedRows``, which also make the masks.
 
     ``traced`` passes are compiled or differentiated: none keeps tables for the next, nor is any of
     it computed before it is complete. ``boundaries`` are hidden states to keep for a draft head,
@@ -116,7 +113,7 @@ class BorrowedModel:
     # The stages ---------------------------------------------------------------------------------
 
     def lower(self, tokens: mx.array, caches: Sequence[Any], last: int) -> mx.array:
-        """Run embedding and the first ``last`` layers over tokens (sequences, rows) int32."""
+        """Run embedding and the first ``last`` layers over tokens (sequences, rows)."""
         found = []
 
         def run(hidden: mx.array) -> mx.array:
@@ -135,10 +132,9 @@ class BorrowedModel:
         main_rows: int | None = None,
         early: bool = True,
     ) -> mx.array:
-        """Run layers ``first`` to ``last`` - 1 over rows (sequences, rows, h).
+        """Run layers ``first`` to ``last`` - 1; ``main_rows`` come before the streams.
 
-        ``main_rows`` come before the streams; ``None``: all are. ``early``: the device begins with
-        some layers while the next ones are built.
+        ``early``: the device begins with some layers while the next ones are built.
         """
         for rotations in self._rotations:
             rotations.begin()
@@ -153,7 +149,6 @@ class BorrowedModel:
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        """Run one layer; where streams select keys, its queries go to ``cache.ask`` first."""
         if number in self._asking:
             self._asking[number].ask = getattr(cache, "ask", None)
         if number in self._stream_mlps:
@@ -166,12 +161,8 @@ class BorrowedModel:
             self.observe(number, hidden, output)
         return output
 
-    def head(self, hidden: mx.array) -> mx.array:
-        """Apply final norm and LM head; returns logits (sequences, rows, vocab)."""
-        return self._through(hidden)
-
     def logits(self, tokens: mx.array, caches: Sequence[Any], early: bool = False) -> mx.array:
-        """Run all stages without streams; returns logits (sequences, rows, vocab)."""
+        """Run all stages without streams."""
 
         def run(hidden: mx.array) -> mx.array:
             hidden = self.layers(hidden, caches, early=early)
@@ -184,19 +175,19 @@ class BorrowedModel:
         return self._run(tokens, caches, run, _NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
-        """Return what the last pass without streams kept (sequences, rows, h), and let go of it.
+        """Return what the last pass without streams kept for ``boundaries``, and let go of it.
 
-        By ``boundaries``: the input of that layer; of the number of layers, the output of the last
-        one; of ``FINAL``, what the head reads.
+        These are the inputs of the layers; of the number of layers, the output of the last one; of
+        ``FINAL``, what the head reads.
         """
         features = tuple(self._features[boundary] for boundary in self.boundaries)
         self._features.clear()
         return features
 
-    def _through(
+    def head(
         self, hidden: mx.array, norm: nn.Module | None = None, head: nn.Module | None = None
     ) -> mx.array:
-        """Run norm and head on ``hidden``, or others in their place."""
+        """Apply final norm and LM head, or others in their place."""
         tokens = mx.zeros(hidden.shape[:2], mx.int32)  # whose embedding is never computed
         return self._run(tokens, [None] * len(self._layers), lambda _: hidden, norm, head)
 
@@ -208,7 +199,6 @@ class BorrowedModel:
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> mx.array:
-        """Run the copy of the model, with a function in the place of its layers."""
         self._middle.run = layers
         if self.boundaries:
             self._owner[self._architecture.norm] = self._norm if norm is None else norm
@@ -225,7 +215,7 @@ class BorrowedModel:
     def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
         """Return the LM head without the final norm, for tokens (n,) alone; ``None``: for all."""
         head = None if tokens is None else rows_of(self._lm_head, tokens)
-        return lambda hidden: self._through(hidden, _NO_NORM, head)
+        return lambda hidden: self.head(hidden, _NO_NORM, head)
 
     @property
     def _stream_head(self) -> nn.Module:
@@ -234,32 +224,23 @@ class BorrowedModel:
             self._drafted = self._streams.head_rows(self._lm_head)
         return self._drafted
 
-    def read_vocabulary(self) -> None:
-        """Take the head's rows of the tokens that the streams may draft now."""
-        if self._drafted is not None:
-            self._drafted = self._streams.head_rows(self._lm_head)
-
     def release_vocabulary(self) -> None:
         """Let go of the head's rows until the streams guess again."""
         self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
-        """Apply final norm and LM head to streams; returns logits (sequences, rows, n).
-
-        They are of the tokens that may be drafted, or of those of ``head``, a ``stream_head_rows``.
-        """
-        return self._through(hidden, head=self._stream_head if head is None else head)
+        """Compute logits of the tokens that may be drafted, or of ``stream_head_rows`` alone."""
+        return self.head(hidden, head=self._stream_head if head is None else head)
 
     def stream_head_rows(self, places: mx.array) -> nn.Module:
-        """Return the streams' head with the rows at ``places`` (m,) of its n alone."""
         return rows_of(self._stream_head, places)
 
     def early_exit(self, hidden: mx.array) -> mx.array:
-        """Compute the early-exit pruner's logits (sequences, rows, vocab), section 3.3."""
+        """Compute the early-exit pruner's logits, section 3.3."""
         return self.head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
-        """Map main rows to the inputs (sequences, rows, h) of the early exit's norm and head."""
+        """Map main rows to what the early exit's norm and head read."""
         return hidden + self._streams.pruner(hidden)
 
 
@@ -294,7 +275,6 @@ def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
 
 
 def _attention_with_rope(number: int, layer: nn.Module) -> str:
-    """Find the name of the attention within ``layer``."""
     name = next((name for name, m in layer.children().items() if "rope" in m), None)
     if name is None:
         raise UserError(f"layer {number} has no attention with rope")
@@ -341,10 +321,7 @@ class PositionedRope:
 
 
 def rope_at(rope: nn.Module, x: mx.array, offset: mx.array | int) -> mx.array:
-    """Rotate rows x (sequences, heads, rows, d) at ``offset``.
-
-    That is the first position; or positions (rows,) of one sequence, or (sequences, rows).
-    """
+    """Rotate (sequences, heads, rows, d) at a first position, (rows,) or (sequences, rows)."""
     if isinstance(offset, int):
         return rope(x, offset=offset)
     # mlx takes one offset per batch row: make every row a batch of its own.

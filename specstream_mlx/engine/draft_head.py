@@ -1,10 +1,9 @@
 """Draft heads: what guesses from the target's hidden states, in the place of streams.
 
 EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
-are trained for a target, touch nothing that it computes, and draft what streams would: candidates
-with log-probabilities, by depth or by path. A step stays on the device from the target's pass to
-the guesses: a head knows which nodes were accepted, and how many, as arrays alone. The host says
-the number afterwards, by ``commit``.
+touch nothing that the target computes. A step stays on the device from the target's pass to the
+guesses: a head knows which nodes were accepted, and how many, as arrays alone. The host says the
+number afterwards, by ``commit``.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,29 +23,19 @@ from .plan import DraftTree
 from .rows import Rows, TreeNodes
 
 Rank = Callable[[mx.array, mx.array | None, int | None], Candidates]
-"""Function of logits (rows, n), the tokens (n,) of their columns (``None``: all tokens) and the
-depth of all rows, from 0 on (``None``: row i has depth i): the choice of the text's verify rule."""
+"""``VerifyRule.rank_guesses`` of one text: by logits, the tokens of their columns, and stream."""
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What drafting knows of a draft head: fields of ``StreamConfig``'s names mean the same.
+    """What drafting knows of a draft head: fields of ``StreamConfig``'s names mean the same."""
 
-    Args:
-        kind: the head's name, such as ``medusa``.
-        num_streams: the most tokens that it guesses one after the other.
-        stream_head: ``plain``: a guess depends on its depth alone; ``conditioned``: on its path.
-        draft_vocabulary: number of tokens that it scores; 0: all.
-        parameters: number of its own weights, without those that it shares with the target.
-        own_rows: whether it keeps KV rows of its own, for which it has to read the prompt too.
-    """
-
-    kind: str
-    num_streams: int
-    stream_head: str
-    draft_vocabulary: int = 0
-    parameters: int = 0
-    own_rows: bool = False
+    kind: str  # its name, such as ``medusa``
+    num_streams: int  # the most tokens that it guesses one after the other
+    stream_head: str  # ``plain``: a guess depends on its depth; ``conditioned``: on its path
+    draft_vocabulary: int = 0  # number of tokens that it scores; 0: all
+    parameters: int = 0  # its own, without those that it shares with the target
+    own_rows: bool = False  # whether it keeps KV rows, for which it has to read the prompt too
 
     mode: ClassVar[Mode] = "lossless"  # it touches nothing that the target computes
     pruner_rank: ClassVar[int] = 0  # and has no early exit
@@ -54,16 +43,11 @@ class HeadConfig:
 
 @dataclass(frozen=True, eq=False)
 class AcceptedRows:
-    """The rows of one sequence that a step of the target accepts, on the device.
+    """The rows of one sequence that a step accepts, on the device; after ``count`` any others."""
 
-    ``features`` are (places, h) of each boundary that the head reads, ``tokens`` and ``following``
-    (places,) int32 the rows' own tokens and those after them, the last one being the target's.
-    Places after the first ``count`` mean nothing.
-    """
-
-    features: tuple[mx.array, ...]
-    tokens: mx.array
-    following: mx.array
+    features: tuple[mx.array, ...]  # (places, h) of each boundary that the head reads
+    tokens: mx.array  # (places,)
+    following: mx.array  # (places,), the tokens after them, the last one being the target's
     count: mx.array
 
     @property
@@ -79,7 +63,6 @@ def accepted_rows(
     last: mx.array,
     tree: DraftTree,
 ) -> AcceptedRows:
-    """Gather the accepted path of a tree from what there is at its nodes."""
     depth, tokens = int(tree.depths[-1]), nodes.tokens
     if not depth:
         return AcceptedRows(features, tokens[:1], predictions[:1], mx.array(1))
@@ -97,7 +80,7 @@ class DraftHead(Protocol):
     """A head at work on one text."""
 
     def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
-        """Take in committed rows of the prompt: (rows,) int32, and (rows, h) of each boundary."""
+        """Take in committed rows of the prompt, and (rows, h) of each boundary."""
 
     def follow(self, rows: AcceptedRows) -> None:
         """Take in the rows that a step accepts; ``commit`` then says how many there are."""
@@ -105,11 +88,10 @@ class DraftHead(Protocol):
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Guess the tokens after the next root, on the device; this comes after ``follow``.
+        """Guess the tokens after the next root; this comes after ``follow``.
 
-        ``rank`` chooses candidates from logits; ``expansion``, one entry fewer than there are
-        depths to guess, is ``Plan.expand``, and ``width`` paths are ``LIKELIEST``. Returns tokens,
-        log-probabilities and parents as in ``StreamGuesses``.
+        ``expansion``, one entry fewer than there are depths to guess, is ``Plan.expand``. Returns
+        the arrays of ``StreamGuesses``.
         """
 
     def commit(self, count: int) -> None:
@@ -123,8 +105,7 @@ class MountedHead(Protocol):
     """The weights of a head, checked against a target."""
 
     @property
-    def config(self) -> HeadConfig:
-        """What drafting knows of the head."""
+    def config(self) -> HeadConfig: ...
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -135,11 +116,10 @@ class MountedHead(Protocol):
 
 
 class OwnRows:
-    """The KV rows of a head's own layer in one text; their number is their position.
+    """The KV rows of a head's own layer in one text.
 
     A step writes the rows of the accepted path after the committed ones, in as many places as the
-    path may have, and drafted rows after these. How many of the places count, the host says
-    afterwards; the next step overwrites the others.
+    path may have, and drafted rows after these; the next step overwrites what ``commit`` left out.
     """
 
     def __init__(self) -> None:
@@ -155,18 +135,17 @@ class OwnRows:
     def drafts(self, positions: mx.array, sees: mx.array) -> UncommittedRows:
         """Make the stand-in for the KV cache in a pass over drafted rows at ``positions`` (rows,).
 
-        ``sees`` (rows, after) bool: which of the rows after the committed ones each one sees: the
-        path's places, earlier drafted rows, and these.
+        ``sees`` (rows, after) bool: the path's places, earlier drafted rows and these that each
+        one sees.
         """
         skip = sees.shape[1] - len(sees)
         return UncommittedRows(self._cache, Rows(positions[None], sees[None]), skip=skip)
 
     def evaluate(self) -> None:
-        """Let the device compute the rows, which it otherwise might not before many steps."""
+        """Compute the rows now, which otherwise might wait for many steps."""
         mx.async_eval(self._cache.keys, self._cache.values)
 
     def commit(self, count: int) -> None:
-        """Keep the first ``count`` rows of the newest path."""
         self._cache.offset += count
 
     def trim(self, count: int) -> None:
@@ -185,7 +164,6 @@ class HeadWatch:
         self._name, self._left, self._right = name, STEPS, 0
 
     def judge(self, guesses: StreamGuesses, tokens: Sequence[int]) -> None:
-        """Take in a head's guesses, and the tokens after them; notes once if too few are right."""
         guessed = guesses.after(()) if self._left and tokens else []
         if not guessed:
             return

@@ -30,34 +30,28 @@ Candidates = tuple[mx.array, mx.array]
 """(rows, k) token ids, best first, and their log-probabilities."""
 
 Guess = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
-"""Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and the number
-among the paths of the stream before of the one that each path goes on from; returns candidates
-(sequences, paths, k) and their log-probabilities. One text may do without the first axis."""
+"""Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and each one's
+path among those of the stream before; returns candidates (sequences, paths, k)."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamGuesses:
     """The guesses of one step, on the host.
 
-    Args:
-        tokens: (gamma, k) token ids, best first; (gamma, paths, k) of conditioned streams, which
-            guess after the paths of ``parents`` and nowhere else. gamma is 0 where none ran.
-        log_probs: log-probabilities of ``tokens`` in nats, of the same shape.
-        parents: (gamma, paths) number of the guess that each path ends with, counted over the
-            (paths, k) guesses of the depth before. At depth 1 the only path is empty; -1 marks
-            entries that fill up a row. ``None``: plain streams.
+    ``parents`` (gamma, paths) are the numbers of the guesses that the paths end with, counted over
+    the (paths, k) guesses of the depth before. At depth 1 the only path is empty; -1 fills up rows.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray  # (gamma, k), best first; (gamma, paths, k) of conditioned streams
     log_probs: np.ndarray
-    parents: np.ndarray | None = None
+    parents: np.ndarray | None = None  # None: plain streams
 
     @property
     def depth(self) -> int:
         return len(self.tokens)
 
     def after(self, path: Path) -> Guesses:
-        """Return the guesses for the token after ``path``; none if no stream guessed there."""
+        """Return the guesses for the token after ``path``."""
         if self.parents is not None:
             return self._by_path.get(path, [])
         return self._lists[len(path)][0] if len(path) < self.depth else []
@@ -96,8 +90,7 @@ NO_GUESSES = StreamGuesses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float
 # Candidates of logits -------------------------------------------------------------------------
 
 _GROUP = 64
-_SHORT = 1024
-"""Values that are sorted as quickly as partitioned."""
+_SHORT = 1024  # values that are sorted as quickly as partitioned
 
 
 def normalized(logits: mx.array) -> mx.array:
@@ -107,10 +100,7 @@ def normalized(logits: mx.array) -> mx.array:
 def best_tokens(
     logits: mx.array, width: int, ids: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Return the ``width`` likeliest tokens (rows, k) int32, best first, and their log-probs.
-
-    ``ids`` (n,) are the tokens of the columns of ``logits`` (rows, n); ``None``: all tokens.
-    """
+    """Return the ``width`` likeliest tokens; ``ids`` are those of the columns of ``logits``."""
     logits = logits.astype(mx.float32)
     places = _largest(logits, width)
     chosen = mx.take_along_axis(logits, places, axis=-1)
@@ -123,8 +113,7 @@ def drawn_candidates(
 ) -> tuple[mx.array, mx.array]:
     """Draw ``width`` tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
 
-    Where fewer tokens have a probability, any others follow these. Returns (rows, k) tokens int32
-    and their log-probabilities, in the order in which they were drawn.
+    Where fewer tokens have a probability, any others follow these.
     """
     tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape, key=key), width)
     return tokens, mx.take_along_axis(log_probs, tokens, axis=-1)
@@ -173,14 +162,11 @@ def without_barred(logits: mx.array, barred: mx.array | None) -> mx.array:
 
 
 class Scorer:
-    """Scores the tokens of conditioned streams after paths.
+    """Scores the tokens of conditioned streams (sequences, count, h) after paths.
 
     It scores all tokens after each path, which reads the LM head once for every stream; or, if
-    ``short``, a few, which reads the whole head only once: the first stream scores all, the others
-    score all without a token before, and then the likeliest of these after each path.
-
-    ``hidden`` (sequences, count, h) are the streams after the last layer, ``token`` (sequences,)
-    the target's own.
+    ``short``, reads the whole head only once: the first stream scores all, the others score all
+    without a token before, and then the likeliest of these after each path.
     """
 
     def __init__(
@@ -209,10 +195,9 @@ class Scorer:
         return self._head.after(*self._of_streams[stream], self._model.embed(before))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Score the tokens of stream ``stream`` after the tokens ``before`` (sequences, paths).
+        """Score the tokens of a stream after the tokens ``before`` (sequences, paths).
 
-        Returns (sequences, paths, n) logits, and the tokens of their columns: (n,), or (sequences,
-        n) where sequences differ; ``None``: all tokens.
+        The second result are the tokens of the columns; ``None``: all tokens.
         """
         if not self._short:
             logits = self._model.stream_head(self._features(stream, before))
@@ -239,10 +224,9 @@ def guess(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Let each stream guess after some of the paths that the streams before it have guessed.
 
-    ``token`` (sequences,) is the target's own, after which ``of_stream`` lets stream 0 guess;
-    ``expansion``, one entry fewer than there are streams, is ``Plan.expand``, and ``width`` paths
-    are ``LIKELIEST``. Returns (sequences, gamma, paths, k) tokens and their log-probabilities, and
-    (sequences, gamma, paths) parents, see ``StreamGuesses``.
+    ``token`` (sequences,) is the target's own, after which stream 0 guesses; ``expansion``, one
+    entry fewer than there are streams, is ``Plan.expand``, and ``width`` paths are ``LIKELIEST``.
+    Returns the arrays of ``StreamGuesses`` by sequence.
     """
     before, joint = token[..., None], None
     parents = mx.full(before.shape, -1, mx.int32)
@@ -265,14 +249,13 @@ def guess(
         joint = mx.take_along_axis(scores, parents, axis=-1)
         rows = parents // tokens.shape[-1]
     most = max(parents.shape[-1] for *_, parents in levels)
-    of_tokens, of_log_probs, of_parents = [], [], []
+    filled = []
     for tokens, log_probs, parents in levels:
         missing = most - parents.shape[-1]
         if missing:
             axes = [*[(0, 0)] * (parents.ndim - 1), (0, missing)]
             tokens, log_probs = (mx.pad(one, [*axes, (0, 0)]) for one in (tokens, log_probs))
             parents = mx.pad(parents, axes, constant_values=-1)
-        of_tokens.append(tokens)
-        of_log_probs.append(log_probs)
-        of_parents.append(parents)
+        filled.append((tokens, log_probs, parents))
+    of_tokens, of_log_probs, of_parents = map(list, zip(*filled, strict=True))
     return mx.stack(of_tokens, -3), mx.stack(of_log_probs, -3), mx.stack(of_parents, -2)

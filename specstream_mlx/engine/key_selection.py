@@ -1,8 +1,7 @@
 """Streams that attend to their main row's likeliest keys alone (arXiv 2402.11131, App. H.1).
 
-``stream_keys`` of ``StreamConfig`` defines the selection. A layer asks for its mask before its
-queries are known, so a pass in which streams select keys gives every layer a mask of its own and
-narrows it in place once the layer's keys are there.
+A layer takes its mask before its queries are known, so each has a mask of its own, which is
+narrowed in place once the layer's keys are there.
 """
 
 from collections.abc import Callable
@@ -63,7 +62,6 @@ class SelectingRows(UncommittedRows):
         self._selects = count < most  # else streams see what their main rows see
 
     def ask(self, queries: mx.array, softcap: float | None) -> None:
-        """Keep the layer's queries; called before ``update_and_fetch``."""
         self._queries, self._softcap = queries, softcap
 
     def make_mask(

@@ -44,8 +44,6 @@ class SideBySideKVCache:
     """One layer's rows of several sequences, each from the first column on.
 
     Unlike in mlx_lm's ``BatchKVCache``, which pads on the left, a sequence can go back by itself.
-    ``keys`` and ``values`` are (sequences, kv_heads, columns, head_dim); columns after a sequence's
-    ``lengths`` mean nothing.
     """
 
     step = KVCache.step
@@ -55,18 +53,15 @@ class SideBySideKVCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._set_lengths([cache.offset for cache in caches])
-        filled = next((cache for cache in caches if cache.offset), None)
-        if filled is None:
-            return
-        like = filled.keys_and_values()
-        keys, values = self._reserve(len(caches), like[0], like[1], max(self.lengths))
         for number, cache in enumerate(caches):
             if cache.offset:
+                own = cache.keys_and_values()
+                keys, values = self._reserve(len(caches), *own, max(self.lengths))
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
-                keys[rows], values[rows] = cache.keys_and_values()
+                keys[rows], values[rows] = own
 
     def columns(self, rows: int) -> int:
-        """Return the number of columns that ``write`` returns if it writes ``rows`` rows."""
+        """Return the number of columns that ``write`` returns for ``rows`` new rows."""
         columns = max(self.lengths) + rows
         if self._capacity is None:
             return columns
@@ -94,7 +89,6 @@ class SideBySideKVCache:
         return cache
 
     def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write new rows after each sequence's own."""
         rows = keys.shape[2]
         columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
@@ -113,25 +107,22 @@ class SideBySideKVCache:
     ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
         count = self._capacity or -(-columns // self.step) * self.step
-        self.keys = _grown(self.keys, sequences, keys, count)
-        self.values = _grown(self.values, sequences, values, count)
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (
+                mx.zeros((sequences, like.shape[1], count, like.shape[3]), like.dtype)
+                for like in (keys, values)
+            )
+        elif count > self.keys.shape[2]:
+            more = [(0, 0), (0, 0), (0, count - self.keys.shape[2]), (0, 0)]
+            self.keys, self.values = mx.pad(self.keys, more), mx.pad(self.values, more)
         return self.keys, self.values
 
 
-def _grown(held: mx.array | None, sequences: int, like: mx.array, columns: int) -> mx.array:
-    new = columns - (0 if held is None else held.shape[2])
-    if held is not None and new <= 0:
-        return held
-    zeros = mx.zeros((sequences, like.shape[1], new, like.shape[3]), like.dtype)
-    return zeros if held is None else mx.concatenate([held, zeros], axis=2)
-
-
 CommittedRows = KVCache | QuantizedKVCache | SideBySideKVCache
-"""A layer's committed rows: mlx-lm's caches for one sequence, ours for several."""
 
 
 def make_caches(model: nn.Module, config: Mapping[str, Any]) -> list[KVCache]:
-    """Make an empty KV cache for each layer of a model, of a kind that can drop rejected drafts."""
+    """Make an empty KV cache for each layer, of a kind that can drop rejected drafts."""
     return [
         KVCache() if window is None else WindowedKVCache(window)
         for window in layer_windows(config, model)
@@ -145,13 +136,9 @@ Fetched = mx.array | tuple[mx.array, mx.array, mx.array]
 class UncommittedRows:
     """Stands in for one layer's KV cache during a pass over new rows.
 
-    The new keys and values go after the committed rows of the underlying cache, whose ``offset``
-    stays where it is, so the next pass overwrites whatever was not committed. An mlx-lm model
-    takes ``offset`` as the rows' positions and ``make_mask`` for its mask.
-
-    ``map_values`` is applied to the new values (sequences, kv_heads, rows, head_dim). ``skip`` rows
-    after the committed ones, of a single sequence, are of earlier passes of this step and stay
-    visible as ``rows.sees`` says.
+    These go after the committed rows of the underlying cache, whose ``offset`` stays where it is,
+    so the next pass overwrites whatever was not committed. ``map_values`` is applied to the new
+    values. ``skip`` rows after the committed ones are of earlier passes of this step.
     """
 
     def __init__(
@@ -170,7 +157,6 @@ class UncommittedRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Make the mask of ``count`` new rows; a layer's own window wins over ``window_size``."""
         cache = self._cache
         if isinstance(cache, SideBySideKVCache):
             return self._rows.mask_side_by_side(cache.offset, cache.columns(count))
@@ -178,7 +164,6 @@ class UncommittedRows:
         return self._rows.attention_mask(count, cache.offset, window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
-        """Write the new rows after the committed ones; returns keys and values of all."""
         if self._map_values is not None:
             values = self._map_values(values)
         self._new, cache = (keys, values), self._cache
@@ -192,10 +177,9 @@ class UncommittedRows:
             cache.offset = committed
 
     def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
-        """Move the accepted rows to the front of the new ones and advance the offset.
+        """Move the rows ``paths`` (sequences, 1, most, 1) to the front of the new ones.
 
-        ``paths`` (sequences, 1, most, 1) are their indices among the new rows, padded with any;
-        ``None``: the first ``counts``.
+        ``None``: these are the first ``counts``.
         """
         cache = self._cache
         if paths is not None:
@@ -228,18 +212,14 @@ def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) ->
 # The quantized KV cache that mlx_lm offers ------------------------------------------------------
 
 # mlx_lm stores float rows until a pass ends at row ``start`` or after it, then quantizes all rows
-# at once; from there on every pass reads and writes quantized rows. To print the same text, a tree
-# must not reach past the pass at which mlx_lm does so. Rows computed together differ from single
-# ones in their last bits, so a value halfway between two quantized ones, and with it a near-tie,
-# may fall otherwise than in mlx_lm.
+# at once. To print the same text, a tree must not reach past that pass. Rows computed together
+# differ from single ones in their last bits, so a value halfway between two quantized ones, and
+# with it a near-tie, may fall otherwise than in mlx_lm.
 
 
 @dataclass(frozen=True)
 class KVQuantization:
-    """When and how the KV caches of a generation are quantized: see mlx_lm; no ``bits``: never.
-
-    ``group_size`` elements of a head share scale and bias; ``start`` rows are needed before.
-    """
+    """When and how KV caches are quantized, as in mlx_lm; without ``bits`` they are not."""
 
     bits: int | None = None
     group_size: int = 64
@@ -287,7 +267,6 @@ class KVQuantization:
 
 
 NEVER_QUANTIZED = KVQuantization()
-"""Settings of a KV cache that is never quantized."""
 
 
 # mlx_lm's own caches ---------------------------------------------------------------------------

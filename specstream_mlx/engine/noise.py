@@ -14,8 +14,7 @@ from ..errors import UserError
 MOST_SEEDS = 2**64
 
 Use = Literal["token", "coin", "draft", "test"]
-"""Purpose of a position's randomness: the token itself, XTC's coin, or drafts and tests of the
-verify rule ``rejection``."""
+"""The token itself, XTC's coin, or drafts and tests of the verify rule ``rejection``."""
 
 _USES: dict[Use, int] = {"token": 0, "coin": 1, "draft": 2, "test": 3}
 _MASK = MOST_SEEDS - 1
@@ -44,7 +43,7 @@ class Noise:
         return mx.random.key(self.number(position, use))
 
     def gumbel(self, first: int, count: int, vocab_size: int) -> mx.array:
-        """Return Gumbel noise (count, vocab) float32 of the positions from ``first`` on."""
+        """Return Gumbel noise (count, vocab) of the positions from ``first`` on."""
         for position in range(first, first + count):
             if position not in self._gumbel:
                 made = mx.random.gumbel((vocab_size,), key=self.key(position, "token"))
@@ -52,7 +51,7 @@ class Noise:
         return mx.stack([self._gumbel[position] for position in range(first, first + count)])
 
     def coins(self, first: int, count: int) -> mx.array:
-        """Return uniform numbers (count, 1) float32 of the positions from ``first`` on."""
+        """Return uniform numbers (count, 1) of the positions from ``first`` on."""
         positions = range(first, first + count)
         return mx.array([[self.number(position, "coin") / MOST_SEEDS] for position in positions])
 
@@ -86,8 +85,7 @@ _WORST = -9.0  # log-probability; no single token decides for a whole text
 class Coupling:
     """The strength that has predicted a text best so far, judged by the first stream's guesses.
 
-    One stream is enough, and a softmax over a vocabulary is dear on a CPU. Everything stays on the
-    device. ``strengths`` are factors of the noise; a single one learns nothing. ``steps`` lie
+    Everything stays on the device. A single one of ``strengths`` learns nothing. ``steps`` lie
     between a guess and the step whose first token it is of: 1 for streams, which guess what comes
     after the step that they run in; 0 for a draft model, which has read the text.
     """
@@ -101,13 +99,8 @@ class Coupling:
         self._open: tuple[mx.array, mx.array | None] | None = None  # of the step before
 
     def scores(
-        self,
-        logits: mx.array,
-        gumbel: mx.array,
-        learns: bool = True,
-        ids: mx.array | None = None,
+        self, logits: mx.array, gumbel: mx.array, learns: bool = True, ids: mx.array | None = None
     ) -> mx.array:
-        """Return scores (rows, n) of the tokens that the target may draw."""
         if learns and self._strengths.size > 1:
             self._newest = logits[0] + self._strengths[:, None] * gumbel[0], ids
         return logits + self._strengths[mx.argmax(self._merits)] * gumbel
@@ -117,13 +110,10 @@ class Coupling:
         judged = self._open if self._steps else self._newest
         if judged is not None:
             scores, ids = judged
-            log_probs = _scores_of(tokens[0], scores, ids) - mx.logsumexp(scores, axis=-1)
+            if ids is None:
+                own = scores[:, tokens[0]]
+            else:
+                own = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
+            log_probs = own - mx.logsumexp(scores, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(log_probs, _WORST)
         self._open, self._newest = self._newest, None
-
-
-def _scores_of(token: int | mx.array, scores: mx.array, ids: mx.array | None) -> mx.array:
-    """Select a token's scores (strengths,); -inf if it is not among ``ids``."""
-    if ids is None:
-        return scores[:, token]
-    return mx.where(ids == token, scores, -mx.inf).max(axis=-1)

@@ -9,25 +9,20 @@ import numpy as np
 
 StreamPlace = Literal["plain", "none", "beside", "head"]
 """Where streams run: ``beside`` the nodes, or ``none``. ``plain`` is ``none`` where nothing is
-drafted either: the call after such a step may be enqueued before its token is read. ``head``: none
-run, and a draft head guesses after the accepted node."""
+drafted either. ``head``: none run, and a draft head guesses after the accepted node."""
 
 LIKELIEST: None = None
-"""An expansion that takes the guesses of the highest joint probability, ``width`` of them."""
+"""An expansion that takes the ``width`` guesses of the highest joint probability."""
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Drafted tokens in breadth-first order; node 0 is the root, the newest committed token.
-
-    ``tokens``, ``parents`` (the root's is -1) and ``depths`` are (n,) int32. ``log_probs`` (n,) are
-    the paths' joint log-probabilities as drafted, the root's 0; ``None``: unknown.
-    """
+    """Drafted tokens (n,), breadth first; node 0 is the root, the newest committed token."""
 
     tokens: np.ndarray
-    parents: np.ndarray
+    parents: np.ndarray  # the root's is -1
     depths: np.ndarray
-    log_probs: np.ndarray | None = None
+    log_probs: np.ndarray | None = None  # of the paths, as drafted
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -47,7 +42,7 @@ class DraftTree:
         return path[::-1]
 
     def to_depth(self, depth: int) -> "DraftTree":
-        """Cut the tree to nodes of at most this depth, which come first."""
+        """Cut the tree to nodes of at most this depth."""
         count = int(np.searchsorted(self.depths, depth, side="right"))
         if count == len(self):
             return self
@@ -55,10 +50,9 @@ class DraftTree:
         return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count], log_probs)
 
     def likeliest_last(self, count: int) -> np.ndarray:
-        """Return the ``count`` nodes that are most probably the last accepted one, ascending.
+        """Return the ``count`` nodes of the largest P(path) - sum P(path of child), ascending.
 
-        That is so if the path is right and no child is: P(path) - sum P(path of child), since at
-        most one child is right. Ties go to the lower index.
+        They are most probably the last accepted one, since at most one child is right.
         """
         assert self.log_probs is not None  # as of all trees that planners make
         paths = np.exp(self.log_probs)
@@ -74,14 +68,10 @@ def root_only(root: int) -> DraftTree:
 
 @dataclass(frozen=True, eq=False)
 class Verified:
-    """A tree that the target has tested, and its own tokens there.
-
-    ``predictions`` (n,) int32 are the target's tokens after the nodes, -1 at nodes that were
-    pruned.
-    """
+    """A tree that the target has tested."""
 
     tree: DraftTree
-    predictions: np.ndarray
+    predictions: np.ndarray  # (n,), the target's tokens after the nodes, -1 at pruned ones
 
     def after(self, path: Sequence[int]) -> int | None:
         """Return the target's token after the root and ``path``; ``None``: not tested."""
@@ -102,23 +92,19 @@ NOTHING_VERIFIED = Verified(root_only(0), np.full(1, -1, np.int32))
 class Plan:
     """The plan of the next step.
 
-    Attributes:
-        expand: for each stream that guesses, but the last, the numbers of the guesses after which
-            the next stream guesses, counted over all paths of its depth with ``width`` candidates
-            each; or ``LIKELIEST``. Plain streams ignore it.
-        beside: number of nodes with streams, the most probably accepted ones; ``None``: all.
-        keep: nodes that early-exit pruning keeps at most, the root included; ``None``: any number.
-        threshold: probability below which pruning drops an edge's subtree; ``None``: no edge.
+    ``expand`` has, for each guessing stream but the last, the numbers of the guesses after which
+    the next one guesses, counted over all paths of its depth with ``width`` candidates each; or
+    ``LIKELIEST``. Plain streams ignore it.
     """
 
     tree: DraftTree  # the tree to verify; its root is not in the KV cache yet
-    place: StreamPlace  # where the streams run; in shared mode ``beside``, as the target sees them
+    place: StreamPlace  # in shared mode always ``beside``
     streams: int = 0  # number of streams that run, from the first on
     width: int = 0  # candidates of each stream for the next tree; 0: the streams guess nothing
     expand: tuple[np.ndarray | None, ...] = ()
-    beside: int | None = None
-    keep: int | None = None
-    threshold: float | None = None
+    beside: int | None = None  # number of nodes with streams, the likeliest last ones; None: all
+    keep: int | None = None  # nodes that early-exit pruning keeps at most, root included
+    threshold: float | None = None  # probability of an edge below which its subtree is dropped
 
     @property
     def pipelined(self) -> bool:
@@ -131,14 +117,13 @@ class Plan:
 
     @property
     def prunes(self) -> bool:
-        """Whether early-exit pruning may drop nodes of the tree."""
         nodes = len(self.tree)
         fewer = self.keep is not None and self.keep < nodes
         return fewer or (self.threshold is not None and nodes > 1)
 
 
 def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
-    """Return the plan that a pass of several sequences follows, trees apart: the one for most.
+    """Return the plan that a pass of several sequences follows, trees apart.
 
     No text depends on it, but where some streams are ``shared``: then all run beside all nodes.
     """

@@ -1,7 +1,4 @@
-"""Early-exit pruning: which drafted nodes go on to the MSA layers (section 3.3).
-
-Everything stays on the device and has static shapes, so that nothing waits for the host.
-"""
+"""Early-exit pruning: which drafted nodes go on to the MSA layers (section 3.3)."""
 
 import math
 
@@ -18,9 +15,8 @@ def path_scores(
 ) -> mx.array:
     """Sum ``log softmax(logits of parent)[child]`` over each path: (sequences, n) float32.
 
-    ``logits`` (sequences, rows, vocab) are the early exit's at all nodes or those with children,
-    ``parents`` (sequences, n) the parents' rows of it. An edge of a probability below ``threshold``
-    puts its whole subtree at -inf, as is padding, where ``drafted`` (sequences, n) is false.
+    ``parents`` are the parents' rows of ``logits``. An edge of a probability below ``threshold``
+    puts its whole subtree at -inf, as is padding, where ``drafted`` is false.
     """
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1)
@@ -39,8 +35,7 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
     """Keep the ``max_nodes`` best nodes, in breadth-first order; ties go to the lower index.
 
     A child never scores above its parent and comes after it, so the kept set is closed under
-    ancestors. Returns (sequences, m) int32 indices, and whether each is in play: a node at -inf may
-    fill a place.
+    ancestors. Also returns whether each is in play: a node at -inf may fill a place.
     """
     count = scores.shape[1]
     index = mx.arange(count)
@@ -52,11 +47,7 @@ def keep_best(scores: mx.array, max_nodes: int) -> tuple[mx.array, mx.array]:
 
 
 def rows_of_all(rows: mx.array, kept: mx.array | None, count: int) -> mx.array:
-    """Spread the kept nodes' rows (m, vocab) to rows (count, vocab) of all nodes.
-
-    Only the device knows which nodes were kept; the others get any row, and their results are
-    dropped.
-    """
+    """Spread the kept nodes' rows (m, vocab) to all ``count`` nodes; the others get any row."""
     if kept is None:
         return rows
     row = mx.zeros((count,), mx.int32)

@@ -1,11 +1,9 @@
 """The rows of a pass: their positions, and which other rows each of them attends to.
 
-The n nodes of a tree are the main rows. In an MSA layer gamma stream rows follow for each of the
-nodes that have streams, node by node: Speculative Streaming, Eq. 2 (streams) and, in ``shared``
-mode, Eq. 3 (the main stream sees its own streams).
-
-The first axis of all arrays is that of the sequences of a pass. Trees with fewer nodes than others
-are padded with roots that have no children: no row sees these, and no rule judges them.
+The n nodes of a tree are the main rows. In an MSA layer gamma stream rows follow for each node that
+has streams: Speculative Streaming, Eq. 2 (streams) and, in ``shared`` mode, Eq. 3 (the main stream
+sees its own streams). The first axis is that of sequences; smaller trees are padded with roots that
+no row sees and no rule judges.
 """
 
 from collections.abc import Sequence
@@ -20,9 +18,6 @@ from .plan import DraftTree
 
 _MOST_CACHED = 64  # nodes whose tables, which grow with their square, are cached
 
-Parents = tuple[tuple[int, ...], ...]
-"""For each tree the index of each node's parent, -1 for the root."""
-
 Beside = Sequence[Sequence[int]] | None
 """The nodes of each tree that have streams, as many in all trees; ``None``: all nodes."""
 
@@ -30,8 +25,8 @@ Beside = Sequence[Sequence[int]] | None
 class Rows:
     """The new rows of one pass through a run of layers, and their masks, each made once.
 
-    All new rows see the committed rows of the KV cache (with a sliding window, as far as it reaches
-    back). After these come rows of earlier passes of the step, if any, then the new ones.
+    All new rows see the committed rows of the KV cache. After these come rows of earlier passes of
+    the step, if any, then the new ones.
 
     ``positions`` are (sequences, rows) int32, or of one sequence the first of consecutive ones;
     ``sees`` (sequences, rows, after) bool are the rows after the committed ones that each new row
@@ -96,13 +91,12 @@ class Rows:
 
 
 class TreeShapes:
-    """Parents and depths (sequences, n) of the trees of a pass, and tables made from them, on the
-    device.
+    """Tables of the trees of a pass on the device, from each node's parent, -1 for roots.
 
     ``chains``: whether every node is the next one's parent, in all trees.
     """
 
-    def __init__(self, parents: Parents):
+    def __init__(self, parents: tuple[tuple[int, ...], ...]):
         self._nodes = nodes = max(map(len, parents))
         padded = [[*tree, *[-1] * (nodes - len(tree))] for tree in parents]
         depths = np.zeros((len(parents), nodes), np.int32)
@@ -125,8 +119,7 @@ class TreeShapes:
     def inner(self) -> tuple[mx.array, mx.array]:
         """Nodes with children (sequences, p), and the place among them of each node's parent.
 
-        Leaves have no edges to score, so the head, which is dear, skips them. Roots are the
-        padding.
+        Leaves have no edges to score, so the head, which is dear, skips them.
         """
         tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
@@ -152,7 +145,6 @@ class TreeShapes:
 def _visibility(
     ancestors: np.ndarray, beside: Sequence[int], main_sees_streams: bool, gamma: int
 ) -> np.ndarray:
-    """The table of one sequence, of the streams at the nodes ``beside``."""
     nodes = np.array(beside)
     own = np.arange(len(ancestors))[:, None] == nodes
     main_to_streams = np.repeat(own & main_sees_streams, gamma, axis=1)
@@ -173,22 +165,14 @@ _known_shapes = lru_cache(maxsize=512)(TreeShapes)
 
 @dataclass(frozen=True, eq=False)
 class TreeNodes:
-    """Tree nodes of one pass, on the device; ``of`` one tree without the axis of sequences.
-
-    Attributes:
-        tokens, parents: (sequences, n) int32, a root's parent is -1.
-        ancestors: (sequences, n, n) bool, ancestors-or-self.
-        positions: (sequences, n) int32, absolute.
-        in_play: (sequences, n) bool, nodes above the threshold of pruning; ``None``: all.
-        kept: (sequences, n) int32 indices of pruned trees' nodes in the whole tree; ``None``: all.
-    """
+    """Tree nodes (sequences, n) of one pass, on the device."""
 
     tokens: mx.array
-    parents: mx.array
-    ancestors: mx.array
+    parents: mx.array  # a root's is -1
+    ancestors: mx.array  # (sequences, n, n) bool, or self
     positions: mx.array
-    in_play: mx.array | None = None
-    kept: mx.array | None = None
+    in_play: mx.array | None = None  # bool, not below pruning's threshold; ``None``: all
+    kept: mx.array | None = None  # indices in the whole trees; ``None``: nothing was pruned
 
     def __len__(self) -> int:
         return self.parents.shape[-1]
@@ -208,6 +192,7 @@ class TreeNodes:
         )
 
     def of(self, number: int, count: int) -> "TreeNodes":
+        """Return the nodes of one tree, without the axis of sequences and without padding."""
         whole = count == len(self)
         nodes = number if whole else (number, slice(count))
         return TreeNodes(
@@ -246,8 +231,7 @@ def rows_with_streams(
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
-    ``shapes`` are of the whole trees, ``beside`` is ``None`` where any was pruned.
-    ``main_sees_streams`` says by sequence whether main rows see theirs (Eq. 3, shared mode).
+    ``shapes`` are of the whole trees; ``beside`` is ``None`` where any was pruned.
     """
     sees = shapes.visibility(gamma, main_sees_streams, beside)
     if nodes.kept is not None:

@@ -29,10 +29,8 @@ from .prune import rows_of_all
 class Sampling(SamplerOptions):
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
-    Verify rules need scores and probabilities; a sampler of mlx_lm's only draws. Arguments,
-    defaults and the order of the filters are ``make_sampler``'s. Called by itself it draws from
-    mlx's random state as ``make_sampler``'s does, XTC apart: its coin is tossed here for each row.
-    Within a generation of ours it is keyed, see ``keyed_sampler``.
+    Called by itself it draws from mlx's random state as ``make_sampler``'s does, XTC apart: its
+    coin is tossed here for each row. Within a generation it is keyed, see ``keyed_sampler``.
     """
 
     xtc_special_tokens: tuple[int, ...] = ()
@@ -54,17 +52,16 @@ class Sampling(SamplerOptions):
                 )
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        """Draw tokens (rows,) from log-probabilities (rows, vocab)."""
         if self.temp == 0:
             return greedy_sampler(log_probs)
         return categorical_sampling(self._filtered(log_probs), self.temp)
 
     def scores(self, log_probs: mx.array, gumbel: mx.array, coins: mx.array) -> mx.array:
-        """Return scores (rows, vocab) float32, whose arg-max is the token drawn (Gumbel-max)."""
+        """Return scores (rows, vocab) whose arg-max is the token drawn (Gumbel-max)."""
         return self._scaled(log_probs, coins) + gumbel
 
     def log_probs(self, logits: mx.array, coins: mx.array | None = None) -> mx.array:
-        """Return log-probabilities (rows, vocab) float32 of the draws; needs ``temp`` above 0."""
+        """Return log-probabilities (rows, vocab) of the draws; needs ``temp`` above 0."""
         return normalized(self._scaled(normalized(logits), coins))
 
     def _scaled(self, log_probs: mx.array, coins: mx.array | None) -> mx.array:
@@ -88,10 +85,7 @@ class Sampling(SamplerOptions):
 
 @dataclass(eq=False)
 class KeyedSampler:
-    """A sampler whose draws follow from a seed and a position; see ``keyed_sampler``.
-
-    ``drawn`` is the number of calls so far, which is the position of the next draw.
-    """
+    """A sampler whose draws follow from a seed and the number of calls: see ``keyed_sampler``."""
 
     seed: int
     sampler: Sampler
@@ -101,7 +95,6 @@ class KeyedSampler:
         self._noise = Noise(self.seed)
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        """Draw the token (1,) at the next position from log-probabilities (1, vocab)."""
         if log_probs.shape[0] != 1:
             raise UserError(
                 f"a keyed_sampler was given {log_probs.shape[0]} rows, expected one: each text of "
@@ -125,20 +118,15 @@ def keyed_sampler(
 ) -> KeyedSampler:
     """Make a sampler that draws the same text again wherever the same model is decoded.
 
-    The token at position p is ``argmax_v(log q(v) + g[v])``, q the distribution that mlx_lm's
-    ``make_sampler`` draws from and g the Gumbel noise of (seed, p). So a text depends on prompt,
-    model and seed, and not on drafts, trees, caches, batches or the program that decodes it.
-
-    ``stream_generate`` of this package may use it again; ``mlx_lm.stream_generate`` only calls it,
-    and it counts the calls: make a fresh one for each generation. Give each text of a batch, and
-    each turn of a conversation, another seed.
+    A text depends on prompt, model and seed, and not on drafts, trees, caches, batches or the
+    program that decodes it. For ``mlx_lm.stream_generate`` make a fresh one for each generation: it
+    counts its calls. Give each text of a batch, and each turn of a conversation, another seed.
 
     Args:
         seed: an integer of at least 0 and below 2**64.
         temp: temperature; 0 takes the arg-max.
         sampler: a function to use instead of ``temp`` and filters, such as
-            ``make_sampler(temp=0.8)``, called with one row at a time, mlx's random state being
-            seeded for the position.
+            ``make_sampler(temp=0.8)``, called with one row at a time.
         **filters: further fields of ``Sampling``, such as ``top_p``.
 
     Raises:
@@ -160,10 +148,10 @@ def drawn_tokens(
     depths: np.ndarray | None = None,
     kept: mx.array | None = None,
 ) -> mx.array:
-    """Draw tokens (m,) int32 after the nodes of a tree, each with the noise of its depth.
+    """Draw tokens (m,) after the nodes of a tree, each with the noise of its depth.
 
-    ``first`` is the position of the token after the root. A function in place of ``Sampling`` is
-    called with one row at a time, mlx's random state being seeded for the row's position.
+    ``first`` is the position of the token after the root. For a function in place of ``Sampling``
+    mlx's random state is seeded for each row's position.
     """
     depths = np.zeros(1, np.int32) if depths is None else depths
     if not isinstance(sampler, Sampling):
@@ -209,7 +197,7 @@ def random_seed() -> int:
 
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
-    """Check if a sampler takes the arg-max, as far as is known; ``None`` is mlx_lm's default."""
+    """Check if a sampler takes the arg-max, as far as is known."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     if isinstance(inner, Sampling):
         return inner.temp == 0
@@ -217,24 +205,19 @@ def takes_arg_max(sampler: Sampler | None) -> bool:
 
 
 def sampling_of(sampler: Sampler | None) -> Sampling | None:
-    """Return the ``Sampling`` that a sampler is or wraps; ``None``: neither."""
+    """Return the ``Sampling`` that a sampler is or wraps, if any."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     return inner if isinstance(inner, Sampling) else None
 
 
 class NodeProcessors:
-    """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node.
-
-    They must depend on nothing but tokens and logits: they see branches of which most are never
-    taken.
-    """
+    """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], prompt: Sequence[int]):
         self._processors = tuple(processors)
         self._committed = mx.array(list(prompt), mx.int32)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
-        """Note the tokens that a step committed; the last of them is the next tree's root."""
         new = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
         self._committed = mx.concatenate([self._committed, new])
 

@@ -1,11 +1,10 @@
 """Sequences of several adapters in one pass: each meets its own adapter's tensors.
 
-A model of its own shares the base's weights. Whenever sequences join or leave, the LoRA and the
-streams in it become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx
-multiplies each sequence's rows by its own. A sequence without LoRA has zeros there; one without
-streams those of another, which it never sees. Each adapter may draft other tokens: the head's rows
-are those of all adapters together, and each sequence is barred from the tokens that its adapter has
-not.
+A model of its own shares the base's weights. Whenever sequences join or leave, its LoRA and streams
+become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies each
+sequence's rows by its own. A sequence without LoRA has zeros there; one without streams those of
+another, which it never sees. The streams' head has the rows of all adapters' draft vocabularies,
+and each sequence is barred from the tokens that its adapter does not draft.
 """
 
 from collections.abc import Sequence
@@ -37,20 +36,17 @@ _OWN = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What adapters must have alike for their sequences to go through one pass; ranks may differ.
-
-    Attributes:
-        streams: the fields of the streams' configuration but for ``_OWN``; empty: there are none.
-        alone: the model, if it has LoRA that is not gathered: of experts or embeddings.
-    """
+    """What adapters have alike whose sequences go through one pass; ranks may differ."""
 
     weights: tuple[mx.array, ...]  # the base's arrays
     scales: dict[str, float]  # which linear modules have LoRA, and of what scale
-    streams: dict[str, Any]
-    alone: nn.Module | None
+    streams: dict[str, Any]  # the streams' configuration but for ``_OWN``
+    alone: (
+        nn.Module | None
+    )  # the model, if it has LoRA that is not gathered: of experts, embeddings
 
     def fits(self, other: "Layout") -> bool:
-        """Whether both can go through one pass; what one has, the other need not have."""
+        """Check if both can go through one pass; what one has, the other need not have."""
         pairs = (self.scales, other.scales), (self.streams, other.streams)
         if any(one and own and one != own for one, own in pairs):
             return False
@@ -110,18 +106,17 @@ class Gathered:
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
 
     def takes(self, adapters: Sequence[Mounted]) -> bool:
-        """Whether adapters fit all that it was made for, and have the same tensors in all."""
+        """Check if adapters fit all that it was made for, and have the same tensors in all."""
         pairs = product((one.layout for one in adapters), self._layouts)
         return _names_of(adapters) == self._names and all(one.fits(own) for one, own in pairs)
 
     def gather(self, adapters: Sequence[Mounted]) -> None:
-        """Take the tensors of the sequences' adapters, one for each sequence; see ``takes``."""
         self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
         if self.streams is not None:
             each = [one.stream_tensors for one in adapters]
             usual = next(own for own in each if own)
             self.streams.gather([dict(own or usual) for own in each])
-            self.borrowed.read_vocabulary()
+            self.borrowed.release_vocabulary()
 
 
 class _GatheredStreams(Streams):

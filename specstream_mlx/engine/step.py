@@ -1,12 +1,8 @@
-"""One decoding step: verify the trees that were drafted, and guess the next ones.
+"""One decoding step: the seven moves of Speculative Streaming (arXiv 2402.11131, section 3).
 
-The seven moves of Speculative Streaming (arXiv 2402.11131, section 3): embed the nodes, MHA layers,
-prune, seed the streams, MSA layers, verify and let the streams guess, commit. The first six stand
-top to bottom in ``Decoder.step``, which only enqueues; the host then reads which nodes were
-accepted, and ``Decoder.commit`` is the seventh.
-
-Hidden states have an axis of sequences throughout. A verify rule and the guesses belong to one
-sequence each, so after the head every sequence is by itself.
+The first six stand top to bottom in ``Decoder.step``, which only enqueues; the host then reads
+which nodes were accepted, and ``Decoder.commit`` is the seventh. Hidden states have an axis of
+sequences; after the head every sequence is by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +21,18 @@ from .key_selection import SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
-from .rows import Rows, TreeNodes, TreeShapes, at, rows_with_streams, shapes_of
+from .rows import Rows, TreeNodes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
 from .verify.rule import VerifyRule
 
 
 @dataclass(frozen=True, eq=False)
 class StreamResult:
-    """The guesses of the last accepted node's streams: device arrays, not yet evaluated.
+    """The guesses of the last accepted node's streams, as in ``StreamGuesses``, unevaluated.
 
-    ``candidates``, ``log_probs`` and ``parents`` are as in ``StreamGuesses``. ``logits`` (streams,
-    n) are of the tokens that may be drafted, those of conditioned streams after the first path;
-    ``None`` where only shortlists were scored. ``present``: scalar bool, whether the accepted node
-    has streams, without which the rest means nothing; ``None``: every node has.
+    ``logits`` (streams, n) are of the tokens that may be drafted, after the first path; ``None``
+    where only shortlists were scored. ``present`` () bool: whether the node has streams; ``None``:
+    every node has.
     """
 
     candidates: mx.array
@@ -49,22 +44,14 @@ class StreamResult:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Device arrays of one step of one sequence, not yet evaluated.
+    """Device arrays of one step of one sequence, not yet evaluated."""
 
-    Attributes:
-        logits: (m, vocab) of the main stream, after the logits processors; ``None`` from a decoder
-            that returns the arg-maxes alone.
-        kept: (m,) indices into the tree of the kept nodes; ``None``: all of them.
-        in_play: (m,) bool, false at nodes below the threshold of pruning; ``None``: all may be
-            accepted.
-    """
-
-    last: mx.array  # scalar int32, index of the last accepted node among the kept ones
+    last: mx.array  # () int32, index of the last accepted node among the kept ones
     predictions: mx.array  # (m,) int32, the target's token after each kept node, by the verify rule
-    logits: mx.array | None
-    kept: mx.array | None = None
-    in_play: mx.array | None = None
-    streams: StreamResult | None = None  # guesses of the streams; ``None``: they guess nothing
+    logits: mx.array | None  # (m, vocab), processed; ``None``: the decoder returns arg-maxes alone
+    kept: mx.array | None = None  # (m,) indices of the kept nodes; ``None``: all
+    in_play: mx.array | None = None  # (m,) bool, not below pruning's threshold; ``None``: all
+    streams: StreamResult | None = None
 
     def guesses(self) -> StreamGuesses:
         """Read the streams' guesses to the host; there are none where no streams ran."""
@@ -75,7 +62,7 @@ class StepResult:
         return StreamGuesses(np.array(streams.candidates), np.array(streams.log_probs), parents)
 
     def accepted(self, tree: DraftTree) -> tuple[int, list[int], list[int]]:
-        """Return the number of tested nodes, and the accepted path as tree and kept indices."""
+        """Read the number of tested nodes, and the accepted path as tree and kept indices."""
         last = int(np.array(self.last))
         if self.kept is None:
             path = tree.path(last)
@@ -108,11 +95,10 @@ class StepResult:
 class Decoder:
     """One model, its streams and its KV caches: the state of the sequences being decoded.
 
-    ``caches`` are of the first sequence, one per layer, from ``kv.make_caches``; between two steps
-    quantized ones may replace them in the decoder's own list. Conditioned streams score
-    ``shortlists`` alone, by default where more tokens than ``WHOLE_HEAD`` may be drafted. ``share``
-    returns rank 0's array on all ranks; ``None``: there is one process. ``head`` guesses where
-    there are no streams. A model that cannot be run in stages raises ``UserError``.
+    ``caches`` are of the first sequence; between two steps quantized ones may replace them.
+    Conditioned streams score ``shortlists`` alone, by default where more tokens than ``WHOLE_HEAD``
+    may be drafted. ``share`` returns rank 0's array on all ranks. ``head`` guesses where there are
+    no streams.
     """
 
     def __init__(
@@ -144,8 +130,7 @@ class Decoder:
     def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
         """Replace the sequences: those of the numbers ``staying`` go on, then others join.
 
-        ``joining`` are decoders of one sequence each, which may have another adapter whose layout
-        fits. If there are then several sequences, none is quantized or has a window.
+        ``joining`` are of one sequence each, whose adapter's layout fits.
         """
         self._uncommitted = []
         adapters = [self._adapters[number] for number in staying]
@@ -167,7 +152,6 @@ class Decoder:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
 
     def _mount(self, adapters: list[Mounted]) -> None:
-        """Run the model with the sequences' adapter, or with each sequence's own."""
         first: Mounted | Gathered = adapters[0]
         if all(one is first for one in adapters):
             self._gathered = None  # it has tensors of its own
@@ -202,10 +186,7 @@ class Decoder:
         self._uncommitted = []  # else the prompt's keys and values stay in memory twice
 
     def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Plain decoding: commit ``tokens`` (sequences, 1) int32 and predict the next ones.
-
-        ``tokens`` may be unevaluated and nothing here waits, so calls may be enqueued ahead.
-        """
+        """Plain decoding: commit ``tokens`` (sequences, 1), which may be unevaluated."""
         offset = self.caches[0].offset
         rows = Rows(offset)
         if not isinstance(offset, int):
@@ -225,11 +206,9 @@ class Decoder:
             rows.trim(count)
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Verify the plans' trees against the target and let the accepted nodes' streams guess.
+        """Verify each sequence's tree and let the streams of the accepted nodes guess.
 
-        There are a plan (see ``plan.widest``) and a rule for each sequence; of a model without
-        streams, ``place`` is ``none`` or ``plain``. The results are unevaluated; read them, then
-        call ``commit``.
+        The results are unevaluated; read them, then call ``commit``.
         """
         trees, shared = [plan.tree for plan in plans], self._are_shared
         plan = widest(plans, shared)
@@ -253,7 +232,14 @@ class Decoder:
 
         # 3. Prune by the early exit's scores.
         if plan.prunes:
-            nodes, main = self._pruned(nodes, shapes, main, plan, sizes)
+            inner, place = shapes.inner
+            logits, drafted = self.model.early_exit(at(main, inner)), None
+            if min(sizes) < len(shapes):
+                drafted = mx.arange(len(shapes)) < mx.array(sizes)[:, None]
+            known = nodes.tokens, place, nodes.ancestors
+            [scores] = self._shared([path_scores(logits, *known, plan.threshold, drafted)])
+            kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
+            nodes, main = nodes.keep(kept, in_play), at(main, kept)
             sizes = [min(size, len(nodes)) for size in sizes]
 
         # 4. Seed the streams beside the nodes.
@@ -263,8 +249,17 @@ class Decoder:
         rows = rows_with_streams(nodes, shapes, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
+        first, keys = self._first_msa_layer, self._streams.config.stream_keys
+        rotate = self._streams.value_rotation(len(nodes), seeds.shape[1], count)
+        for number in range(first, len(self.caches)):
+            common = self.caches[number], rows, rotate
+            self._uncommitted[number] = (
+                SelectingRows(*common, keys, count, len(nodes), beside)
+                if keys
+                else UncommittedRows(*common)
+            )
         hidden = mx.concatenate([main, seeds], axis=1)
-        hidden = self._through_msa_layers(hidden, rows, count, len(nodes), beside)
+        hidden = self.model.layers(hidden, self._uncommitted, first, main_rows=len(nodes))
         main, hidden = mx.split(hidden, [len(nodes)], axis=1)
 
         # 6. Head and verification; then the streams of the last accepted nodes.
@@ -283,7 +278,7 @@ class Decoder:
         ]
 
     def commit(self, paths: Sequence[Sequence[int]], kept_paths: Sequence[Sequence[int]]) -> None:
-        """Move the accepted rows into the KV cache and drop the others: the seventh move.
+        """The seventh move: accepted rows go to the front of the KV cache, the others are dropped.
 
         ``paths`` are the indices of each sequence's accepted nodes in its tree, root first,
         ``kept_paths`` those of the same nodes among the kept ones.
@@ -297,51 +292,11 @@ class Decoder:
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        """Make stand-ins for all layers' caches in a pass over ``rows``."""
         self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
         return list(self._uncommitted)
 
-    def _pruned(
-        self,
-        nodes: TreeNodes,
-        shapes: TreeShapes,
-        main: mx.array,
-        plan: Plan,
-        sizes: Sequence[int],
-    ) -> tuple[TreeNodes, mx.array]:
-        inner, place = shapes.inner
-        logits = self.model.early_exit(at(main, inner))
-        drafted = None
-        if min(sizes) < len(shapes):
-            drafted = mx.arange(len(shapes)) < mx.array(list(sizes))[:, None]
-        scores = path_scores(logits, nodes.tokens, place, nodes.ancestors, plan.threshold, drafted)
-        [scores] = self._shared([scores])
-        kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
-        nodes, main = nodes.keep(kept, in_play), at(main, kept)
-        return nodes, main
-
-    def _through_msa_layers(
-        self,
-        hidden: mx.array,
-        rows: Rows,
-        count: int,
-        main_rows: int,
-        beside: list[list[int]] | None,
-    ) -> mx.array:
-        first, stream_rows = self._first_msa_layer, hidden.shape[1] - main_rows
-        rotate = self._streams.value_rotation(main_rows, stream_rows, count)
-        keys = self._streams.config.stream_keys
-        for number in range(first, len(self.caches)):
-            common = self.caches[number], rows, rotate
-            self._uncommitted[number] = (
-                SelectingRows(*common, keys, count, main_rows, beside)
-                if keys
-                else UncommittedRows(*common)
-            )
-        return self.model.layers(hidden, self._uncommitted, first, main_rows=main_rows)
-
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-        """Return each sequence's logits (nodes, vocab) from the main stream (sequences, m, h)."""
+        """Compute each sequence's logits (nodes, vocab), padding left out."""
         if min(sizes) == main.shape[1]:
             return _of_each(self.model.head(main), sizes)
         packed = mx.concatenate(_of_each(main, sizes))
@@ -355,7 +310,7 @@ class Decoder:
         nodes: TreeNodes,
         logits: Sequence[mx.array],
     ) -> tuple[list[TreeNodes], list[StepResult]]:
-        """Verify each tree under its sequence's rule; also returns each one's kept nodes."""
+        """Verify each tree under its sequence's rule; also returns each tree's kept nodes."""
         each = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
         judged = [rule.verify(trees[n], each[n], logits[n]) for n, rule in enumerate(rules)]
         lasts, predictions, processed = zip(*judged, strict=True)
@@ -367,7 +322,7 @@ class Decoder:
         return each, results
 
     def _shared(self, decisions: Sequence[mx.array]) -> list[mx.array]:
-        """Return rank 0's arrays, all of one dtype, on all ranks; they are its decisions."""
+        """Replace arrays of one dtype by those of rank 0, in one reduction."""
         if self._share is None:
             return list(decisions)
         sizes = np.cumsum([one.size for one in decisions])[:-1].tolist()
@@ -423,7 +378,6 @@ class Decoder:
     # Draft heads --------------------------------------------------------------------------------
 
     def _read_by_heads(self) -> list[tuple[DraftHead, tuple[mx.array, ...]]]:
-        """Return each sequence's draft head, and what the pass has kept for it."""
         if not self._heads:
             return []
         features = self.model.take_features()
@@ -436,7 +390,6 @@ class Decoder:
         each: Sequence[TreeNodes],
         results: list[StepResult],
     ) -> list[StepResult]:
-        """Let draft heads, if any, read what was accepted, and guess if that is planned."""
         for number, (head, features) in enumerate(self._read_by_heads()):
             plan, nodes, result = plans[number], each[number], results[number]
             tree = plan.tree
@@ -452,7 +405,6 @@ class Decoder:
 def _ranking(
     rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, result: StepResult, width: int
 ) -> Rank:
-    """Return the function by which a sequence's rule chooses candidates from logits."""
     depth = nodes.positions[result.last] - nodes.positions[0]
     return lambda logits, ids, stream: rule.rank_guesses(logits, width, tree, depth, ids, stream)
 
@@ -465,7 +417,6 @@ def _padded(tokens: Sequence[np.ndarray], count: int) -> mx.array:
 
 
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-    """Split an array (sequences, m, ..) by sequence, each cut to its number of nodes."""
     whole = array.shape[1]
     return [array[n] if size == whole else array[n, :size] for n, size in enumerate(sizes)]
 
@@ -482,7 +433,7 @@ def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int
 def _streams_of(
     streams: mx.array, count: int, last: mx.array, beside: Sequence[Sequence[int]] | None
 ) -> tuple[mx.array, mx.array | None]:
-    """Select the streams (sequences, count, h) beside the accepted nodes."""
+    """Select the accepted nodes' streams (sequences, count, h), and say which are present."""
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
         return at(streams, last)[:, 0], None

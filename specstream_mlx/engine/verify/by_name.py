@@ -1,8 +1,4 @@
-"""The verify rules by name, and the check that a rule fits the sampler.
-
-A new rule is one file beside this one, with a class that derives from ``rule.VerifyRule``, and its
-name here (and in the options of the command line).
-"""
+"""The verify rules by name, and the check that a rule fits the sampler."""
 
 from typing import Literal
 

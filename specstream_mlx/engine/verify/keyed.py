@@ -14,16 +14,14 @@ from .rule import VerifyRule
 
 
 class KeyedRule(VerifyRule):
-    """``keyed``: the token after a node is drawn with the noise of its position in the text.
+    """``keyed``: tokens and guesses are drawn with the noise of their position in the text.
 
-    Guesses take the noise into account, too. A ``sampler`` other than a ``keyed_sampler`` draws
-    under a seed from mlx's random state.
+    A ``sampler`` other than a ``keyed_sampler`` draws under a seed from mlx's random state.
     """
 
     name = "keyed"
     draws = True
     strengths: ClassVar[Sequence[float]] = STRENGTHS
-    """Strengths of the noise in the guesses, see ``Coupling``."""
 
     def __init__(
         self,

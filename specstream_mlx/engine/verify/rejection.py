@@ -14,8 +14,7 @@ from .keyed import KeyedRule, stream_places
 class RejectionRule(KeyedRule):
     """``rejection``: drafts are drawn, and accepted by the ratio of target to drafter.
 
-    Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts.
-    Nothing but acceptance may depend on the drawn tokens, see ``DraftSettings.check_drawn``. All
+    Draws and tests are keyed, so that a seed repeats a run, but the text depends on the drafts. All
     nodes of a depth have the same children; since one path is taken, each draw is tested once.
     """
 
@@ -63,7 +62,7 @@ class RejectionRule(KeyedRule):
 
 
 def drafts_after(tree: DraftTree) -> np.ndarray:
-    """Return each node's children's tokens in order, (n, k) int32, -1 where there are fewer."""
+    """Return each node's children's tokens in order, (n, k), -1 where there are fewer."""
     parents = tree.parents[1:]
     first = np.searchsorted(parents, parents)  # breadth-first: siblings lie side by side
     rank = np.arange(len(parents)) - first
@@ -77,10 +76,9 @@ def recursive_rejection(
 ) -> mx.array:
     """Draw a token per row from the target's distribution, as often as possible a draft.
 
-    Chen et al. 2023 (arXiv:2302.01318), Eq. 9, for one draft; for several, drawn without
-    replacement, after each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is
-    renormalized (Jeon et al. 2024, arXiv:2402.14160). A draft that q cannot have drawn is passed
-    over.
+    Chen et al. 2023 (arXiv:2302.01318), Eq. 9; for several drafts, drawn without replacement, after
+    each refusal p <- norm(max(p - q, 0)), and q drops the refused token and is renormalized (Jeon
+    et al. 2024, arXiv:2402.14160). A draft that q cannot have drawn is passed over.
     """
     count = drafts.shape[1] + 1
     keys = [None] * count if key is None else list(mx.random.split(key, count))

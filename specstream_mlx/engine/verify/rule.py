@@ -22,16 +22,13 @@ class VerifyRule:
     """``greedy``: follow the target's own arg-maxes.
 
     Other rules derive from this one and replace the choice of a node's token, of the last accepted
-    node, or of drafts. ``greedy`` ignores ``sampler``, which draws tokens.
+    node, or of drafts.
     """
 
     name: ClassVar[str] = "greedy"
-    draws: ClassVar[bool] = False
-    """Whether the rule is for samplers that draw."""
-    needs_probabilities: ClassVar[bool] = False
-    """Whether the sampler must be a ``Sampling``, whose probabilities are known."""
-    draws_drafts: ClassVar[bool] = False
-    """Whether streams draw their guesses, so that nothing but acceptance may depend on these."""
+    draws: ClassVar[bool] = False  # whether the rule is for samplers that draw
+    needs_probabilities: ClassVar[bool] = False  # whether the sampler must be a ``Sampling``
+    draws_drafts: ClassVar[bool] = False  # if so, nothing but acceptance may depend on drafts
 
     def __init__(
         self,
@@ -51,9 +48,8 @@ class VerifyRule:
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Judge a tree by the logits (m, vocab) of the kept ``nodes``.
 
-        Returns the last accepted node among the kept ones, () int32; the target's token after each
-        kept node, (m,) int32, the last one's being the correction or bonus token; and the processed
-        logits.
+        Returns the last accepted node among the kept ones, the target's token after each of these,
+        the last one's being the correction or bonus token, and the processed logits.
         """
         logits = self.processed(tree, nodes.kept, logits)
         predictions = self.predictions(tree, nodes.kept, logits)
@@ -69,11 +65,9 @@ class VerifyRule:
         return self._token(logits), logits
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
-        """Return the target's token after each kept node, (m,) int32, from processed logits."""
         return self._token(logits)
 
     def _token(self, logits: mx.array) -> mx.array:
-        """Return the target's token after the root, from its processed logits."""
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
     def _last(
@@ -92,22 +86,19 @@ class VerifyRule:
     ) -> Candidates:
         """Choose ``width`` candidates from logits (rows, n) of the last accepted node's streams.
 
-        That node of ``tree`` has the ``depth`` () int32. ``ids`` (n,) are the tokens of the
-        columns, ``None``: the whole vocabulary; ``stream`` is the number of the stream of all rows,
-        from 0 on, ``None``: row i is of stream i.
+        ``depth`` () is that node's in ``tree``. ``ids`` (n,) are the tokens of the columns;
+        ``None``: all. ``stream`` is that of all rows, from 0 on; ``None``: row i is of stream i.
         """
         return best_tokens(logits, width, ids)
 
     def rank_drafts(self, logits: mx.array, place: int, width: int) -> Candidates:
-        """Choose ``width`` candidates of each row for a draft model, which has read the text.
+        """Choose ``width`` candidates for a draft model, ``place`` tokens after the text's end.
 
-        ``logits`` (rows, n) are of the first n tokens, in several cases of what comes between;
-        ``place`` is the number of tokens between the text and the guessed one.
+        ``logits`` (rows, n) are of the first n tokens.
         """
         return best_tokens(logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
-        """Take note of the tokens that a step committed; they may be an unevaluated array."""
         if self._processors is not None:
             self._processors.commit(tokens)
 
@@ -128,8 +119,7 @@ def follow(
 ) -> mx.array:
     """Follow the target's own tokens from the root as far as drafted children match them.
 
-    Siblings carry different tokens, so at most one path matches. ``tokens`` are (n,) or (.., n),
-    ``predictions`` (.., n). Returns (..) int32: the last accepted node, 0 where no draft was right.
+    ``tokens`` are (n,) or (.., n), ``predictions`` (.., n). Returns the last accepted node (..).
     """
     accepted = tokens == predictions[..., mx.maximum(parents, 0)]
     length = accepted_lengths(accepted, ancestors, in_play)
@@ -137,7 +127,7 @@ def follow(
 
 
 def accepted_lengths(accepted: mx.array, ancestors: mx.array, in_play: mx.array | None) -> mx.array:
-    """Return the number of nodes of each path (.., n), 0 if one is refused; the root never is."""
+    """Return the number of nodes of each path (.., n), 0 if one is refused."""
     refused = ~accepted
     if in_play is not None:
         refused = refused | ~in_play

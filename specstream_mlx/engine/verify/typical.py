@@ -7,17 +7,12 @@ from ..rows import TreeNodes
 from .keyed import KeyedRule
 from .rule import VerifyRule, accepted_lengths
 
-TYPICAL_PROBABILITY = 0.09
-"""Medusa's epsilon: a draft of higher probability is always typical."""
-TYPICAL_FACTOR = 0.3
-"""Medusa's delta: a draft of more than this times exp(-entropy) is typical."""
+TYPICAL_PROBABILITY = 0.09  # Medusa's epsilon: a draft of higher probability is always typical
+TYPICAL_FACTOR = 0.3  # Medusa's delta: so is one of more than this times exp(-entropy)
 
 
 class TypicalRule(KeyedRule):
-    """``typical``: Medusa's acceptance of what the target finds plausible enough. Lossy.
-
-    Correction and bonus tokens are keyed. Drafts are the likeliest ones, since these are plausible.
-    """
+    """``typical``: correction and bonus tokens are keyed, drafts are the likeliest ones."""
 
     name = "typical"
     needs_probabilities = True
@@ -37,10 +32,9 @@ def typical(
     log_probs: mx.array,
     in_play: mx.array | None = None,
 ) -> mx.array:
-    """Apply Medusa's typical acceptance (arXiv:2401.10774, section 2.3.1). Lossy.
+    """Accept drafts x where p(x) > min(epsilon, delta * exp(-H(p))): arXiv:2401.10774, 2.3.1.
 
-    A draft x is accepted where p(x) > min(epsilon, delta * exp(-H(p))); the longest path wins, of
-    several the likeliest.
+    The longest path wins, of several the likeliest.
     """
     log_probs = log_probs.astype(mx.float32)
     parents = mx.maximum(parents, 0)
