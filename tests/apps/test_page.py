@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,31 +34,29 @@ class Browser:
     def __init__(self, session):
         self._session = session
 
-    def _ask(self, path, **values):
+    def ask(self, path, **values):
         return ask(f"{self._session}/{path}", values)
 
     def open(self, address):
         """Open a page and wait until it is loaded."""
-        self._ask("url", url=address)
+        self.ask("url", url=address)
 
     def run(self, script, *arguments):
         """What a script returns, or the promise that it returns."""
-        return self._ask("execute/sync", script=script, args=arguments)
+        return self.ask("execute/sync", script=script, args=arguments)
 
     def click(self, selector):
         """Click on the first element of a selector, as a user does: it must be in sight."""
-        self._ask(f"element/{self._find(selector)}/click")
+        self._of_element(selector, "click")
 
     def type(self, selector, keys):
-        """Press keys in an element."""
-        self._ask(f"element/{self._find(selector)}/value", text=keys)
+        self._of_element(selector, "value", text=keys)
 
-    def _find(self, selector):
-        (found,) = self._ask("element", using="css selector", value=selector).values()
-        return found
+    def _of_element(self, selector, action, **values):
+        (found,) = self.ask("element", using="css selector", value=selector).values()
+        self.ask(f"element/{found}/{action}", **values)
 
     def text(self, selector):
-        """The text of the first element of a selector."""
         return self.run("return document.querySelector(arguments[0]).textContent", selector)
 
     def until(self, script, seconds=20):
@@ -69,13 +67,9 @@ class Browser:
             time.sleep(0.02)
         return value
 
-    def command(self, name, **arguments):
-        """What a command of Chromium's own protocol returns."""
-        return self._ask("goog/cdp/execute", cmd=name, params=arguments)
-
     def messages(self):
         """What the console has said since the last time."""
-        return [one["message"] for one in self._ask("se/log", type="browser")]
+        return [one["message"] for one in self.ask("se/log", type="browser")]
 
 
 def ask(address, values=None, method="POST"):
@@ -86,36 +80,13 @@ def ask(address, values=None, method="POST"):
         return json.load(reply)["value"]
 
 
-@contextmanager
-def browser(folder, *flags):
-    """Open a window whose user's data are in an empty folder."""
-    command = [DRIVER, "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
-        try:
-            lines = (re.search(r"on port (\d+)\.", line) for line in driver.stdout)
-            port = next(found[1] for found in lines if found)
-            arguments = [*_FLAGS.split(), f"--user-data-dir={folder}", *flags]
-            wanted = {
-                "goog:chromeOptions": {"binary": CHROMIUM, "args": arguments},
-                "goog:loggingPrefs": {"browser": "ALL"},
-            }
-            root = f"http://127.0.0.1:{port}/session"
-            made = ask(root, {"capabilities": {"alwaysMatch": wanted}})
-            session = f"{root}/{made['sessionId']}"
-            try:
-                yield Browser(session)
-            finally:
-                ask(session, method="DELETE")
-        finally:
-            driver.terminate()
-
-
 # The page ----------------------------------------------------------------------------------------
 
 
 TEXT = "table singers(name, age, city): for singers with city Lima, what is the age?"
 
 CANNED = """
+window.feed = null;
 window.fetch = (path, request) => {
   window.asked = JSON.parse(request.body);
   const body = new ReadableStream({
@@ -137,6 +108,9 @@ window.fetch = (path, request) => {
 };
 """
 """A server that says what the test feeds it."""
+OWN_TEXT = "document.querySelector('#text').value"
+WRITTEN = "document.querySelector('#stop').hidden"
+OUTPUT = "document.querySelector('#output').textContent"
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +125,24 @@ def address(tools, toy_directory):
 
 
 @pytest.fixture(scope="module")
-def window(address, tmp_path_factory):
+def window(tmp_path_factory):
+    """A window of a new user."""
     if None in (CHROMIUM, DRIVER):
         pytest.skip("needs Debian's packages chromium and chromium-driver")
-    with browser(tmp_path_factory.mktemp("user")) as window:
-        yield window
+    command = [DRIVER, "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver, ExitStack() as end:
+        end.callback(driver.terminate)
+        lines = (re.search(r"on port (\d+)\.", line) for line in driver.stdout)
+        root = next(f"http://127.0.0.1:{found[1]}/session" for found in lines if found)
+        flags = [*_FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('user')}"]
+        wanted = {
+            "goog:chromeOptions": {"binary": CHROMIUM, "args": flags},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
+        made = ask(root, {"capabilities": {"alwaysMatch": wanted}})
+        session = f"{root}/{made['sessionId']}"
+        end.callback(ask, session, method="DELETE")
+        yield Browser(session)
 
 
 @pytest.fixture
@@ -168,13 +155,26 @@ def page(window, address):
     assert window.messages() == []
 
 
-OWN_TEXT = "document.querySelector('#text').value"
-WRITTEN = "document.querySelector('#stop').hidden"
-OUTPUT = "document.querySelector('#output').textContent"
-
-
 def put(page, text):
     page.run(f"{OWN_TEXT} = arguments[0]", text)
+
+
+def written(page):
+    return page.run(f"return {OWN_TEXT}")
+
+
+def asked(page, tool, text):
+    """Ask a tool for an answer that the test feeds."""
+    page.run(CANNED)
+    put(page, text)
+    page.click(f"[data-tool={tool}]")
+    page.until("!!window.feed")
+
+
+def answered(page, text, reason="stop"):
+    """Feed the rest of an answer."""
+    page.run("feed(arguments[0]); end(arguments[1])", text, reason)
+    page.until(WRITTEN)
 
 
 def changes(page):
@@ -183,7 +183,16 @@ def changes(page):
     return page.run(f"return {script}(name) => one.querySelector(name)?.textContent ?? ''))")
 
 
-def test_a_tool_streams_the_text_that_the_model_writes_alone(page, toy_directory):
+def taken(page):
+    """The user's text after all open changes are taken."""
+    page.click("#take-all")
+    page.click("#replace")
+    return written(page)
+
+
+def test_a_tool_streams_the_text_that_the_model_writes_alone_and_so_does_a_race(
+    page, toy_directory
+):
     model, tokenizer = load(toy_directory / "base", adapter_path=toy_directory / "adapters/sql")
     expected = generate(
         model, tokenizer, chat_prompt(tokenizer, TEXT, model.prompt_template)
@@ -202,13 +211,24 @@ def test_a_tool_streams_the_text_that_the_model_writes_alone(page, toy_directory
     guessed = [int(page.text(f"dd[data-figure={who}]")) for who in ("streams", "lookup", "model")]
     assert sum(guessed[:2]) > 0 and guessed[2] > 0
     page.click("#replace")
-    assert page.run(f"return {OWN_TEXT}") == expected
+    assert written(page) == expected
     page.click("#undo")
-    assert page.run(f"return {OWN_TEXT}") == TEXT
+    assert written(page) == TEXT
     page.run("document.querySelector('#output').replaceChildren()")
     page.type("#text", " \ue009\ue007")  # Ctrl+Enter
     page.until(f"{OUTPUT} && {WRITTEN}")
     assert page.text("#output").strip() == expected
+    page.click("#race")
+    page.until(WRITTEN)
+    assert re.match(r"The same text, token for token \(\d+ tokens\): ", page.text("#verdict"))
+    lanes = "[...document.querySelectorAll('#lanes .tokens')]"
+    page.until(f"{lanes}.every((one) => one.textContent.trim() == {OUTPUT}.trim())")
+    drafted, plain = page.run(f"return {lanes}.map((one) => one.childElementCount)")
+    assert drafted < plain
+    page.click("[data-tool=concise]")  # whose answer was in no race
+    page.until(WRITTEN)
+    shown = "['lanes', 'replay'].filter((id) => !document.getElementById(id).hidden).length"
+    assert page.run(f"return {shown}") == 0 and page.text("#verdict") == ""
 
 
 def test_all_tools_write_at_once_and_stop(page):
@@ -228,30 +248,9 @@ def test_all_tools_write_at_once_and_stop(page):
     assert any(len(text) < len(whole[0]) for text in page.run(f"return {cards}"))
 
 
-def test_a_race_ends_in_the_same_text(page):
-    put(page, TEXT)
-    page.click("[data-tool=concise]")
-    page.until(WRITTEN)
-    page.click("#race")
-    page.until(WRITTEN)
-    assert re.match(r"The same text, token for token \(\d+ tokens\): ", page.text("#verdict"))
-    lanes = "[...document.querySelectorAll('#lanes .tokens')].map((one) => one.textContent.trim())"
-    page.until(f"new Set([{OUTPUT}.trim(), ...{lanes}]).size == 1")
-    lanes = "[...document.querySelectorAll('#lanes .tokens')].map((one) => one.childElementCount)"
-    drafted, plain = page.run(f"return {lanes}")
-    assert drafted < plain
-    page.click("[data-tool=friendly]")  # whose answer was in no race
-    page.until(WRITTEN)
-    shown = "['lanes', 'replay'].filter((id) => !document.getElementById(id).hidden).length"
-    assert page.run(f"return {shown}") == 0 and page.text("#verdict") == ""
-
-
 def test_corrections_grow_and_are_taken_one_by_one(page):
     before = "hi ana,\n\nwe needs it on <b>friday</b>\n\nben"
-    page.run(CANNED)
-    put(page, before)
-    page.click("[data-tool=proofread]")
-    page.until("!!window.feed")
+    asked(page, "proofread", before)
     page.run("feed('Hi ana, we nee'); feed('d it')")
     page.until("document.querySelector('.change')")
     assert changes(page) == [["hi", "Hi"]]  # the word behind 'need' may not be complete
@@ -261,8 +260,7 @@ def test_corrections_grow_and_are_taken_one_by_one(page):
     page.until("document.querySelectorAll('.change').length == 2")
     assert changes(page) == [["hi", "Hi"], ["needs", "need"]]
     assert page.text(".unread").endswith("friday</b>\n\nben")
-    page.run("feed('day</b>. Ben'); end('stop')")
-    page.until(WRITTEN)
+    answered(page, "day</b>. Ben")
     found = [["hi", "Hi"], ["needs", "need"], ["friday", "Friday"], ["", "."], ["ben", "Ben"]]
     assert changes(page) == found
     assert page.run("return first === document.querySelector('.change')")
@@ -275,98 +273,54 @@ def test_corrections_grow_and_are_taken_one_by_one(page):
     )
     page.click("#copy")
     assert page.until("window.copied") == before.replace("hi ana", "Hi ana")
-    page.click("#take-all")
-    page.click("#replace")
-    after = "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
-    assert page.run(f"return {OWN_TEXT}") == after
+    assert taken(page) == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
     assert page.text("#output") == "" and page.text("#status").startswith("Your text is replaced")
     page.click("#undo")
-    assert page.run(f"return {OWN_TEXT}") == before
-
-
-CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
+    assert written(page) == before
 
 
 def test_what_changes_the_meaning_is_taken_by_hand_alone(page):
-    script = "return import('/meaning.js').then((m) => arguments[0].map((p) => m.meaningOf(...p)))"
-    for kind in CASES.values():
-        places = [(before, before.index(old), old, new) for before, old, new, *_ in kind]
-        asked = [
-            (text, {"start": start, "end": start + len(old), "text": new})
-            for text, start, old, new in places
-        ]
-        assert page.run(script, asked) == [(*case, None)[3] for case in kind]
-    before = "we meets on sunday at noon\n\nBen"
-    page.run(CANNED)
-    put(page, before)
-    page.click("[data-tool=proofread]")
-    page.until("!!window.feed")
+    asked(page, "proofread", "we meets on sunday at noon\n\nBen")
     page.run("tell('512 of 4096 prompt tokens are read')")
     page.until("document.querySelector('#status').textContent == 'Reading your text, 13%…'")
-    page.run("feed('We meet on Saturday at noon.'); end('stop')")
-    page.until(WRITTEN)
+    answered(page, "We meet on Saturday at noon.")
     marks = "[...document.querySelectorAll('.meaning')].map((one) => one.textContent)"
     assert page.run(f"return {marks}") == ["check: a weekday", "check: a line"]
     assert "2 change what the text says: check them." in page.text("#status")
-    page.click("#take-all")
-    page.click("#replace")
-    assert page.run(f"return {OWN_TEXT}") == "We meet on sunday at noon\n\nBen"
+    assert taken(page) == "We meet on sunday at noon\n\nBen"
 
 
 def test_what_the_user_wrote_is_never_lost(page):
     """Nor typing after an answer, nor all but a selection, nor a text when the page is reloaded."""
     replaceable = "!document.querySelector('#replace').disabled"
-
-    def answered(text, *end):
-        page.run(CANNED)
-        page.click("[data-tool=friendly]")
-        page.until("!!window.feed")
-        page.run("feed(arguments[0]); window.feed = null", text)
-        page.until(f"{OUTPUT} == {json.dumps(text)}")
-        page.run("arguments[0] ? end('stop') : document.querySelector('#stop').click()", *end)
-        page.until(WRITTEN)
-
-    page.type("#text", "one. two. three.")
+    put(page, "one. two. three.")
     page.run("document.querySelector('#text').setSelectionRange(5, 9)")
-    answered("TWO.", True)
+    page.run(CANNED)
+    page.click("[data-tool=friendly]")
+    page.until("!!window.feed")
+    answered(page, "TWO.")
     assert page.run("return asked.messages[0].content") == "two."
     page.click("#replace")
-    assert page.run(f"return {OWN_TEXT}") == "one. TWO. three."
-    answered("half an", False)
+    assert written(page) == "one. TWO. three."
+    asked(page, "friendly", TEXT)
+    page.run("feed('half an')")
+    page.until(f"{OUTPUT} == 'half an'")
+    page.click("#stop")
+    page.until(WRITTEN)
     assert not page.run(f"return {replaceable}")
-    answered("whole", True)
+    asked(page, "friendly", TEXT)
+    answered(page, "whole")
     assert page.run(f"return {replaceable}")
     page.type("#text", " four.")
     assert not page.run(f"return {replaceable}")
-    text = page.run(f"return {OWN_TEXT}")
     page.run("location.reload()")
     page.until("document.querySelector('#memory')?.textContent")
-    assert page.run(f"return {OWN_TEXT}") == text
-
-
-GRAMMAR = {
-    "needs": "need",
-    "recieve": "receive",
-    "teh": "the",
-    "friday": "Friday",
-    "": "the ",
-    "i has": "I have",
-    "team meet": "team meets,",
-}
-STYLE = {"use": "utilize", "hi": "Dear", "very": "", "": "kindly ", "big red": "red big", "not": ""}
+    assert written(page) == f"{TEXT} four."
 
 
 def test_grammar_only_leaves_out_other_words(page):
-    script = "return import('/grammar.js').then((m) => arguments[0].map((p) => m.isGrammar(...p)))"
-    assert page.run(script, [*GRAMMAR.items()]) == [True] * len(GRAMMAR)
-    assert page.run(script, [*STYLE.items()]) == [False] * len(STYLE)
-    before = "hi ana,\n\nwe needs it very soon"
-    page.run(CANNED)
-    put(page, before)
-    page.click("[data-tool=proofread]")
-    page.until("!!window.feed")
-    page.run("feed('Hello Ana, we need it soon.'); end('stop')")
-    page.until(WRITTEN)
+    asked(page, "proofread", "hi ana,\n\nwe needs it very soon")
+    answered(page, "Hello Ana, we need it soon.")
     everything = changes(page)
     assert ["needs", "need"] in everything
     page.click("#grammar-only")
@@ -377,9 +331,7 @@ def test_grammar_only_leaves_out_other_words(page):
     page.click("#grammar-only")
     assert changes(page) == everything
     page.click("#grammar-only")
-    page.click("#take-all")
-    page.click("#replace")
-    assert page.run(f"return {OWN_TEXT}") == "hi Ana,\n\nwe need it very soon."
+    assert taken(page) == "hi Ana,\n\nwe need it very soon."
 
 
 def test_what_goes_wrong_is_told_in_a_sentence(window, address):
@@ -391,11 +343,8 @@ def test_what_goes_wrong_is_told_in_a_sentence(window, address):
     said = window.until("document.querySelector('#status.error')?.textContent")
     assert re.fullmatch(r"the prompt has \d+ tokens.*", said)
     assert all("status of 400" in message for message in window.messages())
-    window.run(CANNED)
-    window.click("[data-tool=proofread]")
-    window.until("!!window.feed")
-    window.run("feed('How many'); end('length')")
-    window.until(WRITTEN)
+    asked(window, "proofread", TEXT)
+    answered(window, "How many", "length")
     assert window.text("#status").startswith("The answer was cut, it is too long. Nothing to")
     window.run("window.fetch = () => Promise.reject(new TypeError())")
     window.click("[data-tool=friendly]")
@@ -410,11 +359,15 @@ def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
     assert {"Proofread", "Key points", "SQL", "Describe", "All at once"} < set(names)
     assert page.run("return document.querySelector('#text').labels[0].textContent") == "Your text"
     size = {"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.command("Emulation.setDeviceMetricsOverride", **size)
+    page.ask("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=size)
     assert page.run("return document.documentElement.scrollWidth") <= 360
-    page.command("Emulation.clearDeviceMetricsOverride")
+    page.ask("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
 
 
+CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
+GRAMMAR = {"needs": "need", "recieve": "receive", "teh": "the", "friday": "Friday", "": "the "}
+GRAMMAR |= {"i has": "I have", "team meet": "team meets,"}
+STYLE = {"use": "utilize", "hi": "Dear", "very": "", "": "kindly ", "big red": "red big", "not": ""}
 SNED = "Hi,\ncan you sned teh x\n\nBye"
 PAIRS = [
     (SNED, "Hi, can you send the x?  Bye.", "Hi,\ncan you send the x?\n\nBye."),
@@ -449,12 +402,22 @@ return import("/diff.js").then(({ difference, applied }) => {
 """
 
 
-def test_the_difference_makes_the_second_text_of_the_first(page):
-    script = (
-        "return import('/diff.js').then(({ difference, applied }) => arguments[0].map("
-        "([a, b]) => applied(a, difference(a, b).changes)))"
-    )
-    assert page.run(script, PAIRS) == [made for _, _, made in PAIRS]
+def test_what_the_page_computes(page):
+    def values(module, call, cases):
+        script = f"return import('/{module}.js').then((m) => arguments[0].map((p) => {call}))"
+        return page.run(script, cases)
+
+    assert values("grammar", "m.isGrammar(...p)", [*GRAMMAR.items()]) == [True] * len(GRAMMAR)
+    assert values("grammar", "m.isGrammar(...p)", [*STYLE.items()]) == [False] * len(STYLE)
+    for kind in CASES.values():
+        changed = [
+            (text, {"start": text.index(old), "end": text.index(old) + len(old), "text": new})
+            for text, old, new, *_ in kind
+        ]
+        said = [(*case, None)[3] for case in kind]
+        assert values("meaning", "m.meaningOf(...p)", changed) == said
+    made = values("diff", "m.applied(p[0], m.difference(p[0], p[1]).changes)", PAIRS)
+    assert made == [one for _, _, one in PAIRS]
     assert page.run(FUZZ) == []
 
 

@@ -34,16 +34,16 @@ pytestmark = pytest.mark.slow
 KIT = Path(__file__).parents[2] / "apps" / "ios" / "SpecStreamKit"
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 TURN = random_prompt(11, seed=5, vocab_size=VOCAB_SIZE)
-KEYED = {"temperature": 1.0, "seed": 2**63 + 5}
+KEYED = keyed_sampler(2**63 + 5, 1.0)
 
 
 class SomeRight:
     """A package some of whose guesses are made right by the text that is coming."""
 
-    def __init__(self, package, text, seed=0):
+    def __init__(self, package, text):
         self.title, self.states = "numpy, foretelling", package.states
         self._package, self._text = package, text
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._step, self._hidden = None, None  # of the call of ``logits`` before ``draft``
 
     def call(self, name, inputs, states=None):
@@ -58,7 +58,7 @@ class SomeRight:
     def _foretell(self, inputs, found):
         if "streamHidden" in inputs:
             same = (self._hidden == inputs["streamHidden"]).all((1, 2))
-            (last,), inputs = np.flatnonzero(same)[:1], self._step
+            last, inputs = np.flatnonzero(same)[0], self._step
         else:
             last = found["last"].item()
         next_one = inputs["length"].item() + int(inputs["ancestors"][last].sum()) + 1
@@ -75,9 +75,7 @@ class SomeRight:
             guesses[rank] = token
 
 
-def recorded(
-    pair, adapter, turns, *, temperature=0.0, seed=None, max_tokens=24, stop_tokens=(), tree_size
-):
+def recorded(pair, *turns, adapter="one", tree_size=7, max_tokens=24, stop_tokens=(), sampler=None):
     """Runs of one decoder, some of whose drafts are right: a text after each turn, on the rows of
     those before.
     """
@@ -91,27 +89,25 @@ def recorded(
                 DraftSettings(tree_size=tree_size),
                 max_tokens=max_tokens,
                 end_tokens=stop_tokens,
-                sampler=keyed_sampler(seed, temperature) if temperature else None,
+                sampler=sampler,
             )
             run = recorded_run(decoder, recorder, request)
             text = [*run["prompt"], *run["tokens"]]
             run["settings"]["max_tokens"] = max_tokens  # the host sees where the context ends
             runs.append(run | {"continues": bool(runs)})
-        return runs
+        return runs, text
 
-    plain = runs_by(pair.package)
-    text = [*plain[-1]["prompt"], *plain[-1]["tokens"]]
-    runs = runs_by(SomeRight(pair.package, text))
+    plain, text = runs_by(pair.package)
+    runs, _ = runs_by(SomeRight(pair.package, text))
     for key in ("prompt", "tokens"):
         assert [run[key] for run in runs] == [run[key] for run in plain]
     return runs
 
 
-def inside_a_path(runs):
+def inside_a_path(run):
     """The first accepted draft of a run that is neither the last token of its step nor was before,
     and how many tokens there are up to it.
     """
-    (run,) = runs
     for call in run["calls"]:
         if "last" not in call["outputs"]:
             continue
@@ -129,59 +125,53 @@ def to_the_end(pair):
     """A run whose last tree reaches beyond the context."""
     for length in range(80, 96):
         prompt = random_prompt(length, vocab_size=VOCAB_SIZE)
-        (run,) = recorded(pair, "one", [prompt], tree_size=7, max_tokens=40)
+        (run,) = recorded(pair, prompt, max_tokens=40)
         if max(run["calls"][-1]["inputs"]["positions"]) >= SIZES.context:
             return run
     raise AssertionError("no tree reached beyond the context")
 
 
 def lossless(pair):
-    first = recorded(pair, "one", [PROMPT], tree_size=7)
-    token, count = inside_a_path(first)
+    (free,) = recorded(pair, PROMPT)
+    token, count = inside_a_path(free)
     return [
-        *first,
-        *recorded(pair, "one", [PROMPT], tree_size=7, stop_tokens=[token]),
-        *recorded(pair, "one", [PROMPT], tree_size=7, max_tokens=count),
-        *recorded(pair, "one", [PROMPT, TURN], tree_size=4),
+        free,
+        *recorded(pair, PROMPT, stop_tokens=[token]),
+        *recorded(pair, PROMPT, max_tokens=count),
+        *recorded(pair, PROMPT, TURN, tree_size=4),
         to_the_end(pair),
-        *recorded(pair, "one", [PROMPT, TURN], tree_size=7, **KEYED),
+        *recorded(pair, PROMPT, TURN, sampler=KEYED),
     ]
 
 
 def shared(pair):
-    return [
-        run
-        for adapter in ("one", "other", "one")
-        for run in recorded(pair, adapter, [PROMPT, TURN], tree_size=7)
-    ]
+    adapters = "one", "other", "one"
+    return [run for name in adapters for run in recorded(pair, PROMPT, TURN, adapter=name)]
 
 
 def conditioned(pair):
     return [
-        *recorded(pair, "one", [PROMPT, TURN], tree_size=7),
-        *recorded(pair, "one", [PROMPT], tree_size=3),
-        *recorded(pair, "one", [PROMPT], tree_size=7, **KEYED),
+        *recorded(pair, PROMPT, TURN),
+        *recorded(pair, PROMPT, tree_size=3),
+        *recorded(pair, PROMPT, sampler=KEYED),
     ]
 
 
 def bare(pair):
     return [
-        *recorded(pair, "one", [PROMPT[:9]], tree_size=4, max_tokens=6),
-        *recorded(pair, "one", [PROMPT[:1]], tree_size=4, max_tokens=6, **KEYED),
+        *recorded(pair, PROMPT[:9], tree_size=4, max_tokens=6),
+        *recorded(pair, PROMPT[:1], tree_size=4, max_tokens=6, sampler=KEYED),
     ]
 
 
-PACKAGES = {make.__name__: make for make in (lossless, shared, conditioned, bare)}
-
-
-def recording(name, directory):
-    pair = Pair(directory / f"{name}.mlpackage", *PAIRS[name])
+def recording(make, directory):
+    pair = Pair(directory / f"{make.__name__}.mlpackage", *PAIRS[make.__name__])
     return {
         "format": FORMAT,
         "package": pair.path.name,
         "fingerprint": pair.contents.fingerprint,
         "facts": pair.package.metadata[METADATA],
-        "runs": PACKAGES[name](pair),
+        "runs": make(pair),
     }
 
 
@@ -242,26 +232,19 @@ def draws(rng):
             logits = rng.normal(0, 2, (8, VOCAB_SIZE)).astype(np.float32)
             log_probs, positions = normalized(mx.array(logits)), np.arange(len(logits))
             drawn = drawn_tokens(Sampling(temp), Noise(seed), log_probs, 0, positions)
-            yield {
-                "seed": str(seed),
-                "temp": temp,
-                "logits": logits.tolist(),
-                "tokens": drawn.tolist(),
-            }
+            one = {"seed": str(seed), "temp": temp}
+            yield one | {"logits": logits.tolist(), "tokens": drawn.tolist()}
 
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
     packages = tmp_path_factory.mktemp("packages")
     directory, rng = tmp_path_factory.mktemp("recordings"), np.random.default_rng(0)
-    files = {f"recording {name}": recording(name, packages) for name in PACKAGES}
-    files |= {
-        "trees": {"trees": list(trees(rng))},
-        "noise": {"positions": list(noise())},
-        "draws": {"draws": list(draws(rng))},
-    }
-    for name, content in files.items():
-        write(content, directory / f"{name}.json")
+    for make in (lossless, shared, conditioned, bare):
+        write(recording(make, packages), directory / f"recording {make.__name__}.json")
+    write({"trees": list(trees(rng))}, directory / "trees.json")
+    write({"positions": list(noise())}, directory / "noise.json")
+    write({"draws": list(draws(rng))}, directory / "draws.json")
     return directory
 
 
@@ -321,14 +304,7 @@ def test_core_ml_runner_compiles_against_stubs(tmp_path):
 
 def run(command, folder, **environment):
     """What a command prints, errors included."""
-    result = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-    )
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
+    result = subprocess.run(command, cwd=folder, env=os.environ | environment, **how)
     assert result.returncode == 0, result.stdout
     return result.stdout
