@@ -29,20 +29,40 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[name] = "1"  # sums depend on it
+import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
+
+# isort: split
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from specstream_mlx import (
+    UserError,
+    batch_generate,
+    bundled,
+    demonstration,
+    keyed_sampler,
+    load,
+    stream_generate,
+)
+from specstream_mlx.cli import main as command_line
+from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
+from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
+
+from . import tiny
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KEPT = HERE / "kept"
+PRINTING = [sys.executable, "-m", "tests.golden.record", "--print", "--only"]
+A_RANK = "a rank"
 
 
 class Observed:
@@ -51,34 +71,30 @@ class Observed:
     A sequence of a pass is ``place/nodes/width:accepted``, or ``p`` where the step is plain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.passes: list[list[str]] = []
         self.now = 1000.0  # seconds
 
-    def clock(self) -> float:
-        """Read the clock, which takes no time to speak of."""
+    def clock(self):
         self.now += 1e-7
         return self.now
 
-    def taken(self) -> str:
+    def taken(self):
         """Return the passes since the last call."""
         passes, self.passes = self.passes, []
         return " ".join("+".join(words) for words in passes)
 
 
 @contextmanager
-def observed() -> Iterator[Observed]:
+def observed():
     """Watch the decoder's steps, by a clock that they set and a cost curve that stays as it is.
 
     This is the one place that knows names inside the code.
     """
-    from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
-    from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
-
     seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit
     make = StepCosts.__init__
 
-    def seen_step(self: Any, plans: Any, rules: Any) -> Any:
+    def seen_step(self, plans, rules):
         sizes = [len(plan.tree) for plan in plans]
         words = [f"{p.place}/{size}/{p.width}" for p, size in zip(plans, sizes, strict=True)]
         seen.passes.append(words)
@@ -86,17 +102,17 @@ def observed() -> Iterator[Observed]:
         seen.now += 1.1 + 0.06 * len(plans) * max(sizes) + 0.5 * guesses
         return step(self, plans, rules)
 
-    def seen_plain(self: Any, tokens: Any, rules: Any) -> Any:
+    def seen_plain(self, tokens, rules):
         seen.passes.append(["p"] * len(rules))
         seen.now += 0.9 + 0.1 * len(rules)
         return plain(self, tokens, rules)
 
-    def seen_commit(self: Any, paths: Any, kept_paths: Any) -> Any:
+    def seen_commit(self, paths, kept_paths):
         words = zip(seen.passes[-1], paths, strict=True)
         seen.passes[-1] = [f"{word}:{len(path)}" for word, path in words]
         return commit(self, paths, kept_paths)
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(self, *args, **kwargs):
         make(self, *args, **kwargs)
         self.curve = replace(self.curve, spread=0.01, measured=time.time())
 
@@ -110,7 +126,7 @@ def observed() -> Iterator[Observed]:
 
 # The parts -----------------------------------------------------------------------------------
 
-KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
+KINDS = {
     "rule, lossless": ("lossless", {}),
     "rule, shared": ("shared", {}),
     "rule, conditioned": ("conditioned", {}),
@@ -126,10 +142,8 @@ KINDS: dict[str, tuple[str | None, dict[str, Any]]] = {
 SAMPLINGS = {"greedy": None, "seed 3": 3, "seed 11": 11}
 
 
-def prompts_of(number: int) -> list[list[int]]:
+def prompts_of(number):
     """Four prompts of token ids, in which parts come again."""
-    import numpy as np
-
     rng = np.random.default_rng(number)
     found = []
     for length in rng.integers(3, 8, 4):
@@ -138,72 +152,61 @@ def prompts_of(number: int) -> list[list[int]]:
     return found
 
 
-def samplers(seed: int | None, count: int) -> list[Any]:
-    """A sampler for each of several texts."""
-    from specstream_mlx import keyed_sampler
-
-    if seed is None:
-        return [None] * count
-    return [keyed_sampler(seed + number, temp=0.8) for number in range(count)]
+def sampler_of(seed, number=0):
+    return None if seed is None else keyed_sampler(seed + number, temp=0.8)
 
 
-def words(tokens: Any) -> str:
-    """Write token ids on one line."""
+def words(tokens):
     return " ".join(map(str, tokens))
 
 
-def tiny_alone(seen: Observed, group: Any = None, count: int = 4, length: int = 24) -> Any:
-    """40 prompts of tiny models, one at a time; of what is refused the sentence."""
-    from specstream_mlx import UserError, load, stream_generate
+def alone(seen, loaded, prompt, length, sampler, **options):
+    """The tokens and the passes of one prompt."""
+    seen.taken()
+    responses = stream_generate(*loaded, prompt, length, sampler=sampler, **options)
+    return [words(one.token for one in responses), seen.taken()]
 
-    found: dict[str, Any] = {}
+
+def together(seen, loaded, prompts, length, seed, **options):
+    """The tokens of several prompts, and the passes."""
+    samplers = [sampler_of(seed, number) for number in range(4)]
+    options = {"max_tokens": length, "return_token_ids": True, "settings": None} | options
+    response = batch_generate(*loaded, prompts, samplers=samplers, **options)
+    return [*map(words, response.token_ids), seen.taken()]
+
+
+def tiny_alone(seen, group=None, count=4, length=24):
+    """40 prompts of tiny models, one at a time; of what is refused the sentence."""
+    found = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
         try:
-            model, tokenizer = load("base", adapter_path=adapter, group=group)
+            loaded = load("base", adapter_path=adapter, group=group)
         except UserError as error:
             found[kind] = [str(error), ""]
             continue
         for sampling, seed in SAMPLINGS.items():
             for place, prompt in enumerate(prompts_of(number)[:count]):
-                sampler = samplers(seed, 4)[place]
-                responses = stream_generate(
-                    model, tokenizer, prompt, length, sampler=sampler, **options
-                )
-                seen.taken()
-                tokens = words(one.token for one in responses)
-                name = f"{kind}, {sampling}, {place + 1}"
-                found[name] = [tokens, seen.taken()]
+                one = alone(seen, loaded, prompt, length, sampler_of(seed, place), **options)
+                found[f"{kind}, {sampling}, {place + 1}"] = one
     return found
 
 
-def tiny_together(seen: Observed) -> Any:
+def tiny_together(seen):
     """The same prompts, four side by side."""
-    from specstream_mlx import batch_generate, load
-
-    found: dict[str, Any] = {}
+    found = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
-        model, tokenizer = load("base", adapter_path=adapter)
+        loaded, prompts = load("base", adapter_path=adapter), prompts_of(number)
         for sampling, seed in SAMPLINGS.items():
-            response = batch_generate(
-                model,
-                tokenizer,
-                prompts_of(number),
-                max_tokens=[24, 17, 24, 20],
-                return_token_ids=True,
-                samplers=samplers(seed, 4),
-                **{"settings": None} | options,
-            )
-            found[f"{kind}, {sampling}"] = [*map(words, response.token_ids), seen.taken()]
+            some = together(seen, loaded, prompts, [24, 17, 24, 20], seed, **options)
+            found[f"{kind}, {sampling}"] = some
     return found
 
 
-def ended(command: str) -> list[Any]:
+def ended(command):
     """Run the command line in this process; returns its exit code and what it printed.
 
     What follows `` <<< `` is standard input, with ``/`` between its lines.
     """
-    from specstream_mlx.cli import main as run
-
     command, _, typed = command.partition(" <<< ")
     printed, files = io.BytesIO(), {}
     for name in ("stdout", "stderr"):
@@ -211,10 +214,10 @@ def ended(command: str) -> list[Any]:
     files["stdin"] = io.TextIOWrapper(io.BytesIO(typed.replace("/", "\n").encode()), "utf-8")
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(99))  # it does not end by itself
     signal.alarm(300)
-    code: Any = 0
+    code = 0
     try:
         with patch.multiple(sys, argv=["specstream-mlx", *shlex.split(command)], **files):
-            run()
+            command_line()
     except SystemExit as error:
         code = error.code or 0
     except Exception as error:
@@ -229,12 +232,12 @@ def ended(command: str) -> list[Any]:
     return [code, *filter(None, lines)]
 
 
-def commands(name: str, seen: Observed) -> Any:
+def commands(name, seen):
     """Run the commands that the part's file names; a new one is added there with ``null``."""
     return {command: ended(command) for command in json.loads(file_of(name).read_text())}
 
 
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "lookup": True},
     "chain": {"tree_width": 1, "tree_size": None},
@@ -244,25 +247,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def operations(seen: Observed) -> Any:
+def operations(seen):
     """How often a step waits for the device, and what it enqueues: of every step but the first."""
-    import mlx.core as mx
-
-    from specstream_mlx import load, stream_generate
-
-    found: dict[str, Any] = {}
+    found = {}
     for adapter in "lossless", "conditioned", "shared":
         model, tokenizer = load("base", adapter_path=adapter)
-        for (case, options), (sampling, seed) in product(
-            CASES.items(), list(SAMPLINGS.items())[:2]
-        ):
-            (sampler,) = samplers(seed, 1)
-            responses = stream_generate(
-                model, tokenizer, prompts_of(0)[0], 60, sampler=sampler, **options
-            )
+        for (case, options), sampling in product(CASES.items(), ("greedy", "seed 3")):
+            sampler, prompt = sampler_of(SAMPLINGS[sampling]), prompts_of(0)[0]
+            responses = stream_generate(model, tokenizer, prompt, 60, sampler=sampler, **options)
             next(responses)
             seen.taken()
-            with counted(mx) as since:
+            with counted() as since:
                 calls, steps = 1, []
                 for response in responses:
                     if response.target_calls > calls:
@@ -277,15 +272,14 @@ def operations(seen: Observed) -> Any:
 
 
 @contextmanager
-def counted(mx: Any) -> Iterator[Callable[[], tuple[int, int]]]:
+def counted():
     """Count waits and calls that make arrays; what it gives returns those since its last call."""
-    from mlx.utils import tree_flatten
     from waits import READS, counted_waits
 
     made_so_far = returned = waited = 0
 
-    def making(make: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def making(make):
+        def call(*args, **kwargs):
             nonlocal made_so_far
             made = make(*args, **kwargs)
             leaves = [leaf for _, leaf in tree_flatten([made])]
@@ -294,7 +288,7 @@ def counted(mx: Any) -> Iterator[Callable[[], tuple[int, int]]]:
 
         return call
 
-    def since() -> tuple[int, int]:
+    def since():
         nonlocal returned, waited
         news = waits.count - waited, made_so_far - returned
         waited, returned = waits.count, made_so_far
@@ -315,34 +309,25 @@ def counted(mx: Any) -> Iterator[Callable[[], tuple[int, int]]]:
         yield since
 
 
-def two_processes(seen: Observed) -> Any:
+def two_processes(seen):
     """The same prompts where two processes divide the layers; their tokens are the same."""
     with ExitStack() as stack:
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in free]
     Path("hosts.json").write_text(json.dumps(hosts))
-    command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", A_RANK]
-    started = []
-    for rank in range(2):
-        own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(Path("hosts.json").absolute())}
-        started.append(
-            subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, text=True
-            )
-        )
+    started, command = [], [*PRINTING, A_RANK]
+    for rank in "0", "1":
+        own = {"MLX_RANK": rank, "MLX_HOSTFILE": str(Path("hosts.json").absolute())}
+        how = {"cwd": ROOT, "env": os.environ | own, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **how))
     first, other = [json.loads(one.communicate(timeout=1800)[0])[A_RANK] for one in started]
     for name, (tokens, _) in first.items():
         assert other[name][0] == tokens, name
     return first
 
 
-A_RANK = "a rank"
-
-
-def a_rank(seen: Observed) -> Any:
+def a_rank(seen):
     """What one of two processes writes."""
-    import mlx.core as mx
-
     return tiny_alone(seen, mx.distributed.init(), length=12)
 
 
@@ -352,13 +337,13 @@ CHANGING = {r"\b([a-z]+[-_])[0-9a-f]{16,}": r"\1ID", r'("created(?:_at)?":) \d+'
 """What changes from answer to answer: names by chance, and times."""
 
 
-def server(seen: Observed) -> Any:
+def server(seen):
     """What the server answers, and every event of its streams."""
-    found: dict[str, Any] = {}
+    found = {}
     command = "serve --port 0 --model base --adapter-path base=lossless --adapter-path lora=lora"
     printed = io.StringIO()
 
-    def ask() -> None:
+    def ask():
         try:
             while not (address := re.search(r"http://[\d.]+:\d+", printed.getvalue())):
                 time.sleep(0.05)
@@ -370,16 +355,14 @@ def server(seen: Observed) -> Any:
 
     client = threading.Thread(target=ask)
     client.start()
-    with patch.object(sys, "argv", ["specstream-mlx", *shlex.split(command)]):
-        from specstream_mlx.cli import main as run
-
-        with patch.object(sys, "stderr", printed), suppress(SystemExit):
-            run()
+    argv = ["specstream-mlx", *shlex.split(command)]
+    with patch.multiple(sys, argv=argv, stderr=printed), suppress(SystemExit):
+        command_line()
     client.join()
     return found
 
 
-def answer(address: str, body: Any) -> list[Any]:
+def answer(address, body):
     """Ask a server; returns the status and the lines of its answer, without what always changes."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(address, data, {"Content-Type": "application/json"})
@@ -399,115 +382,84 @@ def answer(address: str, body: Any) -> list[Any]:
     return [status, *lines]
 
 
-def writers() -> dict[str, str | None]:
+def writers():
     """The bundled streams, then the bundled adapters, by name."""
-    from specstream_mlx import bundled
-
-    return {"streams": bundled.streams_path()} | {
-        name: bundled.adapter_path(name) for name in bundled.adapter_names()
-    }
+    adapters = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+    return {"streams": bundled.streams_path()} | adapters
 
 
-def real(seen: Observed, length: int = 16, texts: slice = slice(None)) -> Any:
+def real(seen, length=16, texts=slice(None)):
     """Half of 40 prompts of the demonstration model: its streams and each of its adapters."""
-    from specstream_mlx import demonstration, load, stream_generate
-
-    base, found, loaded = demonstration.base_path(), {}, None
+    found, writing = {}, None
     for number, (writer, prompt) in enumerate(real_prompts()[texts]):
         if number % 4 > 1:
             continue
-        if writer != loaded:
-            adapter, loaded = writers()[writer], writer
-            model, tokenizer = load(base, adapter_path=adapter, weights="expanded")
+        if writer != writing:
+            adapter, writing = writers()[writer], writer
+            loaded = load(demonstration.base_path(), adapter_path=adapter, weights="expanded")
         for place, (sampling, seed) in enumerate(SAMPLINGS.items()):
-            if place and number % 2 != place - 1:
-                continue
-            (sampler,) = samplers(seed, 1)
-            seen.taken()
-            responses = stream_generate(model, tokenizer, prompt, length, sampler=sampler)
-            tokens = words(one.token for one in responses)
-            found[f"{number}, {writer}, {sampling}"] = [tokens, seen.taken()]
+            if not place or number % 2 == place - 1:
+                one = alone(seen, loaded, prompt, length, sampler_of(seed))
+                found[f"{number}, {writer}, {sampling}"] = one
     return found
 
 
-def real_together(seen: Observed) -> Any:
+def real_together(seen):
     """The same prompts, four with different adapters side by side."""
-    from specstream_mlx import batch_generate, demonstration, load
-
-    model, tokenizer = load(demonstration.base_path(), weights="expanded")
-    found: dict[str, Any] = {}
-    prompts = real_prompts()
+    loaded, found = load(demonstration.base_path(), weights="expanded"), {}
     for number in range(10):
-        names, texts = zip(*prompts[number::10], strict=True)
-        seed = list(SAMPLINGS.values())[number % 3]
-        response = batch_generate(
-            model,
-            tokenizer,
-            list(texts),
-            max_tokens=16,
-            return_token_ids=True,
-            samplers=samplers(seed, 4),
-            adapters=[writers()[name] for name in names],
-            settings=None,
+        names, texts = zip(*real_prompts()[number::10], strict=True)
+        adapters, seed = [writers()[name] for name in names], list(SAMPLINGS.values())[number % 3]
+        found[f"{number}, {seed}"] = together(
+            seen, loaded, list(texts), 16, seed, adapters=adapters
         )
-        found[f"{number}, {seed}"] = [*map(words, response.token_ids), seen.taken()]
     return found
 
 
-def real_prompts() -> list[tuple[str, Any]]:
+def real_prompts():
     """40 pairs of a writer's name and a prompt, which is a chat without an adapter."""
     said = [line.split(": ", 1) for line in (HERE / "prompts.txt").read_text().splitlines()]
     return [(n, [{"role": "user", "content": t}] if n == "streams" else t) for n, t in said]
 
 
-PARTS: dict[str, tuple[Callable[[Observed], Any], bool]] = {
-    "quick": (partial(tiny_alone, count=1, length=16), True),
-    "tiny alone": (tiny_alone, False),
-    "tiny together": (tiny_together, False),
-    "two processes": (two_processes, False),
-    "operations": (operations, True),
-    "server": (server, True),
-    "real quick": (partial(real, length=10, texts=slice(7, 9)), True),
-    "real alone": (real, False),
-    "real together": (real_together, False),
-    "doors": (partial(commands, "doors"), False),
-    "help": (partial(commands, "help"), True),
+PARTS = {
+    "quick": partial(tiny_alone, count=1, length=16),
+    "tiny alone": tiny_alone,
+    "tiny together": tiny_together,
+    "two processes": two_processes,
+    "operations": operations,
+    "server": server,
+    "real quick": partial(real, length=10, texts=slice(7, 9)),
+    "real alone": real,
+    "real together": real_together,
 }
-for one in "generate", "chat", "write", "convert", "train", "serve", "adapters", "others":
-    PARTS[f"refused {one}"] = (partial(commands, f"refused {one}"), False)
-"""By name: what makes a part, and whether it is in the default run of the tests."""
+COMMANDS = ["doors", "help"]
+COMMANDS += [f"refused {one}" for one in "generate chat write convert train serve".split()]
+COMMANDS += ["refused adapters", "refused others"]
+PARTS |= {name: partial(commands, name) for name in COMMANDS}
 
 
 # Recording and checking ------------------------------------------------------------------------
 
 
-def recorded(names: list[str]) -> dict[str, Any]:
+def recorded(names):
     """Make parts in this process, in a folder of their own."""
-    from golden import tiny
-
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
-        try:
-            os.chdir(folder)
-            os.environ |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-            tiny.write_all(Path(folder))
-            found = {}
-            for name in names:
-                make = a_rank if name == A_RANK else PARTS[name][0]
-                with observed() as seen:
-                    found[name] = make(seen)
-            return found
-        finally:
-            os.chdir(before)
+        tiny.write_all(Path(folder))
+        found = {}
+        for name in names:
+            make = a_rank if name == A_RANK else PARTS[name]
+            with observed() as seen:
+                found[name] = make(seen)
+        return found
 
 
-def file_of(name: str) -> Path:
-    """Return the file that keeps a part."""
+def file_of(name):
     return KEPT / f"{name.replace(' ', '_')}.json"
 
 
-def differences(name: str, found: Any) -> list[str]:
+def differences(name, found):
     """Say what is not as it is kept."""
     kept = json.loads(file_of(name).read_text())
     found = json.loads(json.dumps(found))
@@ -520,17 +472,19 @@ def differences(name: str, found: Any) -> list[str]:
     return said
 
 
-def in_new_process(names: list[str]) -> dict[str, Any]:
+def in_new_process(names):
     """Make parts in a process of their own, which knows nothing of earlier texts."""
-    command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", *names]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # sums depend on it
+    own |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+    own["PYTHONPATH"] = str(ROOT / "tests")
+    command = [*PRINTING, *names]
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(ended.stderr[-3000:])
     return json.loads(ended.stdout)
 
 
-def main() -> None:
-    """Record or check parts."""
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[*PARTS, A_RANK], default=list(PARTS))
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
@@ -554,7 +508,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
-
     main()
