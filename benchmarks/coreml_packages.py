@@ -12,7 +12,6 @@ own token; more than 0.1 is no near-tie, and the program exits with 1.
 Every finished text is a line of ``texts.jsonl`` in the work directory; the same command resumes.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import table
+from .report import Store, table
 from .texts import INSTRUCTIONS, task_items
 
 SIZES = Sizes(context=512, nodes=(8,))
@@ -59,13 +58,12 @@ def prompts_of(name: str, texts: int) -> list[tuple[str, str | None]]:
 
 def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]:
     """One row a text, read from the work directory where it is finished."""
-    package, done = work / "bundled.mlpackage", work / "texts.jsonl"
+    package = work / "bundled.mlpackage"
     paths = [bundled.adapter_path(name) for name in bundled.adapter_names()]
     paths.append(bundled.streams_path())
     if not package.exists():
         export(demonstration.base_path(), package, paths, SIZES)
-    lines = done.read_text().splitlines() if done.exists() else []
-    known = {(row["adapter"], row["number"]): row for row in map(json.loads, lines)}
+    done = Store(work / "texts.jsonl", [max_tokens])
     contents, executor = Contents.read(package), Package(package, "fp16")
     model, tokenizer = load(demonstration.base_path())
     model.model.set_dtype(mx.float32)
@@ -73,9 +71,9 @@ def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]
         model.swap_adapter(path)
         items = prompts_of(path.name, texts)
         for number, (text, around) in enumerate(track(items, path.name)):
-            if (path.name, number) not in known:
-                template = around or model.prompt_template
-                prompt = chat_prompt(tokenizer, text, template)
+            prompt = chat_prompt(tokenizer, text, around or model.prompt_template)
+
+            def measure(name: str = path.name, prompt: list[int] = prompt) -> dict[str, Any]:
                 expected, log_probs = [], []
                 for response in stream_generate(
                     model, tokenizer, prompt, max_tokens, settings=DraftSettings(speculation=False)
@@ -83,14 +81,11 @@ def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]
                     expected.append(response.token)
                     log_probs.append(np.array(response.logprobs.astype(mx.float32)))
                 request = Request(prompt, max_tokens=max_tokens, end_tokens=tokenizer.eos_token_ids)
-                decoder = PackageDecoder(contents, executor, path.name)
+                decoder = PackageDecoder(contents, executor, name)
                 found = [r.token for r in decoder.responses(tokenizer, request)]
-                row = {"adapter": path.name, "number": number}
-                row |= compared(found, expected, np.stack(log_probs))
-                with done.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                known[path.name, number] = row
-            yield known[path.name, number]
+                return {"adapter": name} | compared(found, expected, np.stack(log_probs))
+
+            yield done.get([path.name, number], measure)
 
 
 def compared(found: list[int], expected: list[int], log_probs: np.ndarray) -> dict[str, Any]:

@@ -9,7 +9,6 @@ soon as they print their address, the page for its files first; a second request
 loading was.
 """
 
-import http.client
 import json
 import os
 import pty
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +88,7 @@ def seconds_to_tokens(arguments: list[str], model: str) -> tuple[float, float]:
                 raise RuntimeError(f"{' '.join(arguments)} ended without an address")
             if model != "base":
                 for path in ("/", "/main.js", "/style.css"):
-                    _get(port, path)
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300).read()
             _first_token(port, model)
             first = time.perf_counter() - start
             again = time.perf_counter()
@@ -111,29 +111,20 @@ def _started(command: list[str], **pipes: Any) -> Iterator[Any]:
             process.communicate(timeout=60)
 
 
-def _get(port: int, path: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.request("GET", path)
-    if connection.getresponse().status != 200:
-        raise RuntimeError(f"{path} was refused")
-    connection.close()
-
-
 def _first_token(port: int, model: str) -> None:
     """Ask for a text, and return when its first token is there."""
     said = [{"role": "user", "content": TEXT}]
     body = {"model": model, "messages": said, "max_tokens": 32, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    address = f"http://127.0.0.1:{port}/v1/chat/completions"
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-    reply = connection.getresponse()
-    for line in reply:
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            if any(choice["delta"].get("content") for choice in event["choices"]):
-                connection.close()
-                return
-    raise RuntimeError(f"status {reply.status} and no text")
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        for line in reply:
+            if line.startswith(b"data: {"):
+                choices = json.loads(line[6:])["choices"]
+                if any(choice["delta"].get("content") for choice in choices):
+                    return
+    raise RuntimeError("the server answered without text")
 
 
 def main(
@@ -142,31 +133,21 @@ def main(
 ) -> None:
     """Measure how soon the commands write."""
     base = demonstration.base_path()
-    found: dict[str, list[tuple[float, float | None]]] = {
-        way: [] for way in (*GENERATING, *SERVING)
-    }
+    found: dict[str, list[tuple[float, ...]]] = {way: [] for way in (*GENERATING, *SERVING)}
     for number in track(range(runs + 1), "first tokens"):
         for way, times in found.items():
-            taken: tuple[float, float | None]
             if way in SERVING:
-                taken = seconds_to_tokens(*SERVING[way])
+                taken: tuple[float, ...] = seconds_to_tokens(*SERVING[way])
             else:
-                taken = seconds_to_text(GENERATING[way], base), None
+                taken = (seconds_to_text(GENERATING[way], base),)
             if number:  # the first run reads files that the others find in memory
                 times.append(taken)
     rows: list[dict[str, Any]] = []
     for way, times in found.items():
-        firsts = [first for first, _ in times]
-        agains = [again for _, again in times if again is not None]
-        rows.append(
-            {
-                "command": way,
-                "median": statistics.median(firsts),
-                "least": min(firsts),
-                "most": max(firsts),
-                "again": statistics.median(agains) if agains else None,
-            }
-        )
+        firsts, *agains = zip(*times, strict=True)
+        row = {"command": way, "median": statistics.median(firsts)}
+        row |= {"least": min(firsts), "most": max(firsts)}
+        rows.append(row | {"again": statistics.median(agains[0]) if agains else None})
     facts = device.describe() | {"runs": runs}
     lines = [f"{measured_on(facts)}; medians of {runs} runs, caches empty.", ""]
     lines += table(COLUMNS, rows)

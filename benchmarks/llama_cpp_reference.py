@@ -5,10 +5,13 @@ It runs through the package ``llama-cpp-python`` where that is installed; nothin
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from .runner import Run, Way
+from .runner import Run, Way, timed_run
 
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
 _DRAFTED = 2  # tokens, which the package's README recommends without a GPU
@@ -41,31 +44,19 @@ def llama_ways(
             draft_model=drafter, logits_all=drafts, verbose=False,
         )  # fmt: skip
 
+        def responses(prompt: Sequence[int]) -> Iterator[Any]:
+            tokens = llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0)
+            for number, token in enumerate(tokens, start=1):
+                facts = {"generation_tokens": number, "target_calls": llama.passes}
+                yield SimpleNamespace(token=token, text="", from_draft=False, **facts)
+                if token in ends or number == max_tokens:
+                    return
+
         def run(prompt: Sequence[int]) -> Run:
             llama.reset()
             llama.passes = 0
-            tokens: list[int] = []
-            arrivals: list[float] = []
-            lengths: list[int] = []
-            started = time.perf_counter()
-            for token in llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
-                if len(lengths) < llama.passes:
-                    lengths.append(0)
-                lengths[-1] += 1
-                tokens.append(token)
-                arrivals.append(time.perf_counter())
-                if token in ends or len(tokens) == max_tokens:
-                    break
-            ended = time.perf_counter()
-            first = arrivals[0]
-            return Run(
-                tokens,
-                llama.detokenize(tokens).decode(errors="replace"),
-                llama.passes,
-                (len(tokens) - 1) / (ended - first) if len(tokens) > 1 else 0.0,
-                seconds=ended - started,
-                lengths=lengths,
-            )
+            found = timed_run(responses(prompt), time.perf_counter())
+            return replace(found, text=llama.detokenize(found.tokens).decode(errors="replace"))
 
         return run
 

@@ -77,10 +77,7 @@ Drafts = DraftSettings | ByWorth
 """How to draft: always alike, or as is worth most."""
 
 STREAMS_ALONE, LOOKUP_ALONE = "streams alone", "lookup alone"
-ALONE = {
-    STREAMS_ALONE: ByWorth(Proposers(lookup=False)),
-    LOOKUP_ALONE: ByWorth(streams=False),
-}
+ALONE = {STREAMS_ALONE: ByWorth(Proposers(lookup=False)), LOOKUP_ALONE: ByWorth(streams=False)}
 
 
 # One run ------------------------------------------------------------------------------------
@@ -111,7 +108,7 @@ ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
 """Makes the logits processors for a prompt."""
 
 
-def _timed(responses: Iterator[PlainResponse], started: float) -> Run:
+def timed_run(responses: Iterator[PlainResponse], started: float) -> Run:
     """The run of either program's responses, begun at ``started``."""
     tokens: list[int] = []
     arrivals: list[float] = []
@@ -146,25 +143,19 @@ def _timed(responses: Iterator[PlainResponse], started: float) -> Run:
 
 
 def streams_of(model: SpeculativeModel) -> Streams:
-    """The streams of a model that has some."""
     assert model.streams is not None
     return model.streams
 
 
 @dataclass(frozen=True)
 class Mounted:
-    """A base with an adapter, for us and for mlx_lm.
-
-    Attributes:
-        read: KV rows of the newest prompt, which our ways share where nothing is timed; ``None``:
-            each reads its prompt.
-    """
+    """A base with an adapter, for us and for mlx_lm."""
 
     model: SpeculativeModel  # ours
     plain: nn.Module  # what mlx_lm runs: the same base, with the adapter's LoRA if it has one
     tokenizer: TokenizerWrapper  # of both
     max_tokens: int  # of a generation
-    read: PromptCache | None = None
+    read: PromptCache | None = None  # rows that our ways share; ``None``: each reads its prompt
 
     def mlx_lm(
         self,
@@ -177,7 +168,7 @@ class Mounted:
         def run(prompt: Sequence[int]) -> Run:
             with stock_modules(self.plain):
                 started = time.perf_counter()
-                return _timed(
+                return timed_run(
                     plain_stream_generate(
                         self.plain, self.tokenizer, list(prompt), self.max_tokens, draft_model,
                         sampler=sampler_of and sampler_of(prompt),
@@ -205,7 +196,7 @@ class Mounted:
         def run(prompt: Sequence[int]) -> Run:
             started = time.perf_counter()
             with patch.object(rule, "history_of", lambda *_: history):
-                return _timed(
+                return timed_run(
                     stream_generate(
                         model, self.tokenizer, prompt, self.max_tokens, settings=settings,
                         sampler=sampler_of and sampler_of(prompt),
@@ -222,11 +213,7 @@ class Base:
     """A base model for us, and for mlx_lm on the weights that are fastest for it."""
 
     def __init__(
-        self,
-        directory: Path,
-        max_tokens: int,
-        weights: str = "auto",
-        fastest_baseline: bool = True,
+        self, directory: Path, max_tokens: int, weights: str = "auto", fastest_baseline: bool = True
     ):
         """Load the base, and on the CPU time mlx_lm on packed and on expanded weights."""
         self._directory, self._max_tokens = directory, max_tokens
@@ -296,15 +283,10 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclass(frozen=True)
 class Compared(Generic[Name]):
-    """The runs of some ways on the same prompts.
-
-    Attributes:
-        rates: tokens/s of a way on a prompt after the first token, the median of the rounds with
-            the machine's drift taken out; only where anything is generated after that.
-    """
+    """The runs of some ways on the same prompts; ``rates`` only where a second token is written."""
 
     runs: dict[Name, list[list[Run]]]  # of each way, for each prompt, one a round
-    rates: dict[tuple[Name, int], float]
+    rates: dict[tuple[Name, int], float]  # tokens/s of a way on a prompt, without the drift
 
     def speedup(self, name: Name, baseline: Name) -> float:
         """The median over prompts of a way's rate over the baseline's on the same prompt."""
@@ -340,10 +322,7 @@ class Compared(Generic[Name]):
         }
 
     def figures(self, name: Name, baseline: Name) -> dict[str, float]:
-        """Compute what is reported of a way.
-
-        ``call_reduction`` is tokens per target call, ``nodes`` drafted tokens that a call tests.
-        """
+        """What is reported of a way: ``call_reduction`` tokens, ``nodes`` drafted tokens a call."""
         runs = list(chain(*self.runs[name]))
         calls = sum(run.target_calls for run in runs)
         speedup = self.speedup(name, baseline)
@@ -429,22 +408,6 @@ def in_turn(
         for own in (True, False)
     ]
     return Compared(parts[0].runs | parts[1].runs, parts[0].rates)
-
-
-def expected_runs(
-    mounted: Mounted,
-    prompts: Sequence[Sequence[int]],
-    plain: Sequence[Run],
-    sampler_of: SamplerOf | None = None,
-) -> list[Run]:
-    """The runs whose text every draft must write.
-
-    Those of mlx_lm in lossless mode; in shared mode the text depends on the streams, which mlx_lm
-    does not run, so it is decoded one token a step.
-    """
-    if mounted.model.mode == "lossless":
-        return list(plain)
-    return [mounted.ours(ONE_TOKEN, sampler_of)(prompt) for prompt in prompts]
 
 
 _WARM_UPS = 100  # texts

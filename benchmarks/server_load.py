@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import uvicorn
@@ -113,10 +114,7 @@ def growth(memory: Sequence[tuple[float, int]]) -> float:
     """Resident bytes at the end over those after a third of the time, medians around both."""
     third = len(memory) // 3
     sizes = [size for _, size in memory]
-    middle, last = (
-        sorted(part)[len(part) // 2] for part in (sizes[third : 2 * third], sizes[-third:])
-    )
-    return last / middle
+    return median_high(sizes[-third:]) / median_high(sizes[third : 2 * third])
 
 
 @contextmanager
@@ -157,13 +155,8 @@ def _request(port: int, rng: random.Random, ask: Ask, most: int, kind: str, load
         "stream": True,
     }
     if kind == "asks too much":
-        body |= rng.choice(
-            [
-                {"messages": [{"role": "user", "content": "x" * (2 << 20)}]},
-                {"messages": [{"role": "user", "content": "noon " * 30_000}]},
-                {"n": 1 << 20},
-            ]
-        )
+        long = [[{"role": "user", "content": text}] for text in ("x" * (2 << 20), "noon " * 30_000)]
+        body |= rng.choice([{"messages": long[0]}, {"messages": long[1]}, {"n": 1 << 20}])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     try:
         headers = {"Content-Type": "application/json"}

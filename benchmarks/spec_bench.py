@@ -59,9 +59,7 @@ TASKS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag"
 ALL, MEAN = "all", "geometric mean"
 
 BOTH = "both"
-BY_WORTH: dict[str, Drafts] = {**ALONE, BOTH: ByWorth()}
-"""What is timed: as is worth most, step by step."""
-
+BY_WORTH: dict[str, Drafts] = {**ALONE, BOTH: ByWorth()}  # what is timed
 STREAM_SHAPES: dict[str, Drafts] = {"chain": CHAIN, "tree of 8": TREE}
 LOOKUP_SHAPES: dict[str, Drafts] = {
     "lookup, 8 nodes": DraftSettings(lookup=True, num_streams=0),
@@ -123,8 +121,6 @@ def spread(questions: Sequence[Question], per_task: int | None) -> list[Question
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers to all questions."""
-
     questions: Sequence[Question]  # that were answered
     of: Sequence[int]  # of each text, which question it answers, by its place in ``questions``
     compared: Compared[str]  # the texts' runs; those of fixed shapes have no rates
@@ -164,10 +160,7 @@ def prompt_of(mounted: Mounted, chat: Sequence[Mapping[str, str]]) -> list[int] 
 
 
 def answer(
-    mounted: Mounted,
-    questions: Sequence[Question],
-    ways: Mapping[str, Way],
-    timed: Collection[str],
+    mounted: Mounted, questions: Sequence[Question], ways: Mapping[str, Way], timed: Collection[str]
 ) -> Answered:
     """Answer every turn by every way; a later turn follows mlx_lm's answers."""
     of: list[int] = []
@@ -281,9 +274,7 @@ def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(
-    rows: Sequence[Mapping[str, Any]],
-    means: Sequence[Mapping[str, Any]],
-    facts: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> list[str]:
     """The lines of the report: tokens a call of every method, and speed where it was timed."""
     drafted = [row for row in rows if row["method"] != MLX_LM]

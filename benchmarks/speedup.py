@@ -37,7 +37,6 @@ from .runner import (
     ByWorth,
     Drafts,
     Mounted,
-    expected_runs,
     interleaved,
     measure_costs,
 )
@@ -194,13 +193,7 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
     return dict(ways)
 
 
-def measure(
-    base: Base,
-    job: Job,
-    suite: Suite,
-    texts: Texts,
-    rounds: int,
-) -> list[dict[str, Any]]:
+def measure(base: Base, job: Job, suite: Suite, texts: Texts, rounds: int) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
     mounted = base.mount(job.adapter)
     drafts = drafting_ways(suite, job.mode, mounted.model)
@@ -211,7 +204,9 @@ def measure(
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
     found = interleaved(prompts, ways, rounds)
-    expected = expected_runs(mounted, prompts, found.first_runs(MLX_LM))
+    expected = found.first_runs(MLX_LM)
+    if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
+        expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
     rows = []
     for name in ways:
         row = {
@@ -238,15 +233,13 @@ def extra_parameters(mounted: Mounted, plain: bool, drafts: Drafts | None) -> in
     if adapter is None:
         return 0
     lora = sum(tensor.size for tensor in adapter.lora.values())
-    streams = sum(tensor.size for tensor in adapter.stream_tensors.values())
-    if plain:
-        return lora
     without_streams = isinstance(drafts, DraftSettings) and (
         not drafts.speculation or drafts.num_streams == 0
     )
-    if without_streams and mounted.model.mode == "lossless":  # shared text depends on them
+    if plain or (without_streams and mounted.model.mode == "lossless"):
         return lora
-    return lora + streams
+    # Shared text depends on streams that do not draft.
+    return lora + sum(tensor.size for tensor in adapter.stream_tensors.values())
 
 
 def markdown(
@@ -311,7 +304,6 @@ def compare(
     as_fastest = subject.weights == "auto"
     most = max_tokens or suite.max_tokens
     base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
-    own = None
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
         own = Job(writer_of(model), model.mode, subject.adapter, "")
@@ -321,8 +313,10 @@ def compare(
                 f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
             )
         drafting_ways(suite, own.mode, model)
-    jobs = [replace(own, task=task) for task in tasks] if own else jobs_of(suite, tasks)
-    trained = own is None or model.streams is not None
+        jobs = [replace(own, task=task) for task in tasks]
+    else:
+        jobs = jobs_of(suite, tasks)
+    trained = subject.each_bundled or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
         **texts.facts(),

@@ -59,11 +59,8 @@ SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
 }
 """Those of the demonstration model, and of models of 0.6 and 4 B."""
 
-CONTEXT = 512
-"""Rows of the KV cache."""
-
-WARM_UP, TIMED = 3, 24
-"""Steps until trees have their size, and those that are timed."""
+CONTEXT = 512  # rows of the KV cache
+WARM_UP, TIMED = 3, 24  # steps until trees have their size, and those that are timed
 
 FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
 DEQUANTIZE = "dequantize"
@@ -95,11 +92,14 @@ def never_there(module: nn.Module, dtype: mx.Dtype | None = None) -> None:
     module.update(tree_map(empty, module.parameters()))
 
 
-@cache
-def _empty(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    array = mx.broadcast_to(mx.zeros((), dtype), shape)
+def _computed(array: mx.array) -> mx.array:
     mx.eval(array)
     return array
+
+
+@cache
+def _empty(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return _computed(mx.broadcast_to(mx.zeros((), dtype), shape))
 
 
 def llama_config(
@@ -182,16 +182,12 @@ class _Uncomputed(Decoder):
 
 @cache
 def _ranks(shape: tuple[int, ...]) -> mx.array:
-    array = mx.broadcast_to(mx.arange(shape[-1]), shape)
-    mx.eval(array)
-    return array
+    return _computed(mx.broadcast_to(mx.arange(shape[-1]), shape))
 
 
 @cache
 def _log_probs(shape: tuple[int, ...]) -> mx.array:
-    array = -0.5 * (1 + _ranks(shape).astype(mx.float32))
-    mx.eval(array)
-    return array
+    return _computed(-0.5 * (1 + _ranks(shape).astype(mx.float32)))
 
 
 def _forget(caches: Sequence[Any]) -> None:
@@ -206,9 +202,7 @@ def _forget(caches: Sequence[Any]) -> None:
 @cache
 def _mark(name: str) -> mx.array:
     """Make the array that operations of one kind depend on, to be told by in the graph."""
-    array = mx.zeros(())
-    mx.eval(array)
-    return array
+    return _computed(mx.zeros(()))
 
 
 @contextmanager
@@ -353,10 +347,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
     return lines
 
 
-def main(
-    timing: bool = option(True, FLAG, "Time nothing."),
-    output: Path = OUTPUT,
-) -> None:
+def main(timing: bool = option(True, FLAG, "Time nothing."), output: Path = OUTPUT) -> None:
     """Count a step's operations and time the host, for three models."""
     rows: list[dict[str, Any]] = []
     timed = TIMED if timing else 0

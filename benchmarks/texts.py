@@ -30,14 +30,10 @@ PROSE, PROSE_ADAPTER = "prose", "friendly"
 TextSet = Literal["test", "dev"]
 
 ORIGIN = option("test", choice(*get_args(TextSet)), "Which texts are decoded.", "--texts")
-"""``--texts``, the ``origin`` of ``Texts``."""
-
 TASKS = option("", TEXT, "Comma-separated; default: all.", "--tasks")
-"""``--tasks``, see ``chosen_tasks``."""
 
 
 def texts_a_task(default: int) -> Any:
-    """Make the option ``--items``, the ``count`` of ``Texts``."""
     return option(default, integer(1), "Texts of a task at most.")
 
 
@@ -120,8 +116,7 @@ def adapter_of(task: str, writer: str) -> Path:
     return bundled.adapter_path(PROSE_ADAPTER if task == PROSE else task)
 
 
-Answers = Sequence[str]
-"""Those that are right for one text."""
+Answers = Sequence[str]  # that are right for one text
 
 
 def score(task: str, outputs: Sequence[str], answers: Sequence[Answers]) -> tuple[str, float]:
@@ -154,17 +149,11 @@ def rouge_l(outputs: Sequence[str], answers: Sequence[Answers]) -> float:
 
 def _rouge_l(output: str, answer: str) -> float:
     words, wanted = (_evened(text).lower().split() for text in (output, answer))
-    common = longest_common_subsequence(words, wanted)
-    return 2 * common / (len(words) + len(wanted)) if common else 0.0
-
-
-def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest common subsequence of two word lists."""
-    row = [0] * (len(second) + 1)
-    for word in first:
+    row = [0] * (len(wanted) + 1)  # lengths of the longest common subsequences
+    for word in words:
         diagonal = 0
-        for column, other in enumerate(second, start=1):
+        for column, other in enumerate(wanted, start=1):
             above = row[column]
             row[column] = diagonal + 1 if word == other else max(above, row[column - 1])
             diagonal = above
-    return row[-1]
+    return 2 * row[-1] / (len(words) + len(wanted)) if row[-1] else 0.0

@@ -26,9 +26,7 @@ from specstream_mlx.terminal.progress import track
 from ..report import OUTPUT, table, write_report
 from ..texts import ORIGIN, TASKS, Texts, TextSet, chosen_tasks, texts_a_task
 
-ACCEPTANCE = "acceptance-lossless"
-"""Name of the result files."""
-
+ACCEPTANCE = "acceptance-lossless"  # name of the result files
 NUM_STREAMS, TREE_WIDTH, TREE_SIZE, MAX_TOKENS = 4, 4, 8, 128
 
 
@@ -52,10 +50,7 @@ class AcceptanceTable:
 
 
 class AcceptanceCounts:
-    """Right candidates (depth, rank) in ``hits``, and how often a depth was ``reached``.
-
-    A depth counts only if every token before it was among its own depth's candidates.
-    """
+    """Right candidates (depth, rank), and how often a depth was reached by such alone."""
 
     def __init__(self, depth: int, width: int):
         self.hits = np.zeros((depth, width), np.int64)
@@ -104,10 +99,7 @@ def measure_acceptance(
 
 
 def main(
-    origin: TextSet = ORIGIN,
-    items: int = texts_a_task(8),
-    only: str = TASKS,
-    output: Path = OUTPUT,
+    origin: TextSet = ORIGIN, items: int = texts_a_task(8), only: str = TASKS, output: Path = OUTPUT
 ) -> None:
     """Measure acceptance by depth and rank on the demonstration model."""
     model, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())

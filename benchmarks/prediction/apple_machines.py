@@ -49,14 +49,8 @@ _ACCELERATORS = "https://tzakharko.github.io/apple-neural-accelerators-benchmark
 
 @dataclass(frozen=True)
 class Chip:
-    """One chip in its largest configuration.
-
-    Attributes:
-        generation: of the GPU as MLX counts them, the digits of ``applegpu_g15s``: M1 13 to M5 17.
-    """
-
     name: str  # as Apple sells it
-    generation: int
+    generation: int  # of the GPU, the digits of MLX's ``applegpu_g15s``: M1 13 to M5 17
     bandwidth: float  # of the memory, GB/s
     cores: int  # of the GPU
     clock: float  # of the GPU, GHz

@@ -46,14 +46,15 @@ PLAIN: tuple[tuple[str, Shape, Bits, int, float, str], ...] = (
 def points() -> list[Point]:
     m3_max, m4_pro, m5_max = (chip(f"M{name}") for name in ("3 Max", "4 Pro", "5 Max"))
     found = []
-    table = {
-        **{1: 0.129, 2: 0.129, 4: 0.165, 6: 0.263, 8: 0.323, 9: 0.405, 10: 0.508},
-        **{16: 0.509, 32: 0.513, 33: 1.002},
-    }
-    for rows, ms in table.items():
-        predicted = product_ms(m3_max, 4, rows, 5120, 17408, OLD_LIMIT)
-        what, source = "M3 Max, 5120 x 17408, 4 bits, ms", f"{_MLX}/pull/3863"
-        found.append(Point(what, rows, ms, predicted, rows in (4, 6, 32), source))
+
+    def add(what: str, rows: int, ms: float, predicted: float, fitted: bool, source: str) -> None:
+        source = source if source.startswith("https:") else f"{_MLX}/{source}"
+        found.append(Point(what, rows, ms, predicted, fitted, source))
+
+    table = {1: 0.129, 2: 0.129, 4: 0.165, 6: 0.263, 8: 0.323, 9: 0.405, 10: 0.508}
+    for rows, ms in (table | {16: 0.509, 32: 0.513, 33: 1.002}).items():
+        predicted, fitted = product_ms(m3_max, 4, rows, 5120, 17408, OLD_LIMIT), rows in (4, 6, 32)
+        add("M3 Max, 5120 x 17408, 4 bits, ms", rows, ms, predicted, fitted, "pull/3863")
     for inputs, outputs, table, issue in (
         (4096, 24576, {2: 1.03, 3: 1.22, 4: 1.47, 6: 2.07, 8: 2.69}, 3839),
         (5120, 17408, {2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5}, 3852),
@@ -62,39 +63,30 @@ def points() -> list[Point]:
         one = product_ms(m4_pro, 4, 1, inputs, outputs)
         for rows, times in table.items():
             predicted = product_ms(m4_pro, 4, rows, inputs, outputs, OLD_LIMIT) / one
-            found.append(Point(what, rows, times, predicted, False, f"{_MLX}/issues/{issue}"))
+            add(what, rows, times, predicted, False, f"issues/{issue}")
     # The pull request was measured with limits of 10 and, where this says so, of 16.
     for rows, ms in {1: 75.9, 3: 84.8, 5: 112.7, 8: 170.8, 12: 241.5}.items():
         predicted = forward_ms(m5_max, LARGEST, 4, rows, 400, 16)
-        what, source = "M5 Max, 70B model, 4 bits, ms", f"{_MLX}/pull/3791"
-        found.append(Point(what, rows, ms, predicted, rows in (8, 12), source))
+        add("M5 Max, 70B model, 4 bits, ms", rows, ms, predicted, rows in (8, 12), "pull/3791")
     predicted = product_ms(chip("M5"), 4, 32, 5120, 13824)
-    what, source = "M5, 5120 x 13824, 4 bits, ms", f"{_MLX}/pull/4171"
-    found.append(Point(what, 32, 0.804, predicted, True, source))
+    add("M5, 5120 x 13824, 4 bits, ms", 32, 0.804, predicted, True, "pull/4171")
     # The machine is not named. Only an Ultra still runs qmv at 10 rows, and the thread's plots are
     # of M2 Ultra and M3 Max.
     for rows, ms, limit in ((6, 19.4, None), (8, 25.4, None), (10, 31.3, None), (10, 31.4, 2)):
         predicted = forward_ms(chip("M2 Ultra"), MISTRAL, 4, rows, 0, limit)
-        what = "M2 Ultra (inferred), Mistral 7B, 4 bits, ms"
-        found.append(Point(what, rows, ms, predicted, True, f"{_MLX}/pull/2031"))
+        add("M2 Ultra (inferred), Mistral 7B, 4 bits, ms", rows, ms, predicted, True, "pull/2031")
     # A hybrid with recurrent layers, of which only the products of 27 B weights are modelled.
     predicted = product_ms(chip("M1 Ultra"), 4, 3, 5120, 17408) * 27e9 / (5120 * 17408)
-    what, source = (
-        "M1 Ultra, 27B hybrid model, 4 bits, ms",
-        "https://github.com/lablup/mlxcel/pull/1197",
-    )
-    found.append(Point(what, 3, 100.5, predicted, True, source))
+    source = "https://github.com/lablup/mlxcel/pull/1197"
+    add("M1 Ultra, 27B hybrid model, 4 bits, ms", 3, 100.5, predicted, True, source)
     predicted = product_ms(replace(chip("M1 Pro"), cores=14), 16, 4, 2048, 32000)
     what = "M1 Pro (14 cores), 2048 x 32000, 16 bits, ms"
-    found.append(Point(what, 4, 1.294, predicted, False, f"{_MLX}/issues/3967"))
+    add(what, 4, 1.294, predicted, False, "issues/3967")
     predicted = product_ms(replace(chip("M4"), cores=8), 16, 4, 2048, 2048)
-    what, source = (
-        "M4 (8 cores), 2048 x 2048, 16 bits, ms",
-        "https://github.com/sonos/tract/pull/2547",
-    )
-    found.append(Point(what, 4, 0.078, predicted, False, source))
+    source = "https://github.com/sonos/tract/pull/2547"
+    add("M4 (8 cores), 2048 x 2048, 16 bits, ms", 4, 0.078, predicted, False, source)
     for name, shape, bits, context, ms, source in PLAIN:
         predicted = forward_ms(chip(name), shape, bits, 1, context)
         what = f"{name}, {shape.name}, {bits} bits, ms a token"
-        found.append(Point(what, 1, ms, predicted, name == "M3 Ultra", source))
+        add(what, 1, ms, predicted, name == "M3 Ultra", source)
     return found

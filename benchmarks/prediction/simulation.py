@@ -151,11 +151,7 @@ USUAL = Setting()
 
 
 def predict(
-    chip: Chip,
-    model: Shape,
-    bits: Bits,
-    tree: AcceptanceTable,
-    setting: Setting = USUAL,
+    chip: Chip, model: Shape, bits: Bits, tree: AcceptanceTable, setting: Setting = USUAL
 ) -> Prediction:
     """The fastest of plain decoding and all best trees, all trained streams beside every node."""
     plain = forward_ms(chip, model, bits, 1, setting.context)

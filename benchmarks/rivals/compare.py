@@ -21,21 +21,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.sample_utils import LogitsProcessor
-
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
 from specstream_mlx.loading import load_draft_model, model_directory, read_config
-from specstream_mlx.options import (
-    FLAG,
-    PATH,
-    TEXT,
-    Kind,
-    each,
-    integer,
-    most_tokens,
-    option,
-)
+from specstream_mlx.options import FLAG, PATH, TEXT, Kind, each, integer, most_tokens, option
 
 from ..llama_cpp_reference import llama_ways
 from ..report import OUTPUT, Store, machine_suffix, write_report
@@ -151,17 +140,11 @@ class Contest:
 
     def entries(self, mounted: Mounted, one: TextClass, temperature: float) -> list[Entry]:
         """List what takes part in a class at a temperature, mlx_lm first."""
-
-        def sampler_of(prompt: Sequence[int]) -> Any:
-            return keyed_sampler(sum(prompt), temperature)
-
-        def processors_of(prompt: Sequence[int]) -> list[LogitsProcessor]:
-            return [dictation(mounted, prompt)]
-
-        how: dict[str, Any] = {
-            "sampler_of": sampler_of if temperature else None,
-            "processors_of": processors_of if one.dictated else None,
-        }
+        how: dict[str, Any] = {}
+        if temperature:
+            how["sampler_of"] = lambda prompt: keyed_sampler(sum(prompt), temperature)
+        if one.dictated:
+            how["processors_of"] = lambda prompt: [dictation(mounted, prompt)]
         timed, draft = not self.options.acceptance, self.sources.draft_model
         entries = [Entry(MLX_LM, None, mounted.mlx_lm(**how), timed)]
         others = timed and not temperature and one.adapter is None and not one.dictated
@@ -273,7 +256,9 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
     }
     name = "-".join(filter(None, ("rivals", options.name, machine_suffix(facts))))
     text, adapter = "", None
-    for some in _together(classes):
+    together = [[one for one in classes if one.prompts is None]]  # Spec-Bench's tasks, at once
+    together += [[one] for one in classes if one.prompts is not None]
+    for some in filter(None, together):
         first = some[0]
         if first.adapter != adapter:
             adapter = first.adapter
@@ -303,12 +288,6 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
                     rows += rows_of(one, temperature, entries, part)
             text = write_report(output, name, values, markdown(values))
     return text, rows
-
-
-def _together(classes: Sequence[TextClass]) -> list[list[TextClass]]:
-    """Part classes by what is measured at once: Spec-Bench's tasks, and each of the others."""
-    questions = [one for one in classes if one.prompts is None]
-    return [*filter(None, [questions]), *([one] for one in classes if one.prompts is not None)]
 
 
 def _llama(

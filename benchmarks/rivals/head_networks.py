@@ -99,15 +99,13 @@ class _Recurrent(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Make the features (B, T, h) of the text."""
         return hidden
 
     def layer(self, embeddings: Tensor, features: Tensor, **how: Any) -> Tensor:
-        """Run the layer; returns its output (B, T, h)."""
         raise NotImplementedError
 
     def read(self, output: Tensor) -> Tensor:
-        """Make what the LM head reads of the output."""
+        """What the LM head reads."""
         return output
 
     def forward(self, hidden: Tensor, embeddings: Tensor, positions: Tensor) -> Tensor:

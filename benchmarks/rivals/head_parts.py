@@ -10,37 +10,20 @@ import mlx.nn as nn
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.adapters.lora import activations_dtype
-from specstream_mlx.drafting.eagle3 import draft_tokens, load_weights
+from specstream_mlx.drafting.eagle3 import load_weights
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of a head by name, its configuration (empty: none), and the target.
-
-    Attributes:
-        tokens: (n,) tokens that the head scores, ``token_map`` in its file; ``None``: all.
-    """
+    """The tensors of a head by name, its configuration (empty: none), and the target."""
 
     directory: Path  # of the head, for errors
     arrays: Mapping[str, mx.array]
     values: Mapping[str, Any]
     target: SpeculativeModel
-    tokens: mx.array | None
-
-    @classmethod
-    def of(
-        cls,
-        directory: Path,
-        arrays: dict[str, mx.array],
-        values: Mapping[str, Any],
-        target: SpeculativeModel,
-    ) -> "Tensors":
-        tokens = arrays.pop("token_map", None)
-        if tokens is not None:
-            tokens = draft_tokens(directory, tokens, target.config["vocab_size"])
-        return cls(directory, arrays, values, target, tokens)
+    tokens: mx.array | None  # (n,) that the head scores, ``token_map`` in its file; ``None``: all
 
     @property
     def hidden_size(self) -> int:

@@ -22,10 +22,9 @@ _PATIENCE = 8  # rounds of a full window before it is judged
 
 
 class Lookahead(Proposer):
-    """The window and the pool of one text.
+    """The window of W ``columns`` and the pool of n-grams, ``most`` after a token, of one text.
 
-    ``columns`` and ``ngram`` are W and N, the authors' 5 and 7, which add 29 rows to every step;
-    ``most`` is G, the n-grams after a token that the pool holds.
+    The authors' W and N, 5 and 7, add 29 rows to every step.
     """
 
     def __init__(self, material: Material, columns: int = 5, ngram: int = 3, most: int = 5):

@@ -37,16 +37,15 @@ class Sources:
     heads: Mapping[str, SpeculativeModel] | None = None  # the base with each, by name
 
 
+def _needed(source: Any, method: str, what: str, flag: str) -> Any:
+    if source is None:
+        raise UserError(f"the method {method!r} needs a {what}, expected {flag} too")
+    return source
+
+
 def _retrieval(sources: Sources, answers: Answers) -> dict[str, Any]:
-    if sources.datastore is None:
-        raise UserError(f"the method {REST!r} needs a datastore, expected --datastore too")
-    return {"proposers": [partial(Retrieval, path=sources.datastore)]}
-
-
-def _draft_model(sources: Sources, answers: Answers) -> dict[str, Any]:
-    if sources.draft_model is None:
-        raise UserError(f"the method {DRAFT_MODEL!r} needs a model, expected --draft-model too")
-    return {"draft_model": sources.draft_model}
+    path = _needed(sources.datastore, REST, "datastore", "--datastore")
+    return {"proposers": [partial(Retrieval, path=path)]}
 
 
 PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
@@ -55,7 +54,9 @@ PROPOSERS: Mapping[str, Callable[[Sources, Answers], dict[str, Any]]] = {
     "suffix": lambda _, answers: {"proposers": [partial(Suffix, answers=answers)]},
     "lookahead": lambda *_: {"proposers": [Lookahead]},
     REST: _retrieval,
-    DRAFT_MODEL: _draft_model,
+    DRAFT_MODEL: lambda sources, _: {
+        "draft_model": _needed(sources.draft_model, DRAFT_MODEL, "model", "--draft-model")
+    },
 }
 """Settings of each proposer alone."""
 

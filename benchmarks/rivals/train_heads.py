@@ -128,12 +128,10 @@ class Drafts:
 
 
 class _Guessed:
-    """What a head guesses on a batch, and the targets.
+    """What a head guesses on a batch: ``features`` (B, C, D, h), which the LM heads read.
 
-    Attributes:
-        features: (B, C, D, h) what the LM heads read; last: (B, T, h) the base's own.
-        places: (B, C, 1 + D) columns of the tokens from the root on, -1 outside the vocabulary.
-        there: (B, C, 1 + D) bool, whether there is such a token.
+    The targets are ``places`` (B, C, 1 + D), columns of the tokens from the root on, -1 outside the
+    vocabulary, and ``there``, whether there is such a token; ``last`` (B, T, h) is the base's own.
     """
 
     def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
