@@ -43,7 +43,6 @@ from .service import BASE, Service
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -86,7 +85,6 @@ def make_app(
 
     Args:
         page: a folder whose files are shown, ``index.html`` at ``/``.
-        api_key: what every request but those for ``/health`` must bear.
         hosts: names that a request's Host may have, lest a page of another site has its own name
             resolved to this machine; empty: any.
         origins: other sites whose pages may use the server; ``*``: all.
@@ -124,7 +122,6 @@ def make_app(
         return model_object | {"owned_by": "specstream-mlx", "specstream": facts}
 
     def front(request: Request) -> Response:
-        """Say the addresses that clients want."""
         root = str(request.base_url).rstrip("/")
         return PlainTextResponse(
             f"specstream-mlx is running.\n\nBase URL of OpenAI's clients: {root}/v1\n"
@@ -184,10 +181,7 @@ def document() -> dict[str, Any]:
     bodies = [(path, "validation", TypeAdapter(kind)) for path, (kind, *_) in APIS.items()]
     place = "#/components/schemas/{model}"
     schemas, shared = TypeAdapter.json_schemas(bodies, ref_template=place)  # type: ignore[arg-type]
-    answers = {
-        "200": {"description": "The answer, or its events."},
-        "4XX": {"description": "A refusal; one sentence names the field."},
-    }
+    answers = {"default": {"description": "The answer or its events, or a refusal's sentence."}}
     paths = {}
     for (path, _), schema in schemas.items():
         body = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -69,7 +69,6 @@ class Job:
     left: bool = False  # whether nobody waits for it any more, see Worker.cancel
 
     def request(self) -> Request:
-        """Make the request for the scheduler; its ``check`` says what is wrong."""
         return Request(
             self.prompt,
             None if self.client_request.draft else DraftSettings(speculation=False),
@@ -128,7 +127,6 @@ class Writing:
         return tokens
 
     def _stopped_by(self, last: GenerationResponse) -> str | None:
-        """Return the stop string that ended the text."""
         if last.finish_reason != "stop" or last.token in self._tokenizer.eos_token_ids:
             return None
         text, stop = self._tokenizer.decode(self._ids), self.job.client_request.stop
@@ -227,7 +225,6 @@ class PromptCaches:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose rows are stored."""
         return sum(len(tokens) for _, tokens, _ in self.stored)
 
     def cache_for(self, model: nn.Module, prompt: Sequence[int]) -> PromptCache:

@@ -41,7 +41,7 @@ class Grammars:
         self, schema: dict[str, Any] | bool, prompt_tokens: int
     ) -> Callable[[], LogitsProcessor]:
         """Return a function that makes the mask of one text, which is JSON that fits a schema."""
-        ends, tokens = frozenset(self._tokenizer.eos_token_ids), self._tokens
+        tokens = self._tokens
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _SPACES)
         except ValueError as error:
@@ -50,16 +50,13 @@ class Grammars:
         if matcher.is_error():
             line = matcher.get_error().strip().splitlines()[0]
             raise UserError(f"the schema cannot be followed: {line}")
-        return lambda: _Mask(matcher.deep_copy(), prompt_tokens, self._vocab_size, ends)
+        return lambda: _Mask(matcher.deep_copy(), prompt_tokens, self._vocab_size)
 
 
 class _Mask:
-    def __init__(
-        self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int, ends: frozenset[int]
-    ):
+    def __init__(self, matcher: LLMatcher, prompt_tokens: int, vocab_size: int):
         self._matcher, self._prompt_tokens = matcher, prompt_tokens
-        self._vocab_size, self._ends = vocab_size, ends
-        self._consumed: list[int] = []
+        self._vocab_size, self._consumed = vocab_size, list[int]()
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Mask (1, vocab) logits of tokens that may not follow; of no text's own path, none."""
@@ -74,8 +71,6 @@ class _Mask:
 
     def _goes_to(self, path: list[int]) -> bool:
         """Take the matcher to the end of a path; false: the grammar does not lead there."""
-        if not self._ends.isdisjoint(path):  # calls are enqueued after what may be the end
-            return False
         pairs = zip(self._consumed, path, strict=False)
         common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
         if common < len(self._consumed):

@@ -102,7 +102,6 @@ class CompletionWriter(Writer):
 
     @property
     def _with_usage(self) -> bool:
-        """Whether a stream ends with the counts."""
         return bool((self.body.get("stream_options") or {}).get("include_usage"))
 
     def _counts(self, choices: Choices) -> dict[str, Any]:

@@ -138,14 +138,13 @@ class Reply(StreamingResponse):
     def __init__(self, service: Service, jobs: list[Job], writer: Any):
         headers = {"Cache-Control": "no-store"}
         super().__init__(self._stream(), media_type="text/event-stream", headers=headers)
-        self._worker, self._patience = service.worker, service.patience
-        self._writer = writer
+        self._service, self._writer = service, writer
         self._choices = [Choice(n, job, writer.tokenizer) for n, job in enumerate(jobs)]
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Choice, Event]] = asyncio.Queue()
         for choice in self._choices:
             choice.job.deliver = partial(self._deliver, choice)
-        self._worker.submit(jobs)
+        service.worker.submit(jobs)
 
     def _deliver(self, choice: Choice, event: Event) -> None:
         with suppress(RuntimeError):  # the loop has ended
@@ -172,7 +171,7 @@ class Reply(StreamingResponse):
         left = len(self._choices)
         while left:
             try:
-                choice, event = await asyncio.wait_for(self._events.get(), self._patience)
+                choice, event = await asyncio.wait_for(self._events.get(), self._service.patience)
             except TimeoutError:
                 yield ": keep-alive\n\n"
                 continue
@@ -201,7 +200,7 @@ class Reply(StreamingResponse):
 
     def _cancel(self) -> None:
         for choice in self._choices:
-            self._worker.cancel(choice.job)
+            self._service.worker.cancel(choice.job)
 
 
 def sentence_of(error: Exception) -> str:
@@ -210,7 +209,6 @@ def sentence_of(error: Exception) -> str:
 
 
 def event(value: Any, name: str | None = None) -> str:
-    """Make a server-sent event."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {json.dumps(value)}\n\n"
 

@@ -72,8 +72,7 @@ class ResponseWriter(ItemWriter):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def complete(self, choice: Choice) -> Events:
-        """Yield the end of the items; a text that is empty is an item."""
-        if not self.items:
+        if not self.items:  # an empty text is an item
             yield from self.wrote(choice, [""])
         yield from super().complete(choice)
 
@@ -113,7 +112,6 @@ class ResponseWriter(ItemWriter):
         return self._event("output_item.done", output_index=len(self.items) - 1, item=item)
 
     def _of_item(self, kind: str, **values: Any) -> str:
-        """Make an event of the last item."""
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return self._event(kind, **place, **values)
 

@@ -70,7 +70,6 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call a model."""
         return *self.models, *self.aliases
 
     async def prepare(self, *requests: ClientRequest) -> list[Job]:
@@ -124,12 +123,9 @@ class Service:
         if not isinstance(messages[0], dict):
             return encode_prompt(self.tokenizer, messages)
         if template is not None:
-            messages = [
-                one | {"content": in_template(one["content"], template)}
-                if one["role"] == "user"
-                else one
-                for one in messages
-            ]
+            for number, one in enumerate(messages):
+                if one["role"] == "user":
+                    messages[number] = one | {"content": in_template(one["content"], template)}
         encode = partial(encode_prompt, self.tokenizer, template_kwargs=request.template_kwargs)
         ids = encode(messages, tools=request.tools)
         silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]

@@ -162,7 +162,6 @@ class Worker:
                 self._end(writing, writing.ended)
 
     def _end(self, writing: Writing, event: Event) -> None:
-        """Hand out the last event of a text."""
         if isinstance(event, Exception) and not isinstance(event, UserError):
             logging.getLogger(__name__).error("a text failed", exc_info=event)
         self._drop(writing, complete=isinstance(event, Ended))

@@ -155,17 +155,14 @@ def test_which_stop_sequence_was_met(anthropic_client, tiny):
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", text[5:7])
 
 
-PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 1.2}
-
-
 def test_penalties_are_mlx_lms(chat, tiny):
-    """With drafts and without, above temperature 0 too; a bias is one of them."""
     bias = {7: 3.0, 9: -2.5}
-    processors = make_logits_processors(bias, **PENALTIES)
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 1.2}
+    processors = make_logits_processors(bias, **penalties)
     for sampled in ({}, {"temperature": 0.9, "seed": 4}):
         expected, _ = tiny.solo("base", CHAT, 30, *sampled.values(), logits_processors=processors)
         for draft in (True, False):
-            body = {**PENALTIES, "draft": draft, "logit_bias": {str(n): v for n, v in bias.items()}}
+            body = {**penalties, "draft": draft, "logit_bias": {str(n): v for n, v in bias.items()}}
             found = chat(max_tokens=30, extra_body=body | sampled).choices[0].message.content
             assert found == expected
     assert expected != tiny.solo("base", CHAT, 30, 0.9, 4)[0]

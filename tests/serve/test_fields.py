@@ -51,7 +51,6 @@ SENTENCE = re.compile(
 
 
 def places(values, place=()):
-    """Yield the ways to all values within ``values``."""
     if place:
         yield place
     found = dict(enumerate(values)) if isinstance(values, list) else values

@@ -3,7 +3,6 @@
 import random
 from typing import Literal
 
-import mlx.core as mx
 import pytest
 from pydantic import TypeAdapter
 from random_models import random_prompt
@@ -64,15 +63,3 @@ def test_texts_fit_with_drafts_and_without(tiny, grammars, seed):
     kind.validate_json(found, strict=True)
     assert tokens == written(*case, speculation=False)[1]
     assert tokens == written(*case)[1]
-
-
-def test_paths_that_do_not_fit_leave_the_mask_as_it_was(tiny, grammars):
-    mask = grammars.json({"const": [1, 2]}, 0)()
-    wrong = tiny.tokenizer.encode("[1 the", add_special_tokens=False)
-    right = tiny.tokenizer.encode("[1", add_special_tokens=False)
-    logits = mx.zeros((1, VOCAB_SIZE))
-    before = mask(mx.array(right), logits)
-    assert (mask(mx.array(wrong), logits) == 0).all()
-    ended = [*right, min(tiny.tokenizer.eos_token_ids)]
-    assert (mask(mx.array(ended), logits) == 0).all()
-    assert mx.array_equal(mask(mx.array(right), logits), before)

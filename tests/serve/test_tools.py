@@ -42,7 +42,6 @@ BACK = "".join(
     for n, a in CALLS
 )
 BACK = f"{SAID.rstrip()}{BACK}<|end|><|tool|>-3<|end|><|tool|>soon<|end|><|assistant|>"
-"""The end of a prompt with the calls and what the tools brought."""
 
 
 def only(text, prompt_tokens, tokens, logits):
@@ -190,11 +189,6 @@ def test_where_tools_must_not_be_called_calls_are_text(openai_client, anthropic_
     (choice,) = chats.create(model="base", messages=CHAT, tools=TOOLS, max_tokens=40).choices
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
     assert "<tool_call>" in choice.message.content and PLANTED.startswith(choice.message.content)
-    ask = {"model": "base", "input": CHAT, "tools": FLAT_TOOLS}
-    reply = openai_client.responses.create(**ask, max_output_tokens=40)
-    assert (reply.status, reply.output[-1].status) == ("incomplete", "incomplete")
-    assert [item.type for item in reply.output] == ["message"]
-    assert "<tool_call>" in reply.output_text
 
 
 CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

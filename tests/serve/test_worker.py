@@ -160,23 +160,6 @@ def test_a_pass_that_fails_ends_its_texts_alone(inbox, monkeypatch):
     assert isinstance(inbox.wait(1)["next"], Ended)
 
 
-def test_texts_of_a_model_that_cannot_share_a_pass_take_turns(inbox, monkeypatch):
-    model, counts, step = speculative_model("sliding windows", seed=1), [], Decoder.step
-
-    def counted(self, plans, rules):
-        counts.append(len(plans))
-        return step(self, plans, rules)
-
-    monkeypatch.setattr(Decoder, "step", counted)
-    prompts = [random_prompt(9 + number, seed=number) for number in range(3)]
-    inbox.submit(*(inbox.job(n, p, 30, model=model) for n, p in enumerate(prompts)))
-    inbox.wait(3)
-    assert max(counts) == 1
-    assert inbox.order != sorted(inbox.order)
-    for number, prompt in enumerate(prompts):
-        assert inbox.tokens[number] == plain_tokens(model.model, prompt, 30)
-
-
 def test_stopping_ends_all_texts(new_inbox):
     inbox = new_inbox(most_texts=1)
     jobs = [inbox.job(n, random_prompt(9), 2000) for n in range(3)]
