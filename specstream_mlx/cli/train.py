@@ -244,8 +244,10 @@ def _answers(
     prompts: list[str] | None,
 ) -> Path:
     """Let the base answer prompts, its own if there are none."""
+    from ..models.architectures import context_length
+    from ..prompts import chat_prompt
     from ..terminal.progress import progress
-    from ..train.distil import distil, fitting
+    from ..train.distil import distil
     from ..train.self_prompts import draw_prompts
 
     base, tokenizer, template = start.base, start.tokenizer, start.streams.config.prompt_template
@@ -260,7 +262,8 @@ def _answers(
                 prompts, sentence = draw_prompts(base, tokenizer, directory, count, **wanted)
             if sentence:
                 note(sentence)
-        fit = fitting(base, tokenizer, prompts, template, settings.max_seq_length)
+        most = min(settings.max_seq_length, context_length(base.config) or settings.max_seq_length)
+        fit = [one for one in prompts if len(chat_prompt(tokenizer, one, template)) < most]
         if len(fit) < len(prompts):
             note(
                 f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_WINDOW = 50
-"""Batches whose items are sorted by length together: little padding, yet a random order."""
+_WINDOW = 50  # batches whose items are sorted by length together: little padding, random order
 
 
 @dataclass(frozen=True)

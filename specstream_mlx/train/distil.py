@@ -13,7 +13,6 @@ from ..engine.sampling import keyed_sampler
 from ..errors import UserError, shown
 from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
 from ..loading import SpeculativeModel
-from ..models.architectures import context_length
 from ..prompts import chat_prompt
 from .settings import check_identity
 
@@ -52,18 +51,6 @@ def _prompt_of(value: Any) -> str | None:
             said = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
             return _prompt_of({"prompt": said[0].get("content")}) if said else None
     return None
-
-
-def fitting(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    prompts: Sequence[str],
-    template: str | None,
-    most_tokens: int,
-) -> list[str]:
-    """Select the prompts that leave room for an answer in so many tokens and the context."""
-    most = min(most_tokens, context_length(model.config) or most_tokens)
-    return [p for p in prompts if len(chat_prompt(tokenizer, p, template)) < most]
 
 
 def distil(

@@ -32,9 +32,6 @@ from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
 from .validation import validate
 
-_MOST_ITERATIONS = 1 << 31
-"""Seeds of a run: an iteration draws with the run's seed times this, plus its own number."""
-
 
 @dataclass
 class Progress:
@@ -191,7 +188,7 @@ class Run:
         exits = bool(self._start.streams.config.pruner_rank)
         step = sequences_of(items, self._alphas, exits=exits, places=self._places)
         self._model.train()
-        mx.random.seed(self.settings.seed * _MOST_ITERATIONS + self.progress.iterations)
+        mx.random.seed(self.settings.seed * 2**31 + self.progress.iterations)
         parameters = self.trained.trainable_parameters()
         loss, gradients = self._step(*step)
         self.trained.update(parameters)  # in place of traced ones

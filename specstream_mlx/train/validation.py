@@ -19,9 +19,7 @@ class Validation:
 
     loss: float  # of Eq. 6 in nats, without the pruner's
     accuracy: list[float]  # of the likeliest tokens of the main stream and of streams 1 to gamma
-    accepted_length: float
-    """Tokens per step of a chain draft, by a replay: on text of the target's own, what greedy
-    decoding gets."""
+    accepted_length: float  # tokens per step of a greedy chain draft, by a replay
 
 
 def validate(

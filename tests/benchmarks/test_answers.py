@@ -50,5 +50,5 @@ def test_perplexity_is_that_of_the_likeliest_accepted_answer():
 
 def test_depths_count_calls_that_accepted_as_many_drafts():
     found = drafted([Run([1] * 6, "", 3, 1.0, lengths=[3, 1, 2])])
-    assert found["depths"] == [pytest.approx(2 / 3), pytest.approx(1 / 3), 0, 0]
+    assert found["depths"] == pytest.approx([2 / 3, 1 / 3, 0, 0])
     assert found["call_reduction"] == 2

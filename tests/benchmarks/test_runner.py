@@ -38,10 +38,7 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
 
 @pytest.mark.parametrize("name", [None, "hydra", "eagle"])
 def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name, tmp_path):
-    if name is None:
-        model = speculative_model()
-    else:
-        model, _ = model_with_head(name, tmp_path / "head")
+    model = model_with_head(name, tmp_path)[0] if name else speculative_model()
     prompt = random_prompt(20)
     tokenizer, ways = TokenizerWrapper(tiny_tokenizer()), []
     for read in (None, PromptCache()):

@@ -54,13 +54,8 @@ def test_at_once_takes_fewer_passes(base, tmp_path, monkeypatch):
 def test_a_short_load(tmp_path):
     base = tiny_llama_directory(tmp_path / "model", max_position_embeddings=2048)
     streams = stream_adapter_directory(tmp_path / "streams", base)
-    shared = {
-        f"shared{seed}": stream_adapter_directory(
-            tmp_path / f"shared{seed}", base, mode="shared", lora_rank=4, seed=seed
-        )
-        for seed in (1, 2)
-    }
-    tiny = Resident(base, streams, **shared)
+    shared = stream_adapter_directory(tmp_path / "shared", base, mode="shared", lora_rank=4)
+    tiny = Resident(base, streams, shared=shared)
     service = tiny.service(most_texts=4, most_waiting=4)
     load = press(service, 8, 12, 24)
     assert compare(load, tiny.models, tiny.tokenizer, 24) == []

@@ -64,10 +64,9 @@ def test_prompt_and_completion_are_as_they_are_decoded(row, chat, template, prom
     """An answer that was cut has no end, and one of the base's own is as it was written."""
     tokenizer = tokenizer_of()
     (item,) = read([row | {"source": "news"}], chat, template=template)
-    assert tokenizer.decode(item.tokens) == prompt + answer
+    assert (tokenizer.decode(item.tokens), item.source) == (prompt + answer, "news")
     start = item.stream_from
     assert tokenizer.decode(item.tokens[:start]) == prompt if prompt else start == 1
-    assert item.source == "news"
 
 
 def test_own_answers_keep_their_tokens(read, capsys):
@@ -106,9 +105,8 @@ def test_batches_are_a_function_of_seed_and_step():
     for epoch in (two_epochs[:13], two_epochs[13:]):
         assert sorted(id(item) for batch in epoch for item in batch) == sorted(map(id, items))
     assert two_epochs[:13] != two_epochs[13:]
-    for step in (5, 13):
-        later = batches.from_step(step)
-        assert [next(later) for _ in range(26 - step)] == two_epochs[step:]
+    later = batches.from_step(5)
+    assert [next(later) for _ in range(21)] == two_epochs[5:]
     lengths = [[len(item.tokens) for item in batch] for batch in two_epochs]
     assert sum(8 * max(batch) for batch in lengths) < 1.2 * sum(map(sum, lengths))
 

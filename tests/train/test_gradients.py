@@ -71,9 +71,7 @@ def test_checkpointed(mode, tmp_path, monkeypatch):
     fields = {**HEAD, "stream_keys": 6, "draft_vocabulary": 40}
     sides, calls = Sides("Gemma 2", tmp_path, mode, **fields), []
     layer = BorrowedModel.layer
-    monkeypatch.setattr(
-        BorrowedModel, "layer", lambda *given: calls.append(given[1]) or layer(*given)
-    )
+    monkeypatch.setattr(BorrowedModel, "layer", lambda *all: calls.append(all[1]) or layer(*all))
     assert_equal(sides)
     once = len(calls)
     assert_equal(sides, checkpoint=True, segment=3)
@@ -102,8 +100,9 @@ def test_a_wrong_detail_would_show(detail, mode, tmp_path, monkeypatch):
 
     monkeypatch.setattr(visibility, "__init__", wrong)
     if detail == "segment":
-        reverse = lambda self, whole: in_segments(self, whole)[::-1]  # noqa: E731
-        monkeypatch.setattr(visibility, "in_segments", reverse)
+        monkeypatch.setattr(
+            visibility, "in_segments", lambda self, whole: in_segments(self, whole)[::-1]
+        )
     with pytest.raises(AssertionError):
         assert_equal(Sides("Mistral 0.1, window", tmp_path, mode))
 

@@ -59,17 +59,14 @@ def test_the_pruner_is_clipped_apart():
     assert norm.item() == pytest.approx(4 + 4 * 3**0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
+def test_wrong_options():
+    for fields, sentence in (
         ({"nosuch": {}}, "optimizer_config has 'nosuch', expected some of "),
         ({"sgd": {"beta": 1}}, r"optimizer_config's sgd is \{'beta': 1\}: "),
         ({"adamw": {"weight_decay": math.nan}}, ": an update with it is no"),
-    ],
-)
-def test_wrong_options(fields, sentence):
-    with pytest.raises(UserError, match=sentence):
-        check_optimizer(TrainSettings(model="x", optimizer_config=fields))
+    ):
+        with pytest.raises(UserError, match=sentence):
+            check_optimizer(TrainSettings(model="x", optimizer_config=fields))
 
 
 def test_ranks_and_learning_rates_follow_from_the_width():

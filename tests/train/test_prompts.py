@@ -1,17 +1,16 @@
 """Prompts that a base answers, or draws itself: which are taken, and resuming."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from asking_base import WORDS, asking_base
 from command_line import run
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_llama_config, tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, END, SPECIAL_TOKENS, tiny_tokenizer
 
 from specstream_mlx import UserError, load
 from specstream_mlx.train import self_prompts
-from specstream_mlx.train.distil import fitting, read_prompts
+from specstream_mlx.train.distil import read_prompts
 from specstream_mlx.train.self_prompts import draw_prompts, fault_of, turn_of
 
 
@@ -117,14 +116,3 @@ def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
     assert prompts == read_prompts(data.parent / "prompts.jsonl")
     small = ("--num-msa-layers", 2, "--iters", 2, "--batch-size", 2, "--no-outcome")
     assert run(*flags, *small).stdout == f"{out}\n"
-
-
-def test_prompts_are_as_long_as_the_context_is_with_its_scaling():
-    """YaRN reaches beyond ``max_position_embeddings`` where that is the original length."""
-    config = tiny_llama_config(max_position_embeddings=32)
-    tokenizer = TokenizerWrapper(tiny_tokenizer())
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    prompts = ["a", "b c d " * 8, "e f g " * 99]
-    for scaling, count in ({}, 1), ({"rope_scaling": yarn}, 2):
-        base = SimpleNamespace(config=config | scaling)
-        assert fitting(base, tokenizer, prompts, None, 512) == prompts[:count]

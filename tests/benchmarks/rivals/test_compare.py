@@ -1,7 +1,6 @@
 """``python -m benchmarks.rivals``: what competes, what is written, and what is refused."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,27 +23,6 @@ BOTH = "streams + lookup"
 QUESTIONS = [(7, "coding", ["send the report", "send it again"]), (9, "qa", ["is it noon"])]
 
 
-@pytest.fixture(scope="module")
-def head(base):
-    """Random Medusa heads for the tiny Llama, two with LM heads of their own."""
-    rng = np.random.default_rng(0)
-    shapes = {"0.linear.weight": (64, 64), "0.linear.bias": (64,), "1.weight": (320, 64)}
-    tensors = {
-        f"{number}.{name}": rng.normal(0, 0.1, shape).astype(np.float32)
-        for number in range(2)
-        for name, shape in shapes.items()
-    }
-    return write_head(base.parent / "medusa", tensors)
-
-
-def run(base, *more):
-    """What is printed, and the rows that are written."""
-    result = result_of(main, "--output", ".", "--model", base, *more)
-    assert result.exit_code == 0, result.output
-    (path,) = Path().glob("rivals-*.json")
-    return result.stdout, json.loads(path.read_text())["rows"]
-
-
 def test_every_method_competes_alone_that_has_what_it_needs():
     sources = Sources(datastore="file", heads={"medusa": SimpleNamespace(head=None)})
     usual = ["plain", "streams", BOTH, "lookup", "pld", "suffix", "lookahead", "rest"]
@@ -52,49 +30,45 @@ def test_every_method_competes_alone_that_has_what_it_needs():
     chosen = methods_of(sources, "rest,streams + pld,medusa")
     proposers = [names_of(m.proposers(Answers())) for m in chosen]
     assert proposers == [["Retrieval"], ["PromptLookup"], []]
-    assert [method.guesses for method in chosen] == [False, True, True]
     assert [method.in_trees(4, Answers()).num_streams for method in chosen] == [0, None, None]
     model = SimpleNamespace(layers=[])
     [both] = methods_of(Sources(draft_model=model), "draft-model + lookup")
     assert names_of(both.proposers(Answers())) == ["lookup", "draft-model"] and not both.guesses
-
     with pytest.raises(UserError, match="'draft-model' needs a model, expected --draft-model"):
         methods_of(Sources(), "draft-model + lookup")
     with pytest.raises(UserError, match="the class qa needs --questions, expected both"):
         classes_of("qa", [], False)
 
 
-def test_methods_take_turns_and_all_write_what_mlx_lm_writes(base, streams, head, here):
-    asked = ("--adapter-path", streams, "--draft-head", head, "--questions", "q.jsonl")
-    asked += ("--classes", "spec-bench,prose,unpredictable", "--max-tokens", 24)
-    asked += ("--methods", f"plain,{BOTH},pld,suffix,lookahead,medusa")
-    printed, rows = run(base, *asked)
-    assert {row["class"] for row in rows} == {"mt_bench", "qa", "prose", "unpredictable"}
-    assert all(row["same_output_as_plain"] == row["items"] for row in rows)
-    timed = {row["method"] for row in rows if "speedup" in row}
-    assert timed == {MLX_LM, "plain", BOTH, "pld", "suffix", "lookahead", "medusa"}
-    trees = {row["method"] for row in rows if row["nodes"] == 8}
-    assert trees == {BOTH, "pld", "suffix", "lookahead", "medusa"}
-    assert next(row for row in rows if row["class"] == "mt_bench")["items"] == 2  # turns
-    assert "Tokens a call in trees of 8 nodes:" in printed
-
-
-def test_no_rows_of_another_adapters_lora_are_shared(base, streams, head, here, monkeypatch):
-    """Heads do not know of the LoRA under them."""
+def test_methods_take_turns_and_all_write_what_mlx_lm_writes(base, streams, here, monkeypatch):
+    """Heads do not know of the LoRA under them, nor do texts of one adapter of another's rows."""
+    rng, tensors = np.random.default_rng(0), {}
+    for number in range(2):  # Medusa heads with LM heads of their own
+        tensors[f"{number}.0.linear.weight"] = rng.normal(0, 0.1, (64, 64)).astype(np.float32)
+        tensors[f"{number}.0.linear.bias"] = np.zeros(64, np.float32)
+        tensors[f"{number}.1.weight"] = rng.normal(0, 0.1, (320, 64)).astype(np.float32)
+    head = write_head(here / "medusa", tensors)
     adapters = {
         name: stream_adapter_directory(here / name, base, lora_rank=4, seed=seed)
         for seed, name in enumerate(("sql", "friendly"))
     }
     monkeypatch.setattr(compare, "fitting_adapters", lambda config: adapters)
     monkeypatch.setattr(bundled, "adapter_path", adapters.get)
-    asked = ("--adapter-path", streams, "--acceptance", "--draft-head", head, "--tree-size", 4)
-    asked += ("--methods", "medusa,streams", "--classes", "adapters", "-m", 16, "--runs", "runs")
-    _, rows = run(base, *asked)
-    ours = [row for row in rows if row["method"] != MLX_LM]
-    assert len(ours) == 4
-    assert all(row["same_output_as_plain"] == row["items"] for row in ours)
-    monkeypatch.setattr("benchmarks.runner.stream_generate", None)  # nothing is measured again
-    assert run(base, *asked)[1] == rows
+    asked = ("--model", base, "--adapter-path", streams, "--draft-head", head, "--output", ".")
+    asked += ("--questions", "q.jsonl", "--classes", "spec-bench,prose,unpredictable,adapters")
+    asked += ("--methods", f"plain,{BOTH},pld,suffix,lookahead,medusa", "--max-tokens", 24)
+    result = result_of(main, *asked, "--runs", "runs")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
+    assert {row["class"] for row in rows} >= {"mt_bench", "qa", "prose", "unpredictable"}
+    assert {row["group"] for row in rows} >= {"adapters"}
+    assert all(row["same_output_as_plain"] == row["items"] for row in rows)
+    timed = {row["method"] for row in rows if "speedup" in row}
+    assert timed == {MLX_LM, "plain", BOTH, "pld", "suffix", "lookahead", "medusa"}
+    trees = {row["method"] for row in rows if row["nodes"] == 8}
+    assert trees == {BOTH, "pld", "suffix", "lookahead", "medusa"}
+    assert next(row for row in rows if row["class"] == "mt_bench")["items"] == 2  # turns
+    assert "Tokens a call in trees of 8 nodes:" in result.stdout
 
 
 def test_means_are_of_the_methods_that_took_part_in_all_classes():

@@ -16,31 +16,18 @@ from specstream_mlx.drafting.proposer import FREE, Material
 from specstream_mlx.engine.plan import NOTHING_VERIFIED, Verified
 
 
-def lookahead(size, prompt=(1, 2, 3)):
-    found = Lookahead(Material(list(prompt)), *size)
-    found.begin(NOTHING_VERIFIED, FREE)
-    return found
-
-
 def target(path):
     """A target whose token depends on all that comes before."""
     return random.Random(str(path)).randrange(5)
-
-
-def verified_by_target(root, paths):
-    tree = tree_of(root, with_paths((), paths))
-    assert_well_formed(tree)
-    ends = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
-    return Verified(tree, np.array([target(path) for path in ends], np.int32))
 
 
 @pytest.mark.parametrize("size", [(5, 4, 2), (3, 2, 3), (1, 3, 1), (5, 7, 7)])
 def test_the_window_is_the_papers_jacobi_iteration(size):
     """Against the authors' two-dimensional window, rows and columns, computed in a plain way."""
     columns, ngram, kept = size
-    found, root = lookahead(size), 3
+    found, root, pool = Lookahead(Material([1, 2, 3]), *size), 3, {}
+    found.begin(NOTHING_VERIFIED, FREE)
     window = [list(found._levels[0])]
-    pool = {}
     for _ in range(3 * ngram):
         behind = []
         for column in range(columns):
@@ -56,10 +43,13 @@ def test_the_window_is_the_papers_jacobi_iteration(size):
                 pool[key] = [*known, gram][-kept:]
             below = [*window[1:], behind]
             window = [below[0][1:], *below[1:]]
-        result = verified_by_target(root, found.required())
-        root = int(result.predictions[0])
+        tree = tree_of(root, with_paths((), found.required()))
+        assert_well_formed(tree)
+        ends = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
+        predictions = np.array([target(path) for path in ends], np.int32)
+        root = int(predictions[0])
         found.accept([root])
-        found.begin(result, FREE)
+        found.begin(Verified(tree, predictions), FREE)
         assert found._levels == window
         assert found._pool == pool
     firsts = dict.fromkeys(gram[0] for gram in reversed(pool.get(root, [])))
