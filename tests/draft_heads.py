@@ -63,25 +63,22 @@ def lm_head(model):
 # Medusa: z = H, z += silu(W z + b), head ------------------------------------------------------
 
 
-def medusa(rng, model, *, heads=3, layers=1, own=True, tokens=None, prefix=""):
-    """Medusa's heads; ``tokens``: how many they score, all without it."""
-    drafted = rng.choice(VOCAB_SIZE, tokens, replace=False) if tokens else np.array(ALL)
-    tensors = {f"{prefix}token_map": drafted.astype(np.int32)} if tokens else {}
+def medusa(rng, model, *, heads=3, layers=1, own=True, prefix=""):
+    tensors = {}
     for i in range(heads):
         for j in range(layers):
             tensors[f"{prefix}{i}.{j}.linear.weight"] = normal(rng, HIDDEN, HIDDEN)
             tensors[f"{prefix}{i}.{j}.linear.bias"] = normal(rng, HIDDEN, scale=0.3)
         if own:
-            weight = normal(rng, len(drafted), HIDDEN, scale=0.4)
-            tensors[f"{prefix}{i}.{layers}.weight"] = weight
+            tensors[f"{prefix}{i}.{layers}.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=0.4)
 
     def logits_of(text, path):
         i, z = len(path), last_hidden(model, text)[-1]
         for j in range(layers):
             layer = f"{prefix}{i}.{j}.linear."
             z = z + silu(tensors[f"{layer}weight"] @ z + tensors[f"{layer}bias"])
-        weight = tensors[f"{prefix}{i}.{layers}.weight"] if own else lm_head(model)[drafted]
-        return weight @ z, drafted
+        weight = tensors[f"{prefix}{i}.{layers}.weight"] if own else lm_head(model)
+        return weight @ z, ALL
 
     return tensors, logits_of, {}
 
@@ -343,6 +340,6 @@ HEADS = {
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),
     "medusa of a whole model": ("llama3 rope", partial(medusa, prefix="medusa_head.")),
-    "medusa, some tokens": ("full heads, biases", partial(medusa, layers=2, tokens=60)),
+    "medusa, two layers": ("full heads, biases", partial(medusa, layers=2)),
     "hydra": ("one kv head, untied", hydra),
 }

@@ -13,6 +13,20 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 READS = "item tolist __array__ __bool__ __int__ __float__ __index__ __iter__ __repr__".split()
+_TWO_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+OPERATORS = {f"__{side}{name}__" for name in _TWO_SIDED.split() for side in ("", "r", "i")}
+OPERATORS |= {f"__{name}__" for name in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
+_NO_OPERATIONS = {"eval", "async_eval", "synchronize", "item", "tolist", "stream", "tracer"}
+
+
+def operations() -> Iterator[tuple[Any, str, Any]]:
+    """Functions and methods that take or return arrays: where each is, its name and itself."""
+    for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
+        for name in dir(owner):
+            make = getattr(owner, name)
+            hidden = name in _NO_OPERATIONS or (name.startswith("_") and name not in OPERATORS)
+            if callable(make) and not hidden and not isinstance(make, type):
+                yield owner, name, make
 
 
 class Waits:

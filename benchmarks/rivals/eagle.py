@@ -38,7 +38,7 @@ class Eagle:
 
     config: HeadConfig
     network: _Network
-    tokens: mx.array | None = None
+    tokens: mx.array | None = None  # all are drafted
     boundaries: tuple[int, ...] = (FINAL,)
 
     def begin(self, model: BorrowedModel) -> DraftHead:
@@ -55,8 +55,7 @@ class Eagle:
         return self.network.layers[0].after(a, a, rows)
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        shared_head = model.bare_head_of(self.tokens)
-        return lambda output: shared_head(output[None])[0]
+        return lambda output: model.bare_head(output[None])[0]
 
 
 def read_eagle(tensors: Tensors) -> Eagle:
@@ -73,5 +72,5 @@ def read_eagle(tensors: Tensors) -> Eagle:
         )
     network = _Network(args, "fc.bias" in named)
     parameters = tensors.load(network, named)
-    config = HeadConfig("eagle", DEPTH, "conditioned", tensors.drafted, parameters, own_rows=True)
-    return Eagle(config, network, tensors.tokens)
+    config = HeadConfig("eagle", DEPTH, "conditioned", parameters=parameters, own_rows=True)
+    return Eagle(config, network)

@@ -23,16 +23,10 @@ class Tensors:
     arrays: Mapping[str, mx.array]
     values: Mapping[str, Any]
     target: SpeculativeModel
-    tokens: mx.array | None  # (n,) that the head scores, ``token_map`` in its file; ``None``: all
 
     @property
     def hidden_size(self) -> int:
         return self.target.config["hidden_size"]
-
-    @property
-    def drafted(self) -> int:
-        """Tokens that are scored; 0: all."""
-        return 0 if self.tokens is None else self.tokens.size
 
     def load(self, network: nn.Module, named: Mapping[str, mx.array]) -> int:
         """Give a network its weights, all of them and no others; returns their number."""
@@ -99,7 +93,6 @@ class Head:
 
     config: HeadConfig  # what drafting knows of it
     weights: Any  # its modules or arrays
-    tokens: mx.array | None  # see ``Tensors``
     of_text: Callable[["Head", BorrowedModel], DraftHead]
     boundaries: tuple[int, ...] = (FINAL,)  # hidden states that it reads
 

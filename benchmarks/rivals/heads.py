@@ -7,7 +7,7 @@ from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
 
 from specstream_mlx import SpeculativeModel
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
-from specstream_mlx.drafting.eagle3 import draft_tokens, head_config, read_head
+from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json
 
@@ -30,10 +30,7 @@ def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
         arrays = {name.removeprefix(_WITHIN_A_MODEL): array for name, array in own.items()}
     file = directory / ADAPTER_CONFIG  # PEFT's
     values = read_json(file) if file.is_file() else head_config(directory)
-    tokens = arrays.pop("token_map", None)
-    if tokens is not None:
-        tokens = draft_tokens(directory, tokens, model.config["vocab_size"])
-    tensors = Tensors(directory, arrays, values, model, tokens)
+    tensors = Tensors(directory, arrays, values, model)
     if any(map(LAYER.match, arrays)):
         return read_medusa(tensors)
     if any(name.startswith("hydra_mlp.") for name in arrays):

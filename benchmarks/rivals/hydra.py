@@ -4,7 +4,7 @@ Head i, from 0 on, predicts the token after a path of the next token and i draft
 ``u = [H; E(x); E(c_1); ..; E(c_i)]``, with H the last hidden state after the final norm and E the
 target's embedding: ``z = R u + r + silu(L u + l)``, then ``z += silu(L' z + l')`` for each of its
 further layers, then an LM head of its own with a bias, or the target's. The layout is that of
-zankner/Hydra; ``token_map``, if any, has the tokens that are scored.
+zankner/Hydra.
 """
 
 import re
@@ -26,7 +26,6 @@ _KNOWN = {"hydra_head_arch": ("mlp",), "grounded_heads": (True,), "hidden_state_
 class HydraOfText(WithoutRows):
     def __init__(self, head: Head, model: BorrowedModel):
         self._head, self._model = head, model
-        self._shared = model.bare_head_of(head.tokens)
         self._hidden: mx.array
         self._root: mx.array
 
@@ -42,8 +41,8 @@ class HydraOfText(WithoutRows):
         def of_head(number: int, before: mx.array, rows: mx.array) -> Candidates:
             nonlocal read
             read = mx.concatenate([read[rows], self._model.embed(before)], axis=1)
-            logits = self._head.weights.logits(number, read, self._shared)
-            return rank(logits, self._head.tokens, number)
+            logits = self._head.weights.logits(number, read, self._model.bare_head)
+            return rank(logits, None, number)
 
         return guess(of_head, self._root, expansion, width)
 
@@ -57,6 +56,5 @@ def read_hydra(tensors: Tensors) -> Head:
     hidden = tensors.hidden_size
     network = ResidualHeads(named, lambda head: (head + 2) * hidden, hidden)
     parameters = tensors.load(network, named)
-    count = len(network.heads)
-    config = HeadConfig("hydra", count, "conditioned", tensors.drafted, parameters)
-    return Head(config, network, tensors.tokens, HydraOfText)
+    config = HeadConfig("hydra", len(network.heads), "conditioned", parameters=parameters)
+    return Head(config, network, HydraOfText)

@@ -3,7 +3,7 @@
 Head i, from 0 on, predicts the token i + 1 places after the next one from the last hidden state
 alone, H, after the final norm: ``z = H``, ``z += silu(W z + b)`` for each of its layers, then an LM
 head of its own, or the target's. The layouts are those of FasterDecoding/Medusa, of the heads alone
-or within a whole model; ``token_map``, if any, has the tokens that are scored.
+or within a whole model.
 """
 
 import re
@@ -24,7 +24,7 @@ _LM_HEAD = re.compile(r"^(\d+)\.\d+\.weight$")
 
 class MedusaOfText(WithoutRows):
     def __init__(self, head: Head, model: BorrowedModel):
-        self._head, self._shared = head, model.bare_head_of(head.tokens)
+        self._head, self._shared = head, model.bare_head
         self._hidden: mx.array
 
     def follow(self, rows: AcceptedRows) -> None:
@@ -36,7 +36,7 @@ class MedusaOfText(WithoutRows):
     ) -> tuple[mx.array, mx.array, None]:
         heads = range(len(expansion) + 1)
         logits = [self._head.weights.logits(i, self._hidden, self._shared) for i in heads]
-        return *rank(mx.concatenate(logits), self._head.tokens, None), None
+        return *rank(mx.concatenate(logits), None, None), None
 
 
 def read_medusa(tensors: Tensors) -> Head:
@@ -52,6 +52,5 @@ def read_medusa(tensors: Tensors) -> Head:
     hidden = tensors.hidden_size
     network = ResidualHeads(named, lambda _: hidden, hidden)
     parameters = tensors.load(network, named)
-    count = len(network.heads)
-    config = HeadConfig("medusa", count, "plain", tensors.drafted, parameters)
-    return Head(config, network, tensors.tokens, MedusaOfText)
+    config = HeadConfig("medusa", len(network.heads), "plain", parameters=parameters)
+    return Head(config, network, MedusaOfText)

@@ -77,8 +77,7 @@ class _PromptTokensOfText:
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, None]:
-        logits, tokens = self._logits[: len(expansion) + 1], self._head.tokens
-        return *rank(logits if tokens is None else logits[:, tokens], tokens, None), None
+        return *rank(self._logits[: len(expansion) + 1], None, None), None
 
     def commit(self, count: int) -> None:
         for cache in self._caches:
@@ -99,12 +98,9 @@ def read_prompt_tokens(tensors: Tensors) -> Head:
             f"{tensors.directory}: {EMBEDDINGS} has shape {embeddings.shape}, expected rows of "
             f"{tensors.hidden_size}"
         )
-    count, size = len(embeddings), embeddings.size
-    config = HeadConfig(PROMPT_TOKENS, count, "plain", tensors.drafted, size, own_rows=True)
+    config = HeadConfig(
+        PROMPT_TOKENS, len(embeddings), "plain", parameters=embeddings.size, own_rows=True
+    )
     return Head(
-        config,
-        embeddings,
-        tensors.tokens,
-        lambda head, model: _PromptTokensOfText(head, model, target),
-        boundaries=(),
+        config, embeddings, lambda head, model: _PromptTokensOfText(head, model, target), ()
     )

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from specstream_mlx.convert.pytorch.attention import gather_rows, softcapped, stream_positions
 from specstream_mlx.convert.pytorch.backbone import Backbone
 from specstream_mlx.convert.pytorch.load import load_base
-from specstream_mlx.convert.pytorch.losses import Batch, places_of, targets_of
+from specstream_mlx.convert.pytorch.losses import Batch, targets_of
 from specstream_mlx.convert.pytorch.training_run import (
     OnStep,
     Trained,
@@ -51,7 +51,7 @@ from specstream_mlx.options import (
 )
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
-from specstream_mlx.train.batches import Item, most_frequent
+from specstream_mlx.train.batches import Item
 
 from .head_networks import Eagle, Eagle3, Hydra, Medusa, layer_config
 
@@ -78,9 +78,6 @@ class HeadSettings(RunSettings):
         "Whether each of medusa's heads has an LM head of its own, which starts as the base's.",
         "--own-lm-heads/--no-own-lm-heads",
     )
-    draft_vocabulary: int = option(
-        0, integer(0), "Tokens that may be drafted, the most frequent of the completions. 0: all."
-    )
     teacher: str | None = option(
         None,
         choice("text", "base"),
@@ -104,14 +101,13 @@ class HeadSettings(RunSettings):
 
 
 class Drafts:
-    """A frozen base, the tokens that may be drafted, and its LM head of these, ``shared``."""
+    """A frozen base, and its LM head, ``shared``."""
 
-    def __init__(self, causal_lm: Any, vocabulary: Tensor | None) -> None:
+    def __init__(self, causal_lm: Any) -> None:
         causal_lm.requires_grad_(False)
         self.backbone, self._decoder = Backbone(causal_lm), causal_lm.get_decoder()
-        self.config, self.vocabulary = causal_lm.config, vocabulary
-        head, rows = self.backbone.head, slice(None) if vocabulary is None else vocabulary
-        self.shared = head.weight[rows], None if head.bias is None else head.bias[rows]
+        self.config = causal_lm.config
+        self.shared = self.backbone.head.weight, self.backbone.head.bias
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, boundaries: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -130,8 +126,8 @@ class Drafts:
 class _Guessed:
     """What a head guesses on a batch: ``features`` (B, C, D, h), which the LM heads read.
 
-    The targets are ``places`` (B, C, 1 + D), columns of the tokens from the root on, -1 outside the
-    vocabulary, and ``there``, whether there is such a token; ``last`` (B, T, h) is the base's own.
+    The targets are ``tokens`` (B, C, 1 + D) from the root on, and ``there``, whether there is such
+    a token; ``last`` (B, T, h) is the base's own.
     """
 
     def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
@@ -141,10 +137,7 @@ class _Guessed:
         embeddings = drafts.backbone.embedding(batch.tokens)
         self.features = network(states, embeddings, self.positions)
         depth = self.features.shape[2]
-        self.places, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
-        if drafts.vocabulary is not None:
-            size = len(drafts.backbone.head.weight)
-            self.places = places_of(drafts.vocabulary, size)[self.places]
+        self.tokens, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
         own = [(head.weight, head.bias) for head in network.lm_heads]
         self.heads = own or [drafts.shared] * depth
         self._ends = ends[:, None]
@@ -162,9 +155,8 @@ def head_loss(
     decay = _DECAYS[settings.kind]
     total, per_depth = torch.zeros((), device=found.last.device), []
     for level, rows in enumerate(found.features.unbind(2)):
-        places = found.places[..., 1 + level]
-        scored = found.there[..., 1 + level] & (places >= 0)
-        goal = places[scored]
+        scored = found.there[..., 1 + level]
+        goal = found.tokens[..., 1 + level][scored]
         if settings.learns_from_base:
             goal = drafts.logits(found.following(level)[scored], drafts.shared).softmax(-1)
         losses = F.cross_entropy(
@@ -195,7 +187,7 @@ def evaluate(
         found = _Guessed(network, drafts, batch)
         pairs = zip(found.features.unbind(2), found.heads, strict=True)
         best = torch.stack([F.linear(rows, *head).argmax(-1) for rows, head in pairs], -1)
-        hits = (best == found.places[..., 1:]) & found.there[..., 1:]
+        hits = (best == found.tokens[..., 1:]) & found.there[..., 1:]
         chain = hits.long().cumprod(-1).sum() + found.valid.sum()
         correct = correct + torch.cat((hits.sum((0, 1)), chain[None]))
         counts = counts + torch.cat((found.there[..., 1:].sum((0, 1)), found.valid.sum()[None]))
@@ -228,12 +220,8 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
     begin(settings, target)
     device = training_device()
     base = load_base(settings.model, settings.dtype).to(device)
-    size, count = base.config.vocab_size, settings.draft_vocabulary
-    if count > size:
-        raise UserError(f"draft_vocabulary is {count}, expected at most the base's {size}")
-    items, held_out = load_items(settings, settings.prompt_template, size)
-    vocabulary = torch.tensor(most_frequent(items, count, size), device=device) if count else None
-    drafts = Drafts(base, vocabulary)
+    items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
+    drafts = Drafts(base)
     network = build_head(settings, drafts).to(device)
     weights, peak = dict(network.named_parameters()), settings.learning_rate
     trained = Trained(weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0)
@@ -249,22 +237,14 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
         log_held_out(settings, step, accuracy)
         depths = ", ".join(f"{j}: {share:.1%}" for j, share in enumerate(accuracy["depths"], 1))
         note(f"held-out top-1: {depths}; chain {accuracy['chain']:.2f} tokens")
-    write_head(network, vocabulary, str(settings.model), target)
+    write_head(network, str(settings.model), target)
     return target
 
 
-def write_head(
-    network: nn.Module, vocabulary: Tensor | None, base_model: str, directory: Path
-) -> None:
-    """Write a head as published ones are; the tokens that it drafts as ``token_map`` or ``d2t``."""
+def write_head(network: nn.Module, base_model: str, directory: Path) -> None:
+    """Write a head as published ones are."""
     named = network.named_parameters()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named}
-    if vocabulary is not None and isinstance(network, Eagle3):
-        ids, every = vocabulary.cpu(), torch.zeros(network.config.vocab_size, dtype=torch.bool)
-        tensors["d2t"], every[ids] = ids - torch.arange(len(ids)), True
-        tensors["t2d"] = every
-    elif vocabulary is not None:
-        tensors["token_map"] = vocabulary.to("cpu", torch.int32)
     config: dict[str, Any] = {"base_model_name_or_path": base_model}
     if isinstance(network, Eagle | Eagle3):
         names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]

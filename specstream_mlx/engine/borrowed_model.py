@@ -212,10 +212,9 @@ class BorrowedModel:
         """Return the stored rows (.., h) of the embedding for tokens (..)."""
         return self._embedding(tokens)
 
-    def bare_head_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-        """Return the LM head without the final norm, for tokens (n,) alone; ``None``: for all."""
-        head = None if tokens is None else rows_of(self._lm_head, tokens)
-        return lambda hidden: self.head(hidden, _NO_NORM, head)
+    def bare_head(self, hidden: mx.array) -> mx.array:
+        """Compute logits without the final norm before them."""
+        return self.head(hidden, _NO_NORM)
 
     @property
     def _stream_head(self) -> nn.Module:

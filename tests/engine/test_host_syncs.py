@@ -7,17 +7,13 @@ from draft_heads import model_with_head
 from mlx.utils import tree_flatten
 from mlx_lm.sample_utils import make_logits_processors
 from random_models import paired, random_prompt, request, speculative_model
-from waits import counted_waits
+from waits import counted_waits, operations
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.hardware import device
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
-_TWO_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-OPERATORS = {f"__{side}{name}__" for name in _TWO_SIDED.split() for side in ("", "r", "i")}
-OPERATORS |= {f"__{name}__" for name in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
-NO_OPERATIONS = {"eval", "async_eval", "synchronize", "item", "tolist", "stream", "tracer"}
 CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "lookup": True},
@@ -56,12 +52,8 @@ def noted_streams(monkeypatch):
 
         return call
 
-    for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
-        for name in dir(owner):
-            make = getattr(owner, name)
-            hidden = name in NO_OPERATIONS or (name.startswith("_") and name not in OPERATORS)
-            if callable(make) and not hidden and not isinstance(make, type):
-                monkeypatch.setattr(owner, name, watched(name, make))
+    for owner, name, make in operations():
+        monkeypatch.setattr(owner, name, watched(name, make))
     return noted
 
 

@@ -274,7 +274,8 @@ def operations(seen):
 @contextmanager
 def counted():
     """Count waits and calls that make arrays; what it gives returns those since its last call."""
-    from waits import READS, counted_waits
+    from waits import counted_waits
+    from waits import operations as every_operation
 
     made_so_far = returned = waited = 0
 
@@ -294,17 +295,9 @@ def counted():
         waited, returned = waits.count, made_so_far
         return news
 
-    sides = "add sub mul truediv floordiv mod pow matmul and or lshift rshift".split()
-    signs = {f"__{side}{name}__" for name in sides for side in ("", "r", "i")}
-    signs |= {f"__{n}__" for n in "getitem setitem neg invert abs eq ne lt le gt ge".split()}
     with ExitStack() as stack:
-        for owner in (mx, mx.fast, mx.random, mx.linalg, mx.array):
-            for name in dir(owner):
-                make = getattr(owner, name)
-                hidden = name in READS or name in ("eval", "async_eval", "stream")
-                hidden = hidden or (name.startswith("_") and name not in signs)
-                if callable(make) and not hidden and not isinstance(make, type):
-                    stack.enter_context(patch.object(owner, name, making(make)))
+        for owner, name, make in list(every_operation()):
+            stack.enter_context(patch.object(owner, name, making(make)))
         waits = stack.enter_context(counted_waits())
         yield since
 
