@@ -138,8 +138,9 @@ def test_a_text_that_fails_takes_no_other_along(error, tiny, inbox):
     assert inbox.tokens["bad"] == expected[: len(inbox.tokens["bad"])] != []
 
 
-def test_a_pass_that_fails_ends_its_texts_alone(inbox, monkeypatch):
-    step = Decoder.step
+def test_a_pass_that_fails_ends_its_texts_alone(new_inbox, monkeypatch):
+    """Texts of a model with sliding windows share no pass."""
+    inbox, step = new_inbox(most_texts=4), Decoder.step
 
     def fails(self, plans, rules):
         if len(plans) > 1:
@@ -147,15 +148,17 @@ def test_a_pass_that_fails_ends_its_texts_alone(inbox, monkeypatch):
         return step(self, plans, rules)
 
     monkeypatch.setattr(Decoder, "step", fails)
-    prompt, other = random_prompt(9), speculative_model(seed=1)  # of another base
+    prompt, other = random_prompt(9), speculative_model("sliding windows", seed=1)
     inbox.submit(
         inbox.job(0, prompt, 30),
         inbox.job(1, prompt, 30, "base:shared"),
-        inbox.job(2, prompt, 30, "other", other),
+        *(inbox.job(n, prompt, 30, "other", other) for n in (2, 3)),
     )
-    ended = inbox.wait(3)
+    ended = inbox.wait(4)
     assert [str(ended[n]) for n in range(2)] == ["no memory"] * 2
-    assert inbox.tokens[2] == plain_tokens(other.model, prompt, 30)
+    assert inbox.tokens[2] == inbox.tokens[3] == plain_tokens(other.model, prompt, 30)
+    turns = [key for key in inbox.order if key in (2, 3)]
+    assert turns != sorted(turns)
     inbox.submit(inbox.job("next", prompt, 4))
     assert isinstance(inbox.wait(1)["next"], Ended)
 
