@@ -417,7 +417,7 @@ def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
     """Decode until the costs of steps are known, as they are after some minutes of use."""
     ours = mounted.ours(ByWorth())
     for number in range(_WARM_UPS):
-        if rule.history_of(mounted.model).costs.complete:
+        if rule.history_of(mounted.model).costs.wanted() is None:
             return
         ours(prompts[number % len(prompts)])
     raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")

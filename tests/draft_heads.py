@@ -2,8 +2,7 @@
 
 ``HEADS`` has, by name, the base of a head (of ``random_models.BASES``) and a function of a random
 generator and the model. It returns the tensors by name; a function of the text and a path of drafts
-behind it, which returns the logits of the next token and the token of each; and further arguments
-of ``write``.
+after it, which returns the logits of the next token and the token of each; and ``config.json``.
 """
 
 import json
@@ -40,9 +39,14 @@ def model_with_head(name, directory):
     base, make = HEADS[name]
     model = speculative_model(base, seed=1)
     model.streams = None
-    tensors, logits_of, further = make(np.random.default_rng(3), model)
-    model.mount_head(mounted(write(directory, tensors, **further), model))
+    tensors, logits_of, config = make(np.random.default_rng(3), model)
+    model.mount_head(mounted(write(directory, tensors, config), model))
     return model, logits_of
+
+
+def gains(rng, size=HIDDEN):
+    """Weights of an RMS norm."""
+    return rng.uniform(0.5, 1.5, size).astype(np.float32)
 
 
 def silu(x):
@@ -50,83 +54,72 @@ def silu(x):
 
 
 def last_hidden(model, text):
-    """The target's rows behind the final norm, of all tokens but the last, which is the root."""
+    """The target's rows after the final norm, of all tokens but the last, which is the root."""
     return np.array(model.model.model(mx.array([text[:-1]]))[0])
 
 
+def embedding_of(model):
+    return np.array(model.model.model.embed_tokens.weight)
+
+
 def lm_head(model):
-    inner = model.model
-    weight = inner.lm_head if "lm_head" in inner else inner.model.embed_tokens
-    return np.array(weight.weight)
+    return np.array(model.model.lm_head.weight) if "lm_head" in model.model else embedding_of(model)
 
 
 # Medusa: z = H, z += silu(W z + b), head ------------------------------------------------------
 
 
-def medusa(rng, model, *, heads=3, layers=1, own=True, prefix=""):
+def medusa(rng, model, *, heads=3, layers=1, own=True):
     tensors = {}
     for i in range(heads):
         for j in range(layers):
-            tensors[f"{prefix}{i}.{j}.linear.weight"] = normal(rng, HIDDEN, HIDDEN)
-            tensors[f"{prefix}{i}.{j}.linear.bias"] = normal(rng, HIDDEN, scale=0.3)
+            tensors[f"{i}.{j}.linear.weight"] = normal(rng, HIDDEN, HIDDEN)
+            tensors[f"{i}.{j}.linear.bias"] = normal(rng, HIDDEN, scale=0.3)
         if own:
-            tensors[f"{prefix}{i}.{layers}.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=0.4)
+            tensors[f"{i}.{layers}.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=0.4)
 
     def logits_of(text, path):
         i, z = len(path), last_hidden(model, text)[-1]
         for j in range(layers):
-            layer = f"{prefix}{i}.{j}.linear."
+            layer = f"{i}.{j}.linear."
             z = z + silu(tensors[f"{layer}weight"] @ z + tensors[f"{layer}bias"])
-        weight = tensors[f"{prefix}{i}.{layers}.weight"] if own else lm_head(model)
-        return weight @ z, ALL
+        return (tensors[f"{i}.{layers}.weight"] if own else lm_head(model)) @ z, ALL
 
-    return tensors, logits_of, {}
+    return tensors, logits_of, None
 
 
 # A Llama layer over whole sequences -----------------------------------------------------------
 
 
-def rms_norm(x, weight, epsilon=1e-5):
+def rms_norm(x, weight, epsilon=1e-6):
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * weight
 
 
-def rotated(x, positions, theta):
-    """Rotary embedding of (rows, heads, d), pairs (i, i + d/2)."""
-    half = x.shape[-1] // 2
-    return turned(x, positions[:, None, None] * theta ** (-np.arange(half) / half))
-
-
-def attention(x, tensors, name, positions, sees, theta, heads=4):
-    """Attention of all rows (rows, width), ``sees`` (rows, rows) bool; KV heads as the keys say."""
-
-    def projected(part, rotate):
-        rows = x @ tensors[f"{name}{part}_proj.weight"].T
-        rows = rows.reshape(len(x), -1, 8)
-        return rotated(rows, positions, theta) if rotate else rows
-
-    queries, keys, values = (projected(*one) for one in (("q", True), ("k", True), ("v", False)))
-    group = heads // keys.shape[1]
-    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+def attention(x, tensors, name):
+    """Causal attention of all rows (rows, width) by 4 heads of 8, and 2 of keys and values."""
+    queries, keys, values = (
+        (x @ tensors[f"{name}self_attn.{part}_proj.weight"].T).reshape(len(x), -1, 8)
+        for part in ("q", "k", "v")
+    )
+    angles = np.arange(len(x))[:, None, None] * 10000.0 ** (-np.arange(4) / 4)
+    queries, keys = turned(queries, angles), turned(keys, angles)
+    keys, values = np.repeat(keys, 2, axis=1), np.repeat(values, 2, axis=1)
     scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(8)
-    mixed = np.einsum("hij,jhd->ihd", softmax(scores, sees), values).reshape(len(x), -1)
-    return mixed @ tensors[f"{name}o_proj.weight"].T
+    weights = softmax(scores, np.tri(len(x), dtype=bool))
+    mixed = np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1)
+    return mixed @ tensors[f"{name}self_attn.o_proj.weight"].T
 
 
 def mlp(x, tensors, name):
-    gate, up = (x @ tensors[f"{name}{part}_proj.weight"].T for part in ("gate", "up"))
-    return (silu(gate) * up) @ tensors[f"{name}down_proj.weight"].T
+    gate, up = (x @ tensors[f"{name}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+    return (silu(gate) * up) @ tensors[f"{name}mlp.down_proj.weight"].T
 
 
-def layer_tensors(rng, name, *, width=HIDDEN, kv_heads=2, inner=48):
-    shapes = {
-        "self_attn.q_proj": (HIDDEN, width),
-        "self_attn.k_proj": (8 * kv_heads, width),
-        "self_attn.v_proj": (8 * kv_heads, width),
-        "self_attn.o_proj": (HIDDEN, HIDDEN),
-        "mlp.gate_proj": (inner, HIDDEN),
-        "mlp.up_proj": (inner, HIDDEN),
-        "mlp.down_proj": (HIDDEN, inner),
-    }
+def layer_tensors(rng, name, *, width=HIDDEN, inner=48):
+    shapes = {"q_proj": (HIDDEN, width), "k_proj": (16, width), "v_proj": (16, width)}
+    shapes = {f"self_attn.{part}": shape for part, shape in shapes.items()}
+    shapes |= {"self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.down_proj": (HIDDEN, inner)}
+    shapes |= {"mlp.gate_proj": (inner, HIDDEN), "mlp.up_proj": (inner, HIDDEN)}
     scale = {"self_attn.q_proj": 4 * width**-0.5}  # so that attention is not the mean
     return {
         f"{name}{part}.weight": normal(rng, *shape, scale=scale.get(part))
@@ -155,23 +148,22 @@ def hydra(rng, model, *, heads=3, layers=2):
         linear(f"hydra_lm_head.{i}", VOCAB_SIZE, HIDDEN, 0.4, 0.5)
 
     def logits_of(text, path):
-        i, embedding = len(path), np.array(model.model.model.embed_tokens.weight)
-        hidden = last_hidden(model, text)[-1]
-        u = np.concatenate([hidden, *embedding[[text[-1], *path]]])
+        i, hidden = len(path), last_hidden(model, text)[-1]
+        u = np.concatenate([hidden, *embedding_of(model)[[text[-1], *path]]])
         mapped = silu(through(f"hydra_mlp.{i}.0.linear", u))
         z = through(f"hydra_mlp.{i}.0.res_connection", u) + mapped
         for j in range(1, layers):
             z = z + silu(through(f"hydra_mlp.{i}.{j}.linear", z))
         return through(f"hydra_lm_head.{i}", z), ALL
 
-    return tensors, logits_of, {"config": {"hydra_num_layers": layers, "grounded_heads": True}}
+    return tensors, logits_of, {"hydra_num_layers": layers, "grounded_heads": True}
 
 
 # EAGLE: rows (f_i, x_{i+1}), whose output is the next drafted row's f -----------------------------
 
 
 def boundary(model, text, number):
-    """The target's hidden states (rows, h) at the input of a layer, or behind the last one."""
+    """The target's hidden states (rows, h) at the input of a layer, or after the last one."""
     hidden = model.model.model.embed_tokens(mx.array([text[:-1]]))
     for layer in model.layers[:number]:
         hidden = layer(hidden, "causal" if hidden.shape[1] > 1 else None, None)
@@ -190,51 +182,46 @@ def recurrence(layer, features, text, path):
     return output[-1]
 
 
-def eagle(rng, model, *, bias=True, theta=None, wrapped=False):
+def eagle(rng, model, *, bias=True):
     tensors = layer_tensors(rng, "layers.0.")
-    norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
-    tensors["layers.0.post_attention_layernorm.weight"] = norm
+    norm = tensors["layers.0.post_attention_layernorm.weight"] = gains(rng)
     tensors["fc.weight"] = normal(rng, HIDDEN, 2 * HIDDEN)
     tensors["embed_tokens.weight"] = np.zeros((VOCAB_SIZE, HIDDEN), np.float32)
     if bias:
         tensors["fc.bias"] = normal(rng, HIDDEN, scale=0.3)
-    embedding = np.array(model.model.model.embed_tokens.weight)
+    embedding = embedding_of(model)
 
     def layer(tokens, features):
         a = np.concatenate([embedding[tokens], features], axis=1) @ tensors["fc.weight"].T
         a = a + tensors["fc.bias"] if bias else a
-        args = tensors, "layers.0.self_attn.", np.arange(len(a)), np.tri(len(a), dtype=bool)
-        y = a + attention(a, *args, theta or 10000.0)
-        return y + mlp(rms_norm(y, norm, 1e-6), tensors, "layers.0.mlp.")
+        y = a + attention(a, tensors, "layers.0.")
+        return y + mlp(rms_norm(y, norm), tensors, "layers.0.")
 
     def logits_of(text, path):
         output = recurrence(layer, last_hidden(model, text), text, path)
         return lm_head(model) @ output, ALL
 
-    config = layer_config() | ({"rope_theta": theta} if theta else {})
-    config = {"model_type": "eagle", "model": config} if wrapped else config
-    return tensors, logits_of, {"config": config}
+    return tensors, logits_of, LAYER
 
 
-def layer_config():
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    return {"model_type": "llama", "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-6, **sizes, **heads}
+LAYER = {"model_type": "llama", "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-6, "head_dim": 8}
+LAYER |= {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1}
+LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def eagle3(
-    rng, model, *, name="midlayer", ids=None, drafted=None, own_embedding=False, config=None
+    rng, model, *, name="midlayer", ids=None, drafted=None, own_embedding=False, config=LAYER
 ):
     """EAGLE-3's layer, of the boundaries ``ids`` (by default the authors' three).
 
-    ``drafted`` is the number of tokens that are drafted, ``config`` makes its ``config.json``.
+    ``drafted`` is the number of tokens that are drafted.
     """
     ids = ids or [2, len(model.layers) // 2, len(model.layers) - 3]
-    config = config(layer_config()) if config else layer_config()
     tensors = layer_tensors(rng, f"{name}.", width=2 * HIDDEN)
     norms = [f"{name}.{n}" for n in ("hidden_norm", "input_layernorm", "post_attention_layernorm")]
-    for norm_name in (*norms, "norm"):
-        tensors[f"{norm_name}.weight"] = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
+    if config.get("fc_norm"):
+        norms += [f"fc_norm.{number}" for number in range(len(ids))]
+    tensors |= {f"{part}.weight": gains(rng) for part in (*norms, "norm")}
     tensors["fc.weight"] = normal(rng, HIDDEN, len(ids) * HIDDEN)
     tensors["lm_head.weight"] = normal(rng, drafted or VOCAB_SIZE, HIDDEN, scale=0.4)
     tokens = np.array(ALL)
@@ -242,19 +229,14 @@ def eagle3(
         tokens = np.sort(rng.choice(VOCAB_SIZE, drafted, replace=False))
         tensors["d2t"] = tokens - np.arange(drafted)
         tensors["t2d"] = np.isin(ALL, tokens)
-    embedding = np.array(model.model.model.embed_tokens.weight)
+    embedding = embedding_of(model)
     if own_embedding:
         embedding = tensors["embed_tokens.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=1.0)
     if config.get("norm_before_fc"):
-        weight = rng.uniform(0.5, 1.5, len(ids) * HIDDEN).astype(np.float32)
-        tensors["input_norm.weight"] = weight
-    if config.get("fc_norm"):
-        for number in range(len(ids)):
-            weight = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
-            tensors[f"fc_norm.{number}.weight"] = weight
+        tensors["input_norm.weight"] = gains(rng, len(ids) * HIDDEN)
 
     def norm(x, part):
-        return rms_norm(x, tensors[f"{part}.weight"], 1e-6)
+        return rms_norm(x, tensors[f"{part}.weight"])
 
     def features(text):
         states = [boundary(model, text, number) for number in ids]
@@ -269,9 +251,8 @@ def eagle3(
         normed = norm(g, f"{name}.hidden_norm")
         u = np.concatenate([norm(embedding[tokens], f"{name}.input_layernorm"), normed], axis=1)
         residual = normed if config.get("norm_before_residual") else g
-        args = tensors, f"{name}.self_attn.", np.arange(len(u)), np.tri(len(u), dtype=bool)
-        y = residual + attention(u, *args, 10000.0)
-        o = y + mlp(norm(y, f"{name}.post_attention_layernorm"), tensors, f"{name}.mlp.")
+        y = residual + attention(u, tensors, f"{name}.")
+        o = y + mlp(norm(y, f"{name}.post_attention_layernorm"), tensors, f"{name}.")
         return norm(o, "norm") if config.get("norm_output") else o
 
     def logits_of(text, path):
@@ -279,21 +260,15 @@ def eagle3(
         o = o if config.get("norm_output") else norm(o, "norm")
         return tensors["lm_head.weight"] @ o, tokens
 
-    return tensors, logits_of, {"config": config}
+    return tensors, logits_of, config
 
 
-def speculators(**options):
-    return lambda layer: {
-        "speculators_model_type": "eagle3",
-        "transformer_layer_config": layer,
-        "draft_vocab_size": 60,
-        **options,
-    }
-
-
-def nested(layer):
-    """A configuration whose ids are layers: outputs of 0, 1 and 2 are boundaries 1, 2 and 3."""
-    return layer | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+# Ids of layers: outputs of 0, 1 and 2 are boundaries 1, 2 and 3.
+NESTED = LAYER | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+SPECULATORS = {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER}
+NORMED = SPECULATORS | {"norm_output": True, "fc_norm": True}
+ALTERED = SPECULATORS | {"norm_before_residual": True, "norm_before_fc": True}
+ALTERED |= {"eagle_aux_hidden_state_layer_ids": [0, 4]}
 
 
 # Prompt tokens: the model's own rows after the text, with embeddings of their own ----------------
@@ -310,36 +285,24 @@ def prompt_tokens(rng, model, *, count=3):
             hidden = layer(hidden, "causal", None)
         return lm_head(model) @ np.array(inner.norm(hidden)[0, len(text) - 1 + len(path)]), ALL
 
-    return {"prompt_embeddings": embeddings}, logits_of, {"config": {"num_exits": 1}}
+    return {"prompt_embeddings": embeddings}, logits_of, {"num_exits": 1}
 
 
-PLACES = [0, 4]
-ALTERED = speculators(
-    norm_before_residual=True, norm_before_fc=True, eagle_aux_hidden_state_layer_ids=PLACES
+some_tokens = partial(eagle3, drafted=60, ids=[1, 2, 3], config=NESTED)
+normed = partial(eagle3, name="layers.0", config=NORMED)
+altered = partial(
+    eagle3, name="layers.0", ids=[0, 4], drafted=60, own_embedding=True, config=ALTERED
 )
 HEADS = {
     "eagle": ("grouped heads, tied", eagle),
-    "eagle, another rope": ("one kv head, untied", partial(eagle, bias=False, theta=300.0)),
-    "eagle, vLLM's configuration": ("llama3 rope", partial(eagle, wrapped=True)),
+    "eagle, no bias": ("one kv head, untied", partial(eagle, bias=False)),
     "eagle3": ("grouped heads, tied", eagle3),
-    "eagle3, some tokens": (
-        "one kv head, untied",
-        partial(eagle3, drafted=60, ids=[1, 2, 3], config=nested),
-    ),
-    "eagle3, speculators'": (
-        "full heads, biases",
-        partial(
-            eagle3, name="layers.0", ids=[0, 4], drafted=60, own_embedding=True, config=ALTERED
-        ),
-    ),
-    "eagle3.1, speculators'": (
-        "llama3 rope",
-        partial(eagle3, name="layers.0", config=speculators(norm_output=True, fc_norm=True)),
-    ),
+    "eagle3, some tokens": ("one kv head, untied", some_tokens),
+    "eagle3, speculators'": ("full heads, biases", altered),
+    "eagle3.1, speculators'": ("llama3 rope", normed),
     "ppd": ("one kv head, untied", prompt_tokens),
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),
-    "medusa of a whole model": ("llama3 rope", partial(medusa, prefix="medusa_head.")),
     "medusa, two layers": ("full heads, biases", partial(medusa, layers=2)),
     "hydra": ("one kv head, untied", hydra),
 }

@@ -6,14 +6,13 @@ that hold the true continuation among distractors.
 """
 
 import warnings
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, generate_step
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import random_streams, tiny_llama, tiny_llama_config
 from trees import Planned
@@ -32,16 +31,13 @@ from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
 
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
 BASES = {
     "grouped heads, tied": {},
     "one kv head, untied": {"num_key_value_heads": 1, "tie_word_embeddings": False},
     "full heads, biases": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
-    "llama3 rope": {
-        "rope_scaling": {
-            **{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0},
-            **{"high_freq_factor": 4.0, "original_max_position_embeddings": 32},
-        },
-    },
+    "llama3 rope": {"rope_scaling": LLAMA3},
     "sliding windows": {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "sliding_window": 6,
@@ -60,10 +56,7 @@ CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
 STREAMS = {
     "adapter": ADAPTER,
     "base + adapter, linear": LINEAR,
-    "value rotation": {
-        **{"stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
-        **ADAPTER,
-    },
+    "value rotation": {**ADAPTER, "stream_init": "value_rotation", "value_rotation_epsilon": 0.4},
     "base MLP": {},
     "one stream": {"num_streams": 1},
     "every layer": {"num_msa_layers": 4, **ADAPTER},
@@ -128,19 +121,11 @@ def paired(*axes, count=0):
     ]
 
 
-def request(
-    prompt,
-    drafting,
-    prefill_step_size=2048,
-    *,
-    kv_bits=None,
-    kv_group_size=64,
-    quantized_kv_start=DEFAULT_QUANTIZED_KV_START,
-    **fields,
-):
+def request(prompt, drafting, prefill_step_size=2048, **fields):
     """A ``Request`` with a quantized KV cache under mlx_lm's names."""
-    quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
-    fields |= {"prefill_step_size": prefill_step_size, "quantization": quantization}
+    names = {"kv_bits": "bits", "kv_group_size": "group_size", "quantized_kv_start": "start"}
+    values = {own: fields.pop(name) for name, own in names.items() if name in fields}
+    fields |= {"prefill_step_size": prefill_step_size, "quantization": KVQuantization(**values)}
     return Request(prompt, drafting, **fields)
 
 
@@ -169,13 +154,12 @@ def assert_same_tokens(found, expected, logits_after):
 
     ``logits_after``: index -> the target's (vocab,) logits before the token at that index.
     """
-    count = min(len(found), len(expected))
-    for index in range(count):
-        if found[index] == expected[index]:
+    for index, (token, own) in enumerate(zip(found, expected, strict=False)):
+        if token == own:
             continue
         best = np.sort(np.array(logits_after(index)))[::-1]
         message = (
-            f"token {index} is {found[index]}, expected {expected[index]}; "
+            f"token {index} is {token}, expected {own}; "
             f"the top two logits are {best[0]:.6f} and {best[1]:.6f}"
         )
         assert device.backend() != "cpu" and best[0] - best[1] < 1e-4, message
@@ -209,30 +193,26 @@ def random_tree(rng, root, *, depth=4, width=3, vocab_size=VOCAB_SIZE, truth=())
     tokens, parents, depths = [root], [-1], [0]
     level, true_node = [0], 0
     for deep in range(1, max(depth, len(truth)) + 1):
-        next_level, next_true = [], None
-        for parent in level:
+        above, on_path, level, true_node = level, true_node, [], None
+        for parent in above:
             children = rng.choice(vocab_size, rng.integers(0, width + 1), replace=False).tolist()
-            if parent == true_node and deep <= len(truth):
-                children = [token for token in children if token != truth[deep - 1]]
-                children.insert(rng.integers(0, len(children) + 1), truth[deep - 1])
+            right = truth[deep - 1] if parent == on_path and deep <= len(truth) else None
+            if right is not None:
+                children = [token for token in children if token != right]
+                children.insert(rng.integers(0, len(children) + 1), right)
             for token in children:
-                if parent == true_node and deep <= len(truth) and token == truth[deep - 1]:
-                    next_true = len(tokens)
-                next_level.append(len(tokens))
+                true_node = len(tokens) if token == right else true_node
+                level.append(len(tokens))
                 tokens.append(token)
                 parents.append(parent)
                 depths.append(deep)
-        level, true_node = next_level, next_true
-    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
-    tree = DraftTree(*arrays)
-    shares = rng.exponential(1, len(tree))
-    ends = rng.exponential(1, len(tree))
-    totals = ends + np.bincount(tree.parents[1:], shares[1:], minlength=len(tree))
-    log_probs = np.zeros(len(tree))
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
+    shares, ends = rng.exponential(1, len(tokens)), rng.exponential(1, len(tokens))
+    totals = ends + np.bincount(parents[1:], shares[1:], minlength=len(tokens))
+    log_probs = np.zeros(len(tokens))
+    for node, parent in enumerate(parents[1:], start=1):
         log_probs[node] = log_probs[parent] + np.log(shares[node] / totals[parent])
-    return replace(tree, log_probs=log_probs)
+    arrays = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return DraftTree(*arrays, log_probs)
 
 
 def chain_of(tokens):
@@ -243,28 +223,28 @@ def chain_of(tokens):
 class TrueTrees:
     """Drafts random trees of any shape, in which the true path is right to a random depth."""
 
-    def __init__(self, truth, seed, width=3):
-        self._truth, self._rng, self._width = truth, np.random.default_rng(seed), width
+    def __init__(self, truth, seed, width=3, depth=4, vocab_size=VOCAB_SIZE):
+        self._truth, self._rng, self._depth = truth, np.random.default_rng(seed), depth
+        self._sizes = {"depth": depth, "width": width, "vocab_size": vocab_size}
 
     def accept(self, tokens):
         self._truth = self._truth[len(tokens) :]
 
     def grow(self, root, *_):
-        right = self._truth[: self._rng.integers(0, 5)]
-        return random_tree(self._rng, root, depth=4, width=self._width, truth=right)
+        right = self._truth[: self._rng.integers(0, self._depth + 1)]
+        return random_tree(self._rng, root, truth=right, **self._sizes)
 
 
 class Oracle:
-    """Drafts random trees that hold the true continuation; installed by ``install``.
+    """Drafts ``TrueTrees`` in every generation once installed.
 
     It keeps the decoders that were made meanwhile, and the accepted path of every call, as indices
     in its tree (``paths``) and among the kept nodes (``kept_paths``).
     """
 
-    def __init__(self, truth, *, depth=5, width=3, seed=0, vocab_size=VOCAB_SIZE):
-        self.truth, self.depth, self.width, self.vocab_size = truth, depth, width, vocab_size
-        self.rng = np.random.default_rng(seed)
-        self.decoders, self.paths, self.kept_paths = [], [], []
+    def __init__(self, truth, *, depth=5, width=3, vocab_size=VOCAB_SIZE):
+        self._trees = partial(TrueTrees, truth, 0, width, depth, vocab_size)
+        self.depth, self.decoders, self.paths, self.kept_paths = depth, [], [], []
 
     def install(self, monkeypatch, drafts=True):
         """Watch the decoder, and draft instead of the streams unless ``drafts`` is false."""
@@ -281,23 +261,13 @@ class Oracle:
                 oracle.kept_paths += map(list, kept_paths)
 
         monkeypatch.setattr(scheduler, "Decoder", WatchedDecoder)
+
+        def planner(settings, model, *_):
+            return Planned(oracle._trees(), settings.plans(model.guessing))
+
         if drafts:
-
-            def planner(settings, model, *_):
-                return Planned(oracle, settings.plans(model.guessing))
-
             monkeypatch.setattr(scheduler, "fixed_planner", planner)
         return self
-
-    def accept(self, tokens):
-        pass
-
-    def grow(self, root, *_):
-        """A tree whose true path is right to a random depth and goes on wrong."""
-        start = sum(map(len, self.paths))
-        right = self.truth[start : start + self.rng.integers(0, self.depth + 1)]
-        sizes = {"depth": self.depth, "width": self.width, "vocab_size": self.vocab_size}
-        return random_tree(self.rng, root, truth=right, **sizes)
 
     @property
     def longest(self):
@@ -350,9 +320,7 @@ TREES = {
     "pruned to the root": {"max_nodes": 1},
     "threshold": {"prune_threshold": 0.01},
     "likely drafts only": {"draft_threshold": 0.01},
-    "pruned, threshold": {
-        **{"tree_width": 3, "tree_size": 11, "max_nodes": 6, "prune_threshold": 0.003},
-    },
+    "pruned, threshold": {"tree_width": 3, "max_nodes": 6, "prune_threshold": 0.003},
 }
 
 
@@ -366,7 +334,5 @@ def decoder_after(model, prompt, **options):
 
 
 def true_tree(model, seed=0, right=2):
-    truth = []
-    for _ in range(right):
-        truth.append(mx.argmax(model.model(mx.array([[*PROMPT, *truth]]))[0, -1]).item())
+    truth = plain_tokens(model.model, PROMPT, right)
     return random_tree(np.random.default_rng(seed), PROMPT[-1], depth=3, width=3, truth=truth)

@@ -4,8 +4,6 @@ The models' logits have a standard deviation of about 2, so that arg-maxes are n
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -38,9 +36,7 @@ CORPUS = [
 LOGIT_STD = 2.0
 
 
-def tiny_tokenizer(
-    corpus: list[str] = CORPUS, vocab_size: int = VOCAB_SIZE
-) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(corpus=CORPUS, vocab_size=VOCAB_SIZE):
     """A byte-level BPE of at most ``vocab_size`` tokens with a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -62,9 +58,9 @@ def tiny_tokenizer(
     )
 
 
-def tiny_llama_config(**fields: Any) -> dict[str, Any]:
+def tiny_llama_config(**fields):
     """A Llama ``config.json``."""
-    config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     config |= {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 96}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE}
     config |= {"max_position_embeddings": 512, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
@@ -72,7 +68,7 @@ def tiny_llama_config(**fields: Any) -> dict[str, Any]:
     return config | {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
 
 
-def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int = 0) -> Model:
+def tiny_llama(config, *, residual_scale=1.0, seed=0):
     """An mlx-lm Llama in float32 with random weights.
 
     With a ``residual_scale`` near 0 and a tied head it repeats its last token, as streams draft.
@@ -80,7 +76,7 @@ def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int
     generator = np.random.default_rng(seed)
     model = Model(ModelArgs.from_dict(config))
 
-    def fill(path: str, weight: mx.array) -> mx.array:
+    def fill(path, weight):
         if weight.ndim == 1:
             return mx.array(generator.uniform(0.8, 1.2, weight.shape), mx.float32)
         std = weight.shape[1] ** -0.5
@@ -96,29 +92,27 @@ def tiny_llama(config: dict[str, Any], *, residual_scale: float = 1.0, seed: int
 
 
 def tiny_llama_directory(
-    directory: Path,
-    *,
-    bits: int | None = None,
-    group_size: int = 32,
-    residual_scale: float = 1.0,
-    seed: int = 0,
-    **config: Any,
-) -> Path:
+    directory, *, bits=None, group_size=32, residual_scale=1.0, seed=0, **config
+):
     """Write a random Llama in MLX format with its tokenizer."""
-    directory.mkdir(parents=True, exist_ok=True)
     values = tiny_llama_config(**config)
     model = tiny_llama(values, residual_scale=residual_scale, seed=seed)
+    return save_base(directory, model, values, tiny_tokenizer(), bits, group_size)
+
+
+def save_base(directory, model, config, tokenizer, bits=None, group_size=32):
+    directory.mkdir(parents=True, exist_ok=True)
     if bits is not None:
         nn.quantize(model, group_size=group_size, bits=bits)
-        values["quantization"] = {"group_size": group_size, "bits": bits}
+        config |= {"quantization": {"group_size": group_size, "bits": bits}}
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    save_config(values, directory / "config.json")
-    tiny_tokenizer().save_pretrained(directory)
+    save_config(config, directory / "config.json")
+    tokenizer.save_pretrained(directory)
     return directory
 
 
-def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> dict[str, mx.array]:
+def tiny_streams(config, *, scale=1.0, seed=0):
     """Random tensors of ``config``: stream embeddings, stream adapters, pruner."""
     generator = np.random.default_rng(seed)
     tensors = {}
@@ -133,66 +127,41 @@ def tiny_streams(config: StreamConfig, *, scale: float = 1.0, seed: int = 0) -> 
     return tensors
 
 
-def random_streams(config: StreamConfig, *, seed: int = 0) -> Streams:
+def random_streams(config, *, seed=0):
     """Streams that hold ``tiny_streams``."""
     streams = Streams(config)
     streams.load_weights(list(tiny_streams(config, seed=seed).items()))
     return streams
 
 
-def tiny_lora(
-    base_config: dict[str, Any], *, rank: int, num_layers: int, keys: list[str], seed: int = 0
-) -> dict[str, mx.array]:
-    """Random LoRA tensors, both factors nonzero, under mlx-lm's names."""
-    generator = np.random.default_rng(seed)
-    shapes = {
-        name.removeprefix("model.").removesuffix(".weight"): weight.shape
-        for name, weight in tree_flatten(Model(ModelArgs.from_dict(base_config)).parameters())
-        if name.endswith("_proj.weight")
-    }
-    tensors = {}
-    count = base_config["num_hidden_layers"]
-    for layer in range(count - num_layers, count):
-        for key in keys:
-            rows, columns = shapes[f"layers.{layer}.{key}"]
-            pair = {"lora_a": (columns, rank), "lora_b": (rank, rows)}
-            for name, shape in pair.items():
+LORA_KEYS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"]
+
+
+def tiny_lora(base_config, rank, seed):
+    """Random LoRA tensors of all layers, both factors nonzero, under mlx-lm's names."""
+    generator, tensors = np.random.default_rng(seed), {}
+    shapes = tree_flatten(Model(ModelArgs.from_dict(base_config)).parameters(), destination={})
+    for layer in range(base_config["num_hidden_layers"] if rank else 0):
+        for key in (f"model.layers.{layer}.{name}" for name in LORA_KEYS):
+            rows, columns = shapes[f"{key}.weight"].shape
+            for name, shape in (("lora_a", (columns, rank)), ("lora_b", (rank, rows))):
                 values = generator.normal(0, shape[0] ** -0.5, shape)
-                tensors[f"model.layers.{layer}.{key}.{name}"] = mx.array(values, mx.float32)
+                tensors[f"{key}.{name}"] = mx.array(values, mx.float32)
     return tensors
 
 
 def stream_adapter_directory(
-    directory: Path,
-    base: Path,
-    *,
-    mode: str = "lossless",
-    num_streams: int = 4,
-    num_msa_layers: int = 2,
-    lora_rank: int = 0,
-    lora_scale: float = 0.5,
-    lora_keys: tuple[str, ...] = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"),
-    scale: float = 1.0,
-    seed: int = 0,
-    **stream_config: Any,
-) -> Path:
+    directory, base, *, lora_rank=0, lora_scale=0.5, scale=1.0, seed=0, **fields
+):
     """Write an adapter directory with random streams for the base at ``base``."""
     directory.mkdir(parents=True, exist_ok=True)
     base_config = json.loads((base / "config.json").read_text())
-    stream_config = {"base_fingerprint": fingerprint(base_config), **stream_config}
-    config = StreamConfig(
-        mode=mode,
-        num_streams=num_streams,
-        num_msa_layers=num_msa_layers,
-        hidden_size=base_config["hidden_size"],
-        num_hidden_layers=base_config["num_hidden_layers"],
-        base_model=base.name,
-        **stream_config,
-    )
+    sizes = {name: base_config[name] for name in ("hidden_size", "num_hidden_layers")}
+    usual = {"mode": "lossless", "num_streams": 4, "num_msa_layers": 2, "base_model": base.name}
+    usual["base_fingerprint"] = fingerprint(base_config)
+    config = StreamConfig(**{**usual, **sizes, **fields})
     count = base_config["num_hidden_layers"] if lora_rank else 0
-    keys = list(lora_keys)
-    tensors = tiny_lora(base_config, rank=lora_rank, num_layers=count, keys=keys, seed=seed)
-    parameters = {"rank": lora_rank, "scale": lora_scale, "dropout": 0.0, "keys": keys}
-    streams = tiny_streams(config, scale=scale, seed=seed)
-    write_adapter(directory, LoraPart(tensors, parameters, count), config, streams)
+    parameters = {"rank": lora_rank, "scale": lora_scale, "dropout": 0.0, "keys": LORA_KEYS}
+    lora = LoraPart(tiny_lora(base_config, lora_rank, seed), parameters, count)
+    write_adapter(directory, lora, config, tiny_streams(config, scale=scale, seed=seed))
     return directory

@@ -7,18 +7,15 @@ stands in for the demonstration model.
 import json
 import random
 import shutil
-from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from command_line import run
 from filelock import FileLock
-from mlx.utils import tree_flatten
-from mlx_lm import load as load_plain
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.trainer import default_loss
-from mlx_lm.utils import save_config
-from tiny_models import tiny_llama_config, tiny_llama_directory, tiny_tokenizer
+from tiny_models import save_base, tiny_llama, tiny_llama_config, tiny_tokenizer
 
 from specstream_mlx.prompts import chat_prompt
 
@@ -33,7 +30,7 @@ VALUES = ("Paris", "Rome", "Oslo", "Lima")
 CONTEXT = 2048
 
 
-def questions(count: int, seed: int) -> list[dict[str, str]]:
+def questions(count, seed):
     """Questions about a table, and the queries."""
     draws = random.Random(seed)
     rows = []
@@ -51,7 +48,7 @@ def questions(count: int, seed: int) -> list[dict[str, str]]:
     return rows
 
 
-def toy_in(directory: Path) -> Path:
+def toy_in(directory):
     """The directory with ``base``, ``streams`` and ``adapters/sql``, made by who comes first."""
     with FileLock(directory.with_suffix(".lock")):
         if not directory.exists():
@@ -61,7 +58,7 @@ def toy_in(directory: Path) -> Path:
     return directory
 
 
-def _make(directory: Path) -> None:
+def _make(directory):
     base, data = directory / "base", directory / "data"
     _write_base(base)
     data.mkdir()
@@ -77,19 +74,17 @@ def _make(directory: Path) -> None:
         shutil.rmtree(directory / f"{adapter}.training")
 
 
-def _write_base(base: Path) -> None:
+def _write_base(base):
     """Train a Llama on the questions, with their instruction and without; written in 8 bits."""
     rows = questions(1200, seed=0)
-    texts = [" ".join(row.values()) for row in rows]
-    tiny_llama_directory(base, vocab_size=512, max_position_embeddings=CONTEXT)
-    tokenizer = tiny_tokenizer([*texts, TEMPLATE], 512)
+    config = tiny_llama_config(vocab_size=512, max_position_embeddings=CONTEXT)
+    model = tiny_llama(config)
+    tokenizer = tiny_tokenizer([*(" ".join(row.values()) for row in rows), TEMPLATE], 512)
     tokenizer.model_max_length = CONTEXT
-    tokenizer.save_pretrained(base)
-    model, tokenizer = load_plain(str(base))
-    draws = random.Random(0)
-    items = []
+    draws, items = random.Random(0), []
     for row in rows:
-        prompt = chat_prompt(tokenizer, row["prompt"], draws.choice((None, TEMPLATE)))
+        instruction = draws.choice((None, TEMPLATE))
+        prompt = chat_prompt(TokenizerWrapper(tokenizer), row["prompt"], instruction)
         answer = tokenizer.encode(row["completion"], add_special_tokens=False)
         items.append((len(prompt), [*prompt, *answer, tokenizer.eos_token_id]))
 
@@ -102,8 +97,4 @@ def _write_base(base: Path) -> None:
         loss, gradients = step(model, tokens, answers)
         optimizer.update(model, gradients)
         mx.eval(loss, model.parameters(), optimizer.state)
-    nn.quantize(model, group_size=32, bits=8)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(base / "model.safetensors"), weights, {"format": "mlx"})
-    config = tiny_llama_config(vocab_size=512, max_position_embeddings=CONTEXT)
-    save_config(config | {"quantization": {"group_size": 32, "bits": 8}}, base / "config.json")
+    save_base(base, model, config, tokenizer, bits=8)

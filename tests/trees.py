@@ -8,7 +8,6 @@ import numpy as np
 from specstream_mlx.drafting import Planner
 from specstream_mlx.drafting.best_first import all_nodes, tree_of
 from specstream_mlx.drafting.fixed import FixedPlanner, fixed_planner
-from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.engine.plan import Plan, root_only
@@ -91,12 +90,6 @@ class AnyDrafting(Planner):
             self._now = self._rng.choice(self._kinds)
         self._left -= 1
         return self._now.plan(root, guesses, verified)
-
-
-def grow(settings, root, candidates, log_probs, text=()):
-    """The tree that some settings grow behind ``text``, which lookup has read."""
-    proposers = [make(Material(text)) for make in settings.makers]
-    return fixed_trees(settings, proposers).grow(root, StreamGuesses(candidates, log_probs))
 
 
 def full_tree(root, candidates, width):

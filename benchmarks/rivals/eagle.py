@@ -4,7 +4,7 @@ The features are the last hidden states H after the final norm. Of a row's token
 ``a = fc [E(x); f]``, ``y = a + Attn(a)`` without a norm before, ``f' = y + MLP(n(y))`` with an RMS
 norm n; f' stands for the next H, so the target's LM head reads it without a norm. EAGLE-2 has the
 same weights and grows its tree by the drafts' probabilities, as all trees here. The layout is that
-of SafeAILab/EAGLE (``cnets1.py``), also with vLLM's wrapping of the configuration.
+of SafeAILab/EAGLE (``cnets1.py``).
 """
 
 from collections.abc import Callable
@@ -63,8 +63,7 @@ def read_eagle(tensors: Tensors) -> Eagle:
     named = {name: array for name, array in tensors.arrays.items() if name not in _UNUSED}
     biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
     fields = {field: f"layers.0.{name}" in named for field, name in biases.items()}
-    values = tensors.values.get("model", tensors.values)
-    args = llama_args(tensors.directory, values, **fields)
+    args = llama_args(tensors.directory, tensors.values, **fields)
     if args.hidden_size != tensors.hidden_size:
         raise UserError(
             f"{tensors.directory}: hidden_size is {args.hidden_size}, expected the model's "

@@ -34,7 +34,7 @@ class Lookahead(Proposer):
         self._newest = self._root
         self._levels = [self._any(self._columns - 1)]
         self._pool: dict[int, list[Path]] = {}
-        self._rates: HitRates[tuple[int, int]] = HitRates(_prior)
+        self._rates = HitRates(_prior)
         self._backoff, self._rounds, self._placed = Backoff(), 0, False
 
     def accept(self, tokens: Sequence[int]) -> None:

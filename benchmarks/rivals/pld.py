@@ -28,7 +28,7 @@ class PromptLookup(Proposer):
     def __init__(self, material: Material):
         self._text: list[int] = []
         self._first: dict[tuple[int, ...], int] = {}  # place after an n-gram's first occurrence
-        self._rates: HitRates[int] = HitRates(lambda length: PRIORS[length])
+        self._rates = HitRates(lambda length: PRIORS[length])
         self._read(material.prompt)
         self._length, self._run = self._find()
 

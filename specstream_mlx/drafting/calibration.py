@@ -1,13 +1,12 @@
-"""How often guesses are right in a text, and what that makes of their probabilities."""
+"""How often guesses are right in a text, and one probability for all that propose a token."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from ..engine.guess import NO_GUESSES, Guesses, Path, StreamGuesses
-
-Kind = TypeVar("Kind")
+from .best_first import Children
+from .proposer import Proposer
 
 # Studied: benchmarks/NOTES.md, "Which constants of the rule matter?".
 START = 0.8  # hits over expected hits when a text begins: unfamiliar text wants less (studied)
@@ -19,6 +18,10 @@ PRIOR_WEIGHT = 4  # guesses that a prior of lookup counts as (studied)
 LOOKUP_MEMORY = 64  # guesses of lookup that are remembered: flat in the study
 GAIN_MEMORY = 4  # rounds of a proposer that its average gain is of
 LONGEST_PAUSE = 64  # steps that a proposer pauses at most
+# Where streams and lookup guess the same token; benchmarks/NOTES.md, "How should the two drafters'
+# probabilities be joined?".
+UNLISTED = 0.03  # of what the streams' candidates leave over, a token's that lookup alone proposes
+COINCIDENCE = 0.05  # share of lookup's wrong tokens that the streams propose too
 
 _LEAST = 1e-9
 
@@ -29,18 +32,18 @@ def averaged(average: float, count: int, value: float, memory: int) -> tuple[flo
     return average + (value - average) / count, count
 
 
-class HitRates(Generic[Kind]):
+class HitRates:
     """Running averages of how often guesses were right, by their kind; each starts at ``prior``."""
 
-    def __init__(self, prior: Callable[[Kind], float]):
+    def __init__(self, prior: Callable[[Any], float]):
         self._prior = prior
-        self._known: dict[Kind, tuple[float, int]] = {}  # rate, and the guesses that it counts as
+        self._known: dict[Hashable, tuple[float, int]] = {}  # rate, and the guesses it counts as
 
-    def __getitem__(self, kind: Kind) -> float:
+    def __getitem__(self, kind: Hashable) -> float:
         """Return a kind's rate, above 0: one that is always wrong underflows in the end."""
         return max(self._known.get(kind, (self._prior(kind), 0))[0], _LEAST)
 
-    def judge(self, kind: Kind, right: bool) -> None:
+    def judge(self, kind: Hashable, right: bool) -> None:
         """Take in whether a guess was right."""
         rate, weight = self._known.get(kind, (self._prior(kind), PRIOR_WEIGHT))
         # A bounded weight lets the average follow a text that changes.
@@ -77,13 +80,8 @@ class Backoff:
         return True
 
 
-@dataclass
-class _Guessed:
-    """Guesses of a step that the text has not passed yet, and the tokens written since."""
-
-    guesses: StreamGuesses
-    path: Path = ()
-    trunk: bool = True  # whether all of these were first guesses
+# Guesses that the text has not passed, the tokens written since, whether all were first guesses.
+_Pending = tuple[StreamGuesses, Path, bool]
 
 
 class StreamAverages:
@@ -97,7 +95,7 @@ class StreamAverages:
     def __init__(self) -> None:
         self.hits = [[START * WEIGHT] * 2 for _ in range(2)]
         self.expected = [[WEIGHT] * 2 for _ in range(2)]
-        self._pending: list[_Guessed] = []
+        self._pending: list[_Pending] = []
         self._newest = NO_GUESSES
         self._trunk: Path = ()
         self._behind: dict[Hashable, Guesses] = {}  # corrected; plain streams' by depth and trunk
@@ -109,7 +107,7 @@ class StreamAverages:
             self._trunk = (*self._trunk, following[0][0])
         self._behind.clear()
         if guesses.depth:
-            self._pending.append(_Guessed(guesses))
+            self._pending.append((guesses, (), True))
 
     def after(self, path: Path) -> Guesses:
         """Return the newest guesses for the token after ``path``, corrected; empty: none."""
@@ -125,7 +123,8 @@ class StreamAverages:
     def accept(self, tokens: Sequence[int]) -> None:
         """Judge the guesses by the tokens that were written, the newest last."""
         for token in tokens:
-            self._pending = [guessed for guessed in self._pending if self._judge(guessed, token)]
+            judged = [self._judge(*pending, token) for pending in self._pending]
+            self._pending = [pending for pending in judged if pending]
 
     def factor(self, place: int, rank: int) -> float:
         """Return the factor on the probability of a guess of this rank, at [trunk, elsewhere]."""
@@ -142,12 +141,14 @@ class StreamAverages:
         logs = [math.log(max(probability * scale, _LEAST)) for probability in probabilities]
         return [(token, log) for (token, _), log in zip(guesses, logs, strict=True)]
 
-    def _judge(self, guessed: _Guessed, token: int) -> bool:
-        """Count the guesses for this token; returns whether deeper ones may still be reached."""
-        guesses = guessed.guesses.after(guessed.path)
+    def _judge(
+        self, guessed: StreamGuesses, path: Path, trunk: bool, token: int
+    ) -> _Pending | None:
+        """Count the guesses for this token; returns deeper ones if they may still be reached."""
+        guesses = guessed.after(path)
         if not guesses:  # no stream guessed after this path
-            return False
-        hits, expected = (table[0 if guessed.trunk else 1] for table in (self.hits, self.expected))
+            return None
+        hits, expected = (table[0 if trunk else 1] for table in (self.hits, self.expected))
         for rank, (guess, score) in enumerate(guesses):
             kind = min(rank, 1)
             hits[kind] += guess == token
@@ -156,7 +157,41 @@ class StreamAverages:
             if expected[kind] > MEMORY:
                 hits[kind] *= MEMORY / expected[kind]
                 expected[kind] = MEMORY
-        guessed.trunk = guessed.trunk and guesses[0][0] == token
-        guessed.path = (*guessed.path, token)
         listed = any(guess == token for guess, _ in guesses)
-        return listed and len(guessed.path) < guessed.guesses.depth
+        if not listed or len(path) + 1 >= guessed.depth:
+            return None
+        return guessed, (*path, token), trunk and guesses[0][0] == token
+
+
+def pooled(streams: Guesses, others: Guesses) -> Guesses:
+    """Merge the guesses of one stream and of lookup for the token after one node.
+
+    By Bayes' rule with the streams' probabilities as the prior their odds multiply: lookup proposes
+    the right token as often as it is right, a wrong one with probability ``COINCIDENCE``.
+    """
+    if not others:
+        return streams
+    shares = {token: math.exp(score) for token, score in streams}
+    # What several sources together are all but sure of may sum to a little more than 1.
+    left = max(0.0, 1 - sum(shares.values()))
+    wrong = max(0.0, 1 - sum(math.exp(score) for _, score in others))
+    weights = {token: share * wrong for token, share in shares.items()}
+    for token, score in others:
+        share = max(shares.get(token, 0.0), UNLISTED * left)
+        weights[token] = share * math.exp(score) / COINCIDENCE
+    total = sum(weights.values()) + left * wrong
+    return [(token, math.log(weight / total)) for token, weight in weights.items() if weight]
+
+
+def pool(proposers: Sequence[Proposer], streams: Children | None = None) -> Children:
+    """Pool the guesses of a text's proposers and, where there are any, of its streams."""
+
+    def children(path: Path) -> Guesses:
+        guesses: Guesses = []
+        for proposer in proposers:
+            others = proposer.children(path)
+            guesses = pooled(guesses, others) if guesses else others
+        guessed = streams(path) if streams else []
+        return pooled(guessed, guesses) if guessed else guesses
+
+    return children

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..hardware import user_cache
 from .proposer import MOST_NODES
@@ -30,8 +31,8 @@ Place = Literal["plain", "none", "beside 1", "beside", "head"]
 beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses. In ``head``
 a draft head guesses after the accepted node."""
 
-Job = tuple[Place, int]
-"""A place and the number of nodes of a step to be timed."""
+Job = tuple[Place, int]  # a place and the number of nodes of a step to be timed
+Line = tuple[float, float]  # seconds that all rows of a pass share, and seconds of each row
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
 _ROUNDS = 6
@@ -39,6 +40,7 @@ _SECONDS = 3.0
 _BUSY = 0.12
 _AGAIN_AFTER = 600.0
 
+# Relative costs of steps of ``_SIZES`` nodes, used until they are measured (2-core Linux).
 _TYPICAL: dict[Place, tuple[float, ...]] = {
     "plain": (1.0,),
     "none": (1.17, 1.35, 1.6, 1.9, 2.2),
@@ -46,20 +48,16 @@ _TYPICAL: dict[Place, tuple[float, ...]] = {
     "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
     "head": (1.9, 2.0, 2.1, 2.3, 2.7),
 }
-"""Relative costs of steps of ``_SIZES`` nodes, used until they are measured (2-core Linux)."""
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step, by the place of its streams and its number of nodes.
+    """Seconds of a step, by the place of its streams and its number of nodes."""
 
-    Points are ascending (nodes, seconds). ``spread`` is the median over points of interquartile
-    range over median; ``None``: nothing is measured, and the seconds are another machine's.
-    """
-
-    points: dict[Place, tuple[tuple[int, float], ...]]
+    points: dict[Place, tuple[tuple[int, float], ...]]  # ascending (nodes, seconds)
+    # Median over points of interquartile range over median; None: the points are another machine's.
     spread: float | None = None
-    measured: float = 0.0
+    measured: float = 0.0  # when
 
     @property
     def plain(self) -> float:
@@ -82,7 +80,7 @@ class CostCurve:
         (fewer, less), (more, most) = points[right - 1], points[right]
         return less + (most - less) * (nodes - fewer) / (more - fewer)
 
-    def line(self, place: Place) -> tuple[float, float]:
+    def line(self, place: Place) -> Line:
         """Extend the largest steps: seconds that all rows of a pass share, and of each row."""
         (fewer, less), (more, most) = self.points[place][-2:]
         row = (most - less) / (more - fewer)
@@ -138,13 +136,8 @@ class StepCosts:
         if self.curve.busy and old and not self._timings:
             self._left = list(self._jobs)
 
-    @property
-    def complete(self) -> bool:
-        """True if no timing is left to take."""
-        return self.curve.spread is not None and not self._left
-
     def wanted(self) -> Job | None:
-        """The step to be timed next, or ``None``."""
+        """The step to be timed next; ``None``: no timing is left to take."""
         if not self._left and self.curve.spread is None:
             self._left = list(self._jobs)
         return self._left[0] if self._left else None
@@ -187,14 +180,11 @@ class StepCosts:
             if min(s for pairs in points.values() for _, s in pairs) <= 0:
                 raise ValueError("a step takes no time")
             self.curve = CostCurve(points, spread, measured)
-        self._left = list(self._jobs) if timings else []
-        for (place, nodes), seconds in timings:
-            if (place, nodes) not in self._left:
-                break
-            self._left.remove((place, nodes))
-            self._left.insert(0, (place, nodes))
-            self.note(float(seconds))
-        self._saved = len(self._timings)
+        self._timings = [((place, int(n)), float(s)) for (place, n), s in timings]
+        rounds = len(timings) // len(self._jobs)
+        begun = {job for job, _ in self._timings[rounds * len(self._jobs) :]}
+        self._left = [job for job in self._jobs if job not in begun] if timings else []
+        self._saved = len(timings)
 
 
 def _typical(place: Place) -> tuple[tuple[int, float], ...]:
@@ -202,9 +192,7 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
 
 
 def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
-    """Compute the curve from rounds of timings, each divided by the slowness of its round: the
-    median, over the jobs, of their time in it over their usual time.
-    """
+    """Compute the curve from rounds of timings, each divided by its round's median slowness."""
     jobs = len({job for job, _ in timings})
     rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
     steady = _by_job(timings)
@@ -217,8 +205,7 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
     spread = statistics.median(map(_spread, steady.values()))
-    ascending = {place: _ascending(seconds) for place, seconds in points.items()}
-    return CostCurve(ascending, spread, now)
+    return CostCurve({place: _ascending(pairs) for place, pairs in points.items()}, spread, now)
 
 
 def _by_job(timings: Iterable[tuple[Job, float]]) -> dict[Job, list[float]]:
@@ -236,35 +223,23 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Make the values ascend: neighbours that fall are replaced by their mean."""
-    pools: list[tuple[float, int]] = []  # (mean, how many)
-    for _, value in points:
-        count = 1
-        while pools and pools[-1][0] > value:
-            mean, others = pools.pop()
-            value = (value * count + mean * others) / (count + others)
-            count += others
-        pools.append((value, count))
-    values = [mean for mean, count in pools for _ in range(count)]
-    return tuple((nodes, value) for (nodes, _), value in zip(points, values, strict=True))
+    """Make the values ascend: fewer nodes that seem to take longer were held up by others."""
+    values = [*accumulate((seconds for _, seconds in reversed(points)), min)]
+    return tuple((nodes, value) for (nodes, _), value in zip(points, values[::-1], strict=True))
 
 
 # Passes of several sequences -------------------------------------------------------------------
 #
-# A pass costs a part that its sequences share and a part for each row. The more sequences, the more
-# rows; so a draft must be likelier to earn its row than in a pass of one. Shorter trees are filled
-# up to the longest one's rows, which cost the same, so all trees get the same most nodes:
+# A pass costs a part that its sequences share and a part for each row, so a draft must be likelier
+# to earn its row than in a pass of one. Shorter trees are filled up to the longest one's rows, so
+# all trees get the same most nodes:
 #
 #     B * (1 + sum of G(node)) - r * (shared + row * B * nodes)
 #
 # B is the number of sequences, G(k) the recent probability of a sequence's k-th likeliest node,
 # averaged over them, and r the recent tokens per second of passes of B sequences.
 
-Line = tuple[float, float]
-"""Seconds that all rows of a pass share, and seconds of each row."""
-
-_PRIOR = 1.0
-"""Passes of twice the least rows that the solo steps' cost of a row counts as."""
+_PRIOR = 1.0  # passes of twice the least rows that the solo steps' cost of a row counts as
 
 
 class _Passes:
@@ -320,22 +295,12 @@ class _BatchPasses:
         self.gains, self.noted = [0.0] * MOST_NODES, 0.0  # probabilities of the likeliest nodes
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of a sequence in passes with others: recent tokens per second of all sequences, the
-    most nodes of its tree, and seconds of its share and of a row more of every sequence, each
-    without streams' guesses and with them.
-    """
+class Share(NamedTuple):
+    """The part of a sequence in passes with others."""
 
-    rate: float
-    nodes: int
-    seconds: Sequence[float]
-    rows: Sequence[float]
-
-    def costs(self, guesses: bool) -> list[float]:
-        """Return the seconds of its share by nodes, 0 to ``MOST_ROWS``."""
-        own, row = self.seconds[guesses], self.rows[guesses]
-        return [own + row * max(0, nodes - self.nodes) for nodes in range(MOST_ROWS + 1)]
+    rate: float  # recent tokens per second of all sequences
+    nodes: int  # of its tree, at most
+    costs: list[list[float]]  # seconds by nodes, without streams' guesses and with them
 
 
 class BatchCosts:
@@ -381,8 +346,9 @@ class BatchCosts:
         nodes, row = 1, lines[1][1]
         while nodes < MOST_NODES and batch.gains[nodes - 1] > rate * row * batch.noted:
             nodes += 1
-        seconds = [_seconds(line, count * nodes) / count for line in lines]
-        return Share(rate, nodes, seconds, [count * row for _, row in lines])
+        more = [max(0, n - nodes) * count for n in range(MOST_ROWS + 1)]  # rows of further nodes
+        costs = [[_seconds(one, count * nodes) / count + one[1] * n for n in more] for one in lines]
+        return Share(rate, nodes, costs)
 
 
 def _seconds(line: Line, rows: float) -> float:

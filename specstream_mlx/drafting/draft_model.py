@@ -53,12 +53,10 @@ class DraftModel(Proposer):
         self._unread = list(material.prompt)
         self._averages, self._guesses = StreamAverages(), _PathGuesses({})
         self._backoff = Backoff()
-        self._cost = 0.0  # of the last round, in tokens
+        self._cost = self._spent = 0.0  # of the last round in tokens; seconds
         self._seconds: float | None = None  # of a pass
-        self._spent = 0.0
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Read tokens, and judge the guesses by them."""
         self._averages.accept(tokens)
         self._unread += tokens
         if not self._guesses.depth:
@@ -71,7 +69,6 @@ class DraftModel(Proposer):
         self._backoff.note(len(path))
 
     def begin(self, verified: Verified, price: Price) -> None:
-        """Let the model read what is new and guess, level by level."""
         self._guesses = _PathGuesses({})
         room = self._reader.has_room(len(self._unread) + self._most - 1)
         if room and not self._backoff.begin(self._cost if price.rate else 0.0):
@@ -87,6 +84,7 @@ class DraftModel(Proposer):
         return spent
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
+        """Let the model read what is new and guess, level by level."""
         started = time.perf_counter()
         long = len(self._unread) > _CHUNK
         logits = self._reader.read(self._unread)

@@ -34,7 +34,6 @@ DEPTH = 6
 """Levels that are drafted: EAGLE-2's published depth. The layer itself has no limit."""
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_FLAGS = "norm_before_residual", "norm_output"
 
 
 class _RowsRope:
@@ -276,9 +275,6 @@ def head_of(
     kind = values.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise UserError(f"{directory}: speculators_model_type is {kind!r}, expected 'eagle3'")
-    for name in _FLAGS:
-        if not isinstance(values.get(name) or False, bool):
-            raise UserError(f"{directory}: {name} is {shown(values[name])}, expected true or false")
     biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
     fields = {field: f"midlayer.{name}" in named for field, name in biases.items()}
     args = llama_args(directory, values.get("transformer_layer_config", values), **fields)
@@ -299,16 +295,10 @@ def head_of(
     drafted = vocab if tokens is None else tokens.size
     network = _Network(args, width, len(boundaries), named, drafted, vocab)
     parameters = load_weights(directory, network, named, activations_dtype(model))
-    head = HeadConfig(
-        "eagle3",
-        DEPTH,
-        "conditioned",
-        draft_vocabulary=0 if tokens is None else tokens.size,
-        parameters=parameters,
-        own_rows=True,
-    )
-    flags = (bool(values.get(name)) for name in _FLAGS)
-    return Eagle3(head, boundaries, network, tokens, *flags)
+    vocabulary = 0 if tokens is None else tokens.size
+    head = HeadConfig("eagle3", DEPTH, "conditioned", vocabulary, parameters, own_rows=True)
+    before, after = (values.get(name) is True for name in ("norm_before_residual", "norm_output"))
+    return Eagle3(head, boundaries, network, tokens, before, after)
 
 
 def load_weights(
@@ -334,11 +324,10 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
         raise UserError(
             f"{directory}: the layer is {shown(config)}, expected an object with its sizes"
         )
-    for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
-        check_integer(f"{directory}: {name}", config.get(name))
-    for name in ("num_key_value_heads", "head_dim"):
-        if config.get(name) is not None:
-            check_integer(f"{directory}: {name}", config[name])
+    needed = "hidden_size", "intermediate_size", "num_attention_heads"
+    for name in (*needed, "num_key_value_heads", "head_dim"):
+        if name in needed or config.get(name) is not None:
+            check_integer(f"{directory}: {name}", config.get(name))
     values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
     rope = rope_parameters(config)
     check_rope(rope, config, POSITION_ONLY)
@@ -370,21 +359,13 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
 
 
 def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.array | None:
-    """Take the tokens that are drafted, ``d2t`` and ``t2d``; ``None``: all."""
+    """Take the tokens that are drafted, from ``d2t``; ``None``: all. ``t2d`` says the same."""
     offsets, chosen = named.pop("d2t", None), named.pop("t2d", None)
-    if offsets is None:
-        if chosen is not None:
-            raise UserError(f"{directory} has t2d and no d2t, expected both or neither")
-        return None
-    tokens = draft_tokens(directory, offsets + mx.arange(offsets.size), vocab)
+    if offsets is not None:
+        return draft_tokens(directory, offsets + mx.arange(offsets.size), vocab)
     if chosen is not None:
-        same = chosen.shape == (vocab,) and chosen.astype(mx.int32).sum().item() == tokens.size
-        if not (same and (chosen[tokens] != 0).all().item()):
-            raise UserError(
-                f"{directory}: t2d and d2t name different tokens, expected the same: d2t has "
-                "distances between ids, not ids"
-            )
-    return tokens
+        raise UserError(f"{directory} has t2d and no d2t, expected both or neither")
+    return None
 
 
 def draft_tokens(directory: Path, ids: mx.array, vocab: int) -> mx.array:

@@ -9,8 +9,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading import SpeculativeModel
 from . import Planner
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
-from .calibration import StreamAverages
-from .pooling import pool
+from .calibration import StreamAverages, pool
 from .proposer import FREE, MOST_NODES, Material, Proposer
 from .settings import DraftSettings
 

@@ -11,7 +11,6 @@ from .proposer import Material, Proposer
 # (studied), and of the one before it, for n-grams of any length.
 PRIORS = (0.0, 0.3, 0.5, 0.65, 0.75)
 SECOND_PRIOR = 0.05
-
 _MOST_TOGETHER = 0.99
 
 
@@ -60,7 +59,6 @@ class Lookup(Proposer):
         self._rates = HitRates(_prior)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Learn from ``tokens``, which the target has generated, and append them to the text."""
         for token in tokens:
             length, guesses = self._index.following()
             for rank, guess in enumerate(guesses):
@@ -68,7 +66,6 @@ class Lookup(Proposer):
             self._index.extend((token,))
 
     def children(self, path: Path) -> Guesses:
-        """Propose tokens after the text and ``path``; their probabilities sum to less than 1."""
         if len(path) >= self._depth:
             return []
         length, guesses = self._index.following(path)
@@ -81,6 +78,4 @@ class Lookup(Proposer):
 def _prior(kind: tuple[int, int]) -> float:
     """Return the rate, at the beginning of a text, of a length of the n-gram and a rank."""
     length, rank = kind
-    if rank:
-        return SECOND_PRIOR
-    return PRIORS[min(length, len(PRIORS) - 1)]
+    return SECOND_PRIOR if rank else PRIORS[min(length, len(PRIORS) - 1)]

@@ -15,17 +15,13 @@ WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a f
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All that the proposers of one sequence may be made of.
-
-    ``model`` is ``None`` where it is elsewhere, in a package, and ``rule`` where tokens are not
-    drawn. ``width`` counts the candidates of each guess, ``nodes`` the most nodes besides the root.
-    """
+    """All that the proposers of one sequence may be made of."""
 
     prompt: Sequence[int]
-    model: SpeculativeModel | None = None
-    rule: VerifyRule | None = None
-    width: int = WIDTH
-    nodes: int = MOST_NODES - 1
+    model: SpeculativeModel | None = None  # None: it is elsewhere, in a package
+    rule: VerifyRule | None = None  # None: tokens are not drawn
+    width: int = WIDTH  # candidates of each guess
+    nodes: int = MOST_NODES - 1  # at most, besides the root
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,7 @@ class Price:
     plain: float | None = None
 
 
-FREE = Price()
-"""The price in trees of a given shape: they are filled, whatever it takes."""
+FREE = Price()  # in trees of a given shape: they are filled, whatever it takes
 
 
 class Proposer(Protocol):

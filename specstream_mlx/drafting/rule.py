@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engine.draft_head import HeadConfig
 from ..engine.guess import StreamGuesses
@@ -29,14 +28,12 @@ from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
 from ..loading import SpeculativeModel
-from ..stream_config import StreamConfig
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
-from .calibration import StreamAverages, averaged
+from .calibration import StreamAverages, averaged, pool
 from .cost import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
-from .pooling import pool
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
-from .settings import USUAL, Proposers
+from .settings import USUAL, Guessing, Proposers
 
 # "Studied" here and in other files of this folder: recorded texts were decoded with one constant
 # changed at a time; benchmarks/NOTES.md has the verdicts, "Which constants of the rule matter?".
@@ -45,28 +42,20 @@ VALUE = 0.5  # start of v with an adapter that has not decoded yet, in tokens (s
 HISTORY_VALUE_WEIGHT = 8  # steps that ``VALUE`` counts as (studied)
 HISTORY_VALUE_MEMORY = 64  # steps in the average that a sequence's v starts from (studied)
 VALUE_MEMORY = 8  # steps of a sequence that its v averages (studied)
-# Steps that the start of a sequence's v counts as: with more, streams that know a text by heart may
-# be left out of it (studied).
-VALUE_WEIGHT = 1
+VALUE_WEIGHT = 1  # steps that the start of a sequence's v counts as (studied)
 # Tokens, of each that is written without streams, that may be lost to steps that try them: with
 # none, streams that begin a text badly are left out to its end (studied).
 TRIALS = 0.0025
-# Plain steps in a row, of which the last is timed: the calls before and after it are pipelined.
-PLAIN_RUN = 2
 
 
 @dataclass
 class History:
-    """Measurements that outlive a sequence: costs of steps, and recent results with one adapter.
-
-    ``tokens`` and ``time`` are of recent steps, in plain steps; ``value`` is v of the next
-    sequence, an average over ``valued`` steps.
-    """
+    """Measurements that outlive a sequence: costs of steps, and recent results with one adapter."""
 
     costs: StepCosts
-    tokens: float
-    time: float
-    value: float
+    tokens: float  # of recent steps
+    time: float  # that they took, in plain steps
+    value: float  # v of the next sequence, an average over ``valued`` steps
     valued: int
 
     @property
@@ -81,26 +70,22 @@ class History:
         self.time = self.time * remaining + time
 
 
-def new_history(costs: StepCosts, streams: StreamConfig | HeadConfig | None) -> History:
+def new_history(costs: StepCosts, streams: Guessing) -> History:
     """Make the history of an adapter that has not decoded yet."""
     shared = streams is not None and streams.mode == "shared"
     time, rate = RATE_MEMORY, SHARED_RATE if shared else 1.0
     return History(costs, rate * time, time, VALUE, HISTORY_VALUE_WEIGHT)
 
 
-def places_of(streams: StreamConfig | HeadConfig | None) -> tuple[Place, ...]:
+def places_of(streams: Guessing) -> tuple[Place, ...]:
     """List the places that the rule chooses from, the one where streams guess last."""
     return tuple(_plans(streams, 1))
 
 
-def _plans(
-    streams: StreamConfig | HeadConfig | None, width: int
-) -> dict[Place, Callable[[DraftTree], Plan]]:
+def _plans(streams: Guessing, width: int) -> dict[Place, Callable[[DraftTree], Plan]]:
     """Make the functions that turn a tree into a plan, by place."""
-    plans: dict[Place, Callable[[DraftTree], Plan]] = {
-        "plain": partial(Plan, place="plain"),
-        "none": partial(Plan, place="none"),
-    }
+    plans = dict[Place, Callable[[DraftTree], Plan]]()
+    plans |= {"plain": partial(Plan, place="plain"), "none": partial(Plan, place="none")}
     if streams is None:
         return plans
     count = streams.num_streams
@@ -113,24 +98,13 @@ def _plans(
     return plans | {"beside 1": partial(run, place="beside", width=width, beside=1)}
 
 
-class _Choice(NamedTuple):
-    """The value of a step in tokens, its place, and its nodes besides the root."""
-
-    value: float
-    place: Place
-    nodes: int
-
-
-_value = attrgetter("value")
-
-
 class RulePlanner(Planner):
     """A planner by the rule; it updates the history of this model and adapter."""
 
     def __init__(
         self,
         history: History,
-        streams: StreamConfig | HeadConfig | None,
+        streams: Guessing,
         vocab_size: int,
         proposers: Sequence[Proposer] = (),
     ):
@@ -165,11 +139,16 @@ class RulePlanner(Planner):
         else:
             self._allowance += TRIALS * len(tokens)
         spent = sum(proposer.spent() for proposer in self._proposers)
-        own = None if seconds is None else max(seconds - spent, 1e-9)
-        measured = self._measures and self._timed(place, nodes, own)
+        costs, measured = self.history.costs, False
+        if self._measures and seconds is not None and (place, nodes) == costs.wanted():
+            # Of a run of plain steps, one is timed whose neighbours are pipelined, too.
+            measured = place != "plain" or self._plain_run >= 2
+            if measured:
+                costs.note(max(seconds - spent, 1e-9))
+                self._cost = {one: costs.curve.relative(one) for one in self._places}
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured and self._share is None:
-            curve = self.history.costs.curve
+            curve = costs.curve
             drafting = 0.0 if curve.spread is None else spent / curve.plain
             self.history.note(len(tokens), self._cost[place][min(nodes, MOST_ROWS)] + drafting)
 
@@ -188,8 +167,8 @@ class RulePlanner(Planner):
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             without = self._likeliest(pool(self._proposers))
-            best, alone = (max(self._choices(one).values(), key=_value) for one in (nodes, without))
-            gain = max(0.0, best.value - alone.value)
+            best, alone = (max(self._choices(one).values()) for one in (nodes, without))
+            gain = max(0.0, best[0] - alone[0])
             history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
             history.value, history.valued = averaged(
@@ -201,8 +180,8 @@ class RulePlanner(Planner):
             self._measures, drafts = True, job[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[job[0]](tree_of(root, timed))
-        choice = self._chosen(nodes)
-        return self._plans[choice.place](tree_of(root, with_paths(nodes[: choice.nodes], paths)))
+        place, count = self._chosen(nodes)
+        return self._plans[place](tree_of(root, with_paths(nodes[:count], paths)))
 
     def share_pass(self, count: int) -> BatchCosts:
         self._count = count
@@ -233,29 +212,26 @@ class RulePlanner(Planner):
         count = max(1, MOST_NODES - 1 - self._required)
         return list(islice(likeliest(children, LEAST), count))
 
-    def _chosen(self, nodes: Sequence[Node]) -> _Choice:
+    def _chosen(self, nodes: Sequence[Node]) -> tuple[Place, int]:
         """Choose the best, or that in which streams run if the allowance is enough for it."""
         choices = self._choices(nodes)
-        best = max(choices.values(), key=_value)
-        if self._stream_place is None:
-            return best
-        trial = choices[self._stream_place]
-        # All sequences of a pass wait for the guesses, and get some.
-        loss = self._count * (best.value - trial.value)
-        if loss > self._allowance:
-            return best
-        self._owed = loss
-        return trial
+        place = max(choices, key=lambda one: choices[one][0])
+        if self._stream_place is not None:
+            # All sequences of a pass wait for the guesses, and get some.
+            loss = self._count * (choices[place][0] - choices[self._stream_place][0])
+            if loss <= self._allowance:
+                self._owed, place = loss, self._stream_place
+        return place, choices[place][1]
 
-    def _choices(self, nodes: Sequence[Node]) -> dict[Place, _Choice]:
-        """Choose the best number of nodes for every place, over all beginnings of ``nodes``."""
+    def _choices(self, nodes: Sequence[Node]) -> dict[Place, tuple[float, int]]:
+        """Return the best value and its number of nodes by place, over all beginnings."""
         rate, cost, places, required = self.history.rate, self._cost, self._places, self._required
         if self._share is not None:
             rate = self._share.rate
-            cost = {one: self._share.costs(one == self._stream_place) for one in places}
+            cost = {one: self._share.costs[one == self._stream_place] for one in places}
         if required:
             places = tuple(place for place in places if place != "plain")
-        choices = {place: _Choice(-math.inf, place, 0) for place in places}
+        choices = dict.fromkeys(places, (-math.inf, 0))
         tokens, last = 1.0, [1.0]  # P that a node is the last one accepted, the root's first
         for count, node in enumerate([None, *nodes]):
             if node is not None:
@@ -270,19 +246,9 @@ class RulePlanner(Planner):
                 value = tokens - rate * cost[place][min(count + required + 1, MOST_ROWS)]
                 if place == self._stream_place:
                     value += self.value * (max(last) if place == "beside 1" else 1.0)
-                if value > choices[place].value:
-                    choices[place] = _Choice(value, place, count)
+                if value > choices[place][0]:
+                    choices[place] = value, count
         return choices
-
-    def _timed(self, place: Place, nodes: int, seconds: float | None) -> bool:
-        """Add a step's time to the curve; returns whether the step was one to be timed."""
-        costs, pipelined = self.history.costs, self._plain_run >= PLAIN_RUN
-        wanted = (place, nodes) == costs.wanted() and (place != "plain" or pipelined)
-        if seconds is None or not wanted:
-            return False
-        costs.note(seconds)
-        self._cost = {place: costs.curve.relative(place) for place in self._places}
-        return True
 
 
 def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
@@ -295,11 +261,9 @@ def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
 
 # The history of a model ------------------------------------------------------------------------
 
-_VERSION = 7
+_VERSION = 8
 _LONG = 4096  # rows that few texts of the first minutes reach
-
-_HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}
-"""Histories by the file of their costs, model and adapter, for as long as the program runs."""
+_HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}  # by costs' file, model, adapter
 
 
 def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> History:
@@ -332,22 +296,18 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     """Collect everything that the cost of a step depends on, as JSON values."""
     kv_cache = None
     if quantization.bits is not None and quantization.start <= _LONG:
-        kv_cache = [quantization.bits, quantization.group_size, quantization.start]
-    guessing = model.guessing
-    streams = guessing and asdict(guessing) | {"mode": guessing.mode, "prompt_template": None}
-    adapter, held = model.adapter and model.adapter.config, model.held
-    described = device.describe()
+        kv_cache = asdict(quantization)
+    guessing, adapter = model.guessing, model.adapter and model.adapter.config
+    held, ranks, described = model.held, model.ranks, device.describe()
     facts = {
         "version": _VERSION,
         "base": model.base_fingerprint,
         "quantization": model.config.get("quantization"),
         "held": held and [held.form, held.row_blocks, held.stored_bytes, held.dtype],
-        "streams": streams,
+        "streams": guessing and asdict(guessing) | {"mode": guessing.mode, "prompt_template": None},
         "lora": adapter and [adapter.get("num_layers"), adapter.get("lora_parameters")],
         "kv_cache": kv_cache,
-        "processes": model.ranks.size if model.ranks else 1,
+        "processes": ranks and [ranks.size, ranks.route],
         "device": {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")},
     }
-    if model.ranks is not None:
-        facts["route"] = model.ranks.route
     return json.loads(json.dumps(facts, default=str))

@@ -16,8 +16,7 @@ from .draft_model import DraftModel
 from .ngram import Lookup
 from .proposer import MakeProposer
 
-Guessing = StreamConfig | HeadConfig | None
-"""Configuration of the mounted streams, or of a draft head; ``None``: there is neither."""
+Guessing = StreamConfig | HeadConfig | None  # what guesses besides proposers
 
 
 def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
@@ -140,8 +139,7 @@ class DraftSettings(DraftOptions):
                 "the tokens drawn before them, expected 'keyed' or 'greedy'"
             )
         for field in ("tree_size", "draft_threshold", "max_nodes", "prune_threshold"):
-            value = getattr(self, field)
-            if value is not None:
+            if (value := getattr(self, field)) is not None:
                 raise UserError(
                     f"verify is 'rejection' and {field} is {value}, which lets the drawn tokens "
                     "decide what is kept, expected a full tree, given by tree_width alone"
@@ -149,11 +147,10 @@ class DraftSettings(DraftOptions):
 
     def check(self, vocab_size: int, streams: Guessing) -> None:
         """Check that these settings fit a model and its streams."""
-        trained = 0
         owner = f"{streams.kind} head" if isinstance(streams, HeadConfig) else "adapter"
+        trained = streams.num_streams if streams is not None else 0
         if streams is not None:
             vocab_size = min(vocab_size, streams.draft_vocabulary or vocab_size)
-            trained = streams.num_streams
         if self.tree_width > vocab_size:
             raise UserError(
                 f"tree_width is {self.tree_width}, expected at most the vocabulary's {vocab_size}"
@@ -173,11 +170,10 @@ class DraftSettings(DraftOptions):
                     raise UserError(f"{name} is {getattr(self, name)}, but no streams run")
         if streams is None:
             return
-        if self.stream_nodes is not None:
-            if isinstance(streams, HeadConfig):
-                raise UserError(f"stream_nodes needs streams, the {owner} runs none")
-            if streams.mode == "shared":
-                raise UserError("stream_nodes needs an adapter in lossless mode, this is shared")
+        if self.stream_nodes is not None and isinstance(streams, HeadConfig):
+            raise UserError(f"stream_nodes needs streams, the {owner} runs none")
+        if self.stream_nodes is not None and streams.mode == "shared":
+            raise UserError("stream_nodes needs an adapter in lossless mode, this is shared")
         prunes = self.max_nodes is not None or self.prune_threshold is not None
         if prunes and not streams.pruner_rank:
             raise UserError(f"max_nodes and prune_threshold need a pruner, the {owner} has none")
@@ -215,12 +211,9 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
 def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:
     """Describe drafts in a few words; ``guessing``: streams or a head, where there is one."""
     names, words = names_of(settings), "what is worth most, step by step"
-    fixed = settings if isinstance(settings, DraftSettings) else None
-    if guessing and (fixed is None or fixed.speculates):
+    if guessing and getattr(settings, "speculates", True):
         names.insert(0, guessing)
-    if not names:
-        return "no drafts"
-    if fixed is not None:
-        size, width = fixed.tree_size, fixed.tree_width
+    if isinstance(settings, DraftSettings):
+        size, width = settings.tree_size, settings.tree_width
         words = f"best-first, {size} nodes" if size else f"trees of width {width}"
-    return f"{words}, of {' and '.join(names)}"
+    return f"{words}, of {' and '.join(names)}" if names else "no drafts"

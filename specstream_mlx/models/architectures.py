@@ -30,46 +30,30 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 Windows = list[int | None]
-Classes = tuple[Any, Any]
-"""A model's class, and that of its arguments."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Facts that are needed to run the models of one ``model_type``.
+    """Facts that are needed to run the models of one ``model_type``."""
 
-    Attributes:
-        defaults: fields that a ``config.json`` may leave out, with transformers' values, where
-            mlx-lm's are others or none, or where the fingerprint needs them.
-        assumes: fields of which mlx-lm's model computes this value alone.
-        ropes: rope types that mlx-lm's model computes; empty where positions are learned.
-        windows: each layer's sliding window; ``None``: as the model's ``make_cache`` says.
-        fields: further fields for mlx-lm, from a configuration completed by ``defaults``.
-        norm: name of the final norm beside the list of layers.
-        mlp: modules of a transformers layer that are its MLP, in order; here they are in ``mlp``.
-        positions: ``rope`` in every layer's attention, or ``learned``, added to the embeddings by
-            a model that takes a cache's array ``offset`` as one position per row.
-        array_masks: the model reads masks as arrays only, never as ``"causal"``.
-        grouped_scores: the attention keeps the query heads of a KV head on an axis of their own, if
-            there are several, so a mask that differs by sequence needs that axis too.
-        quantized_kv: the model's attention reads a quantized KV cache.
-        own_module: where model and arguments are, if mlx-lm has none.
-        tested: parity with transformers is tested, so nothing is checked at load.
-    """
-
+    # Of fields that a config.json may leave out: transformers' values, where mlx-lm has others or
+    # none, or where the fingerprint needs them.
     defaults: Config = field(default_factory=dict)
-    assumes: Config = field(default_factory=dict)
-    ropes: tuple[str, ...] = POSITION_ONLY
-    windows: Callable[[Config], Windows] | None = None
-    fields: Callable[[Config], dict[str, Any]] | None = None
-    norm: str = "norm"
-    mlp: tuple[str, ...] = ("mlp",)
+    assumes: Config = field(default_factory=dict)  # the only values that mlx-lm's model computes
+    ropes: tuple[str, ...] = POSITION_ONLY  # that it computes; empty: positions are learned
+    windows: Callable[[Config], Windows] | None = None  # by layer; None: as ``make_cache`` says
+    fields: Callable[[Config], dict[str, Any]] | None = None  # more for mlx-lm, after defaults
+    norm: str = "norm"  # name of the final norm beside the list of layers
+    mlp: tuple[str, ...] = ("mlp",)  # modules of a transformers layer that are in ``mlp`` here
+    # ``learned``: the model adds them to the embeddings, and takes a cache's array ``offset`` as
+    # one position per row.
     positions: Literal["rope", "learned"] = "rope"
-    array_masks: bool = False
+    array_masks: bool = False  # masks are read as arrays only, never as ``"causal"``
+    # The query heads of a KV head, if several, have an axis, which a mask by sequence then needs.
     grouped_scores: bool = False
-    quantized_kv: bool = True
-    own_module: str | None = None
-    tested: bool = True
+    quantized_kv: bool = True  # its attention reads a quantized KV cache
+    own_module: str | None = None  # where model and arguments are, if mlx-lm has none
+    tested: bool = True  # for parity with transformers, so nothing is checked at load
 
     def module_name(self, name: str) -> str:
         """Return the full name here of a linear layer or embedding of transformers."""
@@ -294,7 +278,7 @@ def key_size(config: Config) -> int:
     return size * (sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
 
 
-def model_classes(config: Config) -> Classes:
+def model_classes(config: Config) -> tuple[Any, Any]:
     """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``."""
     model_type = config.get("model_type")
     name = architecture_of(model_type).own_module
@@ -317,10 +301,8 @@ def model_classes(config: Config) -> Classes:
 
 def explicit_fields(config: Config) -> dict[str, Any]:
     """Return the fields without which mlx-lm would read a configuration unlike transformers."""
-    architecture = architecture_of(config.get("model_type"))
-    silent = {name: v for name, v in architecture.defaults.items() if name not in config}
-    full_config = completed(config)
-    fields = dict(silent)
+    architecture, full_config = architecture_of(config.get("model_type")), completed(config)
+    fields = {name: v for name, v in architecture.defaults.items() if name not in config}
     if architecture.ropes:
         rope = rope_parameters(full_config, "full_attention")
         check_agreement(config, "full_attention")
@@ -338,8 +320,6 @@ _COUNTS_IF_GIVEN = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
     "max_position_embeddings",
 )
-_EPSILONS_IF_GIVEN = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
-_OBJECTS_IF_GIVEN = ("quantization", "quantization_config")
 
 
 def check_config(config: Config, headers: Headers | None = None) -> None:
@@ -377,14 +357,14 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
 
 
 def _check_other_fields(config: Config) -> None:
-    for name in _EPSILONS_IF_GIVEN:
+    for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
         value = config.get(name, 1)
         if not is_number(value) or value < 0:
             raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
     tied = config.get("tie_word_embeddings")
     if not isinstance(tied, bool | None):
         raise UserError(f"tie_word_embeddings is {shown(tied)}, expected true or false")
-    for name in _OBJECTS_IF_GIVEN:
+    for name in ("quantization", "quantization_config"):
         if not isinstance(config.get(name), Mapping | None):
             raise UserError(f"{name} is {shown(config[name])}, expected an object")
     for name in ("bits", "group_size"):
@@ -398,9 +378,8 @@ def _check_windows(architecture: Architecture, config: Config) -> None:
     if architecture.windows is not None:
         windows = architecture.windows(config)
     else:
-        windows = [
-            None if config.get("use_sliding_window") is False else config.get("sliding_window")
-        ]
+        slides = config.get("use_sliding_window") is not False
+        windows = [config.get("sliding_window") if slides else None]
     for window in windows:
         if window is not None:
             check_integer("sliding_window", window)

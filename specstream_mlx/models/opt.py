@@ -11,8 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import BaseModelArgs, create_attention_mask, scaled_dot_product_attention
 
-POSITION_OFFSET = 2
-"""Unused rows at the beginning of the table of positions: position 0 is its third row."""
+_OFFSET = 2  # unused rows at the beginning of the table of positions: position 0 is its third
 
 
 @dataclass
@@ -34,14 +33,14 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, count: int, dims: int):
         super().__init__()
-        self.weight = mx.zeros((count + POSITION_OFFSET, dims))
+        self.weight = mx.zeros((count + _OFFSET, dims))
 
     def __call__(self, offset: mx.array | int, rows: int) -> mx.array:
         """(rows, dims) vectors, or (sequences, rows, dims)."""
         one_per_row = isinstance(offset, mx.array) and offset.ndim > 0
         positions = offset if one_per_row else offset + mx.arange(rows)
         last = self.weight.shape[0] - 1
-        return self.weight[mx.minimum(positions + POSITION_OFFSET, last)]
+        return self.weight[mx.minimum(positions + _OFFSET, last)]
 
 
 class Attention(nn.Module):

@@ -26,19 +26,11 @@ _NEEDED = {
     "yarn": ("factor",),
     "longrope": ("long_factor", "short_factor"),
 }
-_NUMBERS = (
-    "rope_theta",
-    "partial_rotary_factor",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-)
-_NUMBERS_OR_ZERO = ("mscale", "mscale_all_dim")
 _BESIDE = ("rope_theta", "partial_rotary_factor")
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_NUMBERS = (
+    *(*_BESIDE, "factor", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "attention_factor"),
+)
 _ALIASES = {"su": "longrope"}
 
 
@@ -53,8 +45,8 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
         for place in (new, config):
             if name not in rope and place.get(name) is not None:
                 rope[name] = place[name]
-    kind = rope.pop("type", None)
-    kind = rope.get("rope_type") or kind or "default"
+    old_kind = rope.pop("type", None)
+    kind = rope.get("rope_type") or old_kind or "default"
     if not isinstance(kind, str):
         raise UserError(f"rope_type is {shown(kind)}, expected a text")
     return {**rope, "rope_type": _ALIASES.get(kind, kind)}
@@ -68,7 +60,7 @@ def _objects(
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, Mapping):
             raise UserError(f"{name} is {shown(value)}, expected an object")
-    for name in _LAYER_TYPES:
+    for name in ("full_attention", "sliding_attention"):
         value = new.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise UserError(f"{name} of rope_parameters is {shown(value)}, expected an object")
@@ -120,13 +112,9 @@ def check_rope(
 ) -> None:
     """Check that mlx-lm computes these parameters as transformers does."""
     kind = rope["rope_type"]
-    if kind == "dynamic":
-        raise UserError(
-            "rope_type is 'dynamic', whose angles depend on the length of the text, "
-            f"expected one of {tuple(supported)}"
-        )
     if kind not in supported:
-        raise UserError(f"rope_type is {kind!r}, expected one of {tuple(supported)}")
+        why = ", whose angles depend on the length of the text" if kind == "dynamic" else ""
+        raise UserError(f"rope_type is {kind!r}{why}, expected one of {tuple(supported)}")
     for name in _NEEDED.get(kind, ()):
         if name not in rope:
             raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
@@ -134,7 +122,7 @@ def check_rope(
         value = rope.get(name, 1)
         if not is_number(value) or value <= 0:
             raise UserError(f"rope's {name} is {shown(value)}, expected a number above 0")
-    for name in _NUMBERS_OR_ZERO:
+    for name in ("mscale", "mscale_all_dim"):
         value = rope.get(name, 0)
         if not is_number(value) or value < 0:
             raise UserError(f"rope's {name} is {shown(value)}, expected a number of at least 0")
@@ -148,8 +136,7 @@ def check_rope(
         _check_share(rope, config)
     if rope.get("truncate") is False:
         raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
-    given = rope.get("attention_factor")
-    usual = _usual_attention_factor(rope, config)
+    given, usual = rope.get("attention_factor"), _usual_attention_factor(rope, config)
     if given is not None and (usual is None or not math.isclose(given, usual, rel_tol=1e-6)):
         raise UserError(f"rope's attention_factor is {given!r}, expected mlx-lm's own, {usual}")
 

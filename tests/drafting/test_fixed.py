@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trees import arrays, assert_well_formed, fixed_trees, grow, random_candidates
+from trees import arrays, assert_well_formed, fixed_trees, random_candidates
 
 from specstream_mlx import UserError
-from specstream_mlx.drafting.calibration import StreamAverages
+from specstream_mlx.drafting.calibration import StreamAverages, pooled
 from specstream_mlx.drafting.ngram import Lookup
-from specstream_mlx.drafting.pooling import pooled
 from specstream_mlx.drafting.proposer import Material
-from specstream_mlx.drafting.settings import LIKELY_DRAFTS, DraftSettings, chosen_drafts
+from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.stream_config import StreamConfig
 
@@ -42,8 +41,11 @@ def every_path(candidates, log_probs, lookup, lookup_size):
 
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize("exact_ties", [False, True])
-@pytest.mark.parametrize(("gamma", "width"), [(0, 0), (1, 4), (3, 2), (3, 1)])
-def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up):
+@pytest.mark.parametrize(
+    ("gamma", "width", "used"), [(0, 0, None), (1, 4, None), (3, 2, 2), (3, 1, None)]
+)
+def test_the_best_paths_of_all_in_one_budget(gamma, width, used, exact_ties, looks_up):
+    """The first ``used`` streams draft; the full tree has as many nodes as its settings say."""
     rng = np.random.default_rng(gamma)
     for seed in range(5):
         read, written = (rng.integers(0, 8, 40).tolist() for _ in range(2))
@@ -55,7 +57,7 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
             tokens = np.array([rng.choice(8, width, replace=False) for _ in range(gamma)], np.int32)
             _, scores = random_candidates(gamma, width, seed, exact_ties)
             scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True) + 0.1)
-        every = every_path(tokens, scores, lookup, depth if looks_up else 0)
+        every = every_path(tokens[:used], scores[:used], lookup, depth if looks_up else 0)
         best = sorted(every.values(), reverse=True)
         sizes = (1, 3, 8, 30) if looks_up else (1, 3, 8, 30, None)  # None: a full tree
         for size, threshold in itertools.product(sizes, (None, 0.0, 0.05, 0.3)):
@@ -64,6 +66,8 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
                 lookup_size=depth,
                 lookup_ngram=ngram,
                 tree_size=size,
+                tree_width=max(width, 1),
+                num_streams=used,
                 draft_threshold=threshold,
             )
             proposers = [make(Material(read)) for make in settings.makers]
@@ -76,6 +80,8 @@ def test_the_best_paths_of_all_in_one_budget(gamma, width, exact_ties, looks_up)
             assert tree.log_probs[1:] == pytest.approx([every[path] for path in paths])
             likely = [s for s in best if not threshold or s >= math.log(threshold)]
             assert sorted(tree.log_probs[1:], reverse=True) == pytest.approx(likely[:size])
+            if size is None and not threshold:
+                assert settings.most_nodes(used or gamma) == len(tree) - 1
             again = drafter.grow(7, StreamGuesses(tokens, scores))
             assert all((a == b).all() for a, b in zip(*map(arrays, (tree, again)), strict=True))
 
@@ -89,27 +95,6 @@ def test_streams_that_are_never_right_soon_leave_the_nodes_to_lookup():
         drafter.accept(None, [token], None)
     assert 9 in trees[0]
     assert not any(9 in tree for tree in trees[5:])
-
-
-@pytest.mark.parametrize(
-    ("settings", "gamma", "nodes", "depth"),
-    [
-        ({"tree_size": None, "tree_width": 3, "num_streams": 2}, 4, 12, 2),
-        ({"tree_size": 6, "tree_width": 3, "draft_threshold": 0.9999}, 4, 0, 0),
-        ({"lookup": True, "tree_size": None, "tree_width": 2, "lookup_size": 3}, 2, 9, None),
-        ({"lookup": True, "num_streams": 1, "tree_size": None, "tree_width": 1}, 3, 11, None),
-    ],
-)
-def test_settings_grow_the_tree_they_describe(settings, gamma, nodes, depth):
-    settings = DraftSettings(**settings)
-    text = np.random.default_rng(0).integers(0, 4, 200).tolist()
-    tree = grow(settings, 7, *(random_candidates(gamma, 4, 0) if gamma else NO_STREAMS), text)
-    assert_well_formed(tree)
-    assert len(tree) == 1 + nodes
-    assert depth is None or tree.depths.max() == depth
-    if settings.draft_threshold is None:
-        asked = gamma if settings.num_streams is None else min(gamma, settings.num_streams)
-        assert settings.most_nodes(asked) == nodes
 
 
 LOSSLESS = StreamConfig(
@@ -130,11 +115,3 @@ SHARED, NO_PRUNER = replace(LOSSLESS, mode="shared"), replace(LOSSLESS, pruner_r
 def test_settings_that_do_not_fit(fields, streams, sentence):
     with pytest.raises(UserError, match=sentence):
         DraftSettings(**fields).check(97, streams)
-
-
-def test_unlikely_drafts_are_left_out_unless_a_shape_is_given():
-    assert LIKELY_DRAFTS.draft_threshold is not None
-    for more in ({"num_streams": 2}, {"num_streams": 2, "lookup": True}):
-        assert chosen_drafts(None, **more) == replace(LIKELY_DRAFTS, **more)
-    for shape in ({"tree_width": 2}, {"tree_size": 5}, {"tree_size": 5, "draft_threshold": 0.4}):
-        assert chosen_drafts("typical", **shape) == DraftSettings(**shape)
