@@ -21,7 +21,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -61,7 +60,7 @@ from . import tiny
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KEPT = HERE / "kept"
-PRINTING = [sys.executable, "-m", "tests.golden.record", "--print", "--only"]
+PRINTING = ["-m", "tests.golden.record", "--print", "--only"]
 A_RANK = "a rank"
 
 
@@ -304,16 +303,11 @@ def counted():
 
 def two_processes(seen):
     """The same prompts where two processes divide the layers; their tokens are the same."""
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in free]
-    Path("hosts.json").write_text(json.dumps(hosts))
-    started, command = [], [*PRINTING, A_RANK]
-    for rank in "0", "1":
-        own = {"MLX_RANK": rank, "MLX_HOSTFILE": str(Path("hosts.json").absolute())}
-        how = {"cwd": ROOT, "env": os.environ | own, "stdout": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, **how))
-    first, other = [json.loads(one.communicate(timeout=1800)[0])[A_RANK] for one in started]
+    from processes import Processes
+
+    command = [*PRINTING, A_RANK]
+    ended = Processes(Path.cwd(), command, command).ended(1800)
+    first, other = [json.loads(one.out)[A_RANK] for one in ended]
     for name, (tokens, _) in first.items():
         assert other[name][0] == tokens, name
     return first
@@ -469,8 +463,8 @@ def in_new_process(names):
     """Make parts in a process of their own, which knows nothing of earlier texts."""
     own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # sums depend on it
     own |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-    own["PYTHONPATH"] = str(ROOT / "tests")
-    command = [*PRINTING, *names]
+    own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    command = [sys.executable, *PRINTING, *names]
     ended = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(ended.stderr[-3000:])
