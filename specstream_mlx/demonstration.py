@@ -33,10 +33,7 @@ def silent(sentence: str) -> None:
 
 
 def base_path(say: Callable[[str], None] = silent) -> Path:
-    """Return the base's directory in MLX format, in the user's cache; it is made once.
-
-    ``say`` is called with a sentence about each step that takes a while.
-    """
+    """Return the base's directory in MLX format, in the user's cache; it is made once."""
     file, target = package_file(), directory()
     if (target / "config.json").exists():
         return target
@@ -77,10 +74,9 @@ def directory() -> Path:
 def package_file() -> Path | None:
     """The package's GGUF file; ``None``: the package is not installed."""
     try:
-        package = metadata.distribution(PACKAGE)
+        return Path(str(metadata.distribution(PACKAGE).locate_file(_FILE)))
     except metadata.PackageNotFoundError:
         return None
-    return Path(str(package.locate_file(_FILE)))
 
 
 def _check(file: Path) -> None:

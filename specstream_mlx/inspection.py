@@ -30,10 +30,7 @@ _SIZES = (
 
 
 def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
-    """Describe a base, or an adapter and its base, which by default is the one that it names.
-
-    Either is ``None`` where unknown; ``notes`` say what is missing or does not fit.
-    """
+    """Describe a base, or an adapter and its base, which by default is the one that it names."""
     if not os.path.isdir(path):
         found = "is a file" if os.path.exists(path) else "does not exist"
         raise UserError(f"{short(path)} {found}, expected the directory of a model or an adapter")
@@ -105,10 +102,7 @@ def _part(name: str) -> str:
 
 
 def describe_base(directory: Path) -> dict[str, Any]:
-    """Describe a base model; ``refusal`` says why streams cannot run on it.
-
-    ``parameters`` counts neither a tied head twice nor scales of the quantization.
-    """
+    """Describe a base model; ``refusal`` says why streams cannot run on it."""
     path = directory / "config.json"
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
     outer = tied_where_untold(outer, loaded)

@@ -24,15 +24,9 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import lora_digest
-from .engine.kv import (
-    KVQuantization,
-    as_mlx_lm,
-    as_ours,
-    check_goes_back,
-    make_caches,
-)
-from .errors import UserError, shown
-from .files import not_finite, parse_json, reason, sampled_digest, short, staged_file
+from .engine.kv import KVQuantization, as_mlx_lm, as_ours, check_goes_back, make_caches
+from .errors import UserError, is_integer, shown
+from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
 
@@ -99,10 +93,8 @@ class PromptCache:
         """
         path = Path(path)
         metadata = _metadata(path)
-        ours = _our_facts(path, metadata, model.config["vocab_size"])
-        if ours is not None:
-            _check_made_by(path, ours, metadata.get("0.model"), model)
-        else:
+        ours = _our_facts(path, metadata, model)
+        if ours is None:
             _check_name(path, metadata.get("0.model"), model, model_name)
         try:
             layers = load_prompt_cache(str(path))
@@ -147,13 +139,7 @@ class PromptCache:
         _check_target(path)
         if not self.rows:
             raise UserError("the prompt cache is empty, expected one that holds a prompt")
-        facts = {
-            "tokens": self.tokens,
-            "unknown_rows": self.unknown_rows,
-            "base_fingerprint": model.base_fingerprint,
-            "weights": _weights_digest(model),
-            "adapter": lora_digest(model.adapter),
-        }
+        facts = {"tokens": self.tokens, "unknown_rows": self.unknown_rows, **_maker(model)}
         metadata = {
             "model": model_name or str(model.path),
             "tokenizer_config": json.dumps(tokenizer_config or {}),
@@ -285,11 +271,6 @@ def _check_target(path: Path) -> None:
             ) from None
 
 
-def _weights_digest(model: SpeculativeModel) -> str:
-    """Digest samples of a model's weights, to tell models of the same shape apart."""
-    return sampled_digest(sorted(model.path.glob(f"model*{_SUFFIX}")))
-
-
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} is not a complete prompt cache ({reason}), "
@@ -312,41 +293,41 @@ def _metadata(path: Path) -> dict[str, str]:
     return metadata
 
 
-def _our_facts(path: Path, metadata: dict[str, str], vocab_size: int) -> dict[str, Any] | None:
+_MADE = {
+    "base_fingerprint": "by another model",
+    "weights": "by a model of the same shape with other weights",
+    "adapter": "with another LoRA",
+}
+"""What a file whose maker differs in a field of ``_maker`` was made by or with."""
+
+
+def _maker(model: SpeculativeModel) -> dict[str, str | None]:
+    """Digests of all that rows depend on; of the weights, samples."""
+    weights = sampled_digest(sorted(model.path.glob(f"model*{_SUFFIX}")))
+    adapter = lora_digest(model.adapter)
+    return {"base_fingerprint": model.base_fingerprint, "weights": weights, "adapter": adapter}
+
+
+def _our_facts(path: Path, metadata: dict[str, str], model: SpeculativeModel) -> Any:
     """Read and check our own metadata; ``None``: the file is mlx_lm's."""
     if f"0.{_OURS}" not in metadata:
         return None
+    facts = parse_json(metadata[f"0.{_OURS}"], f"{path}: its metadata {_OURS}")
     try:
-        facts = parse_json(metadata[f"0.{_OURS}"], f"{path}: its metadata {_OURS}")
-        sound = (
-            all(isinstance(facts[name], str) for name in ("base_fingerprint", "weights"))
-            and isinstance(facts["adapter"], str | None)
-            and type(facts["unknown_rows"]) is int
-            and facts["unknown_rows"] >= 0
-            and isinstance(facts["tokens"], list)
-            and all(type(token) is int and 0 <= token < vocab_size for token in facts["tokens"])
-        )
+        tokens, unknown = facts["tokens"], facts["unknown_rows"]
+        sound = type(unknown) is int and unknown >= 0 and all(map(is_integer, tokens))
     except (KeyError, TypeError):
         sound = False
     if not sound:
         raise _damaged(path, f"its metadata {_OURS} is not what we write")
-    return facts
-
-
-def _check_made_by(
-    path: Path, facts: dict[str, Any], name: str | None, model: SpeculativeModel
-) -> None:
-    base, weights = model.base_fingerprint, _weights_digest(model)
-    for maker, what, found, expected in (
-        ("by another model", "fingerprint", facts["base_fingerprint"], base),
-        ("by a model of the same shape with other weights", "digest", facts["weights"], weights),
-        ("with another LoRA", "digest", facts["adapter"], lora_digest(model.adapter)),
-    ):
-        if found != expected:
+    check_tokens(str(path), tokens, model.config["vocab_size"])
+    for name, expected in _maker(model).items():
+        if (found := facts.get(name)) != expected:
             raise UserError(
-                f"{path} was made {maker} ({name}, {what} {found or 'none'}), expected "
-                f"{what} {expected or 'none'}"
+                f"{path} was made {_MADE[name]} ({metadata.get('0.model')}, {name} {shown(found)}),"
+                f" expected {shown(expected)}"
             )
+    return facts
 
 
 def _check_name(

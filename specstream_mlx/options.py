@@ -37,7 +37,6 @@ class Kind:
     choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Check a value, which a refusal calls ``name``."""
         expected = self.objection(value)
         if expected is not None:
             raise UserError(f"{name} is {shown(value)}, expected {expected}")
@@ -72,25 +71,21 @@ def number(least: float = -math.inf, most: float = math.inf) -> Kind:
 
 
 def one_of(*choices: int) -> Kind:
-    """Integers out of a few."""
     words = f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
     return what(words, lambda value: is_integer(value) and value in choices, int, "N")
 
 
 def choice(*choices: str) -> Kind:
-    """Texts out of a few."""
     *others, last = map(repr, choices)
     words = f"{', '.join(others)} or {last}" if others else last
     return Kind(lambda value: None if value in choices else words, choices=choices)
 
 
 def instance(words: str, *types: type) -> Kind:
-    """Objects of some types."""
     return what(words, lambda value: isinstance(value, types))
 
 
 def having(words: str, *names: str) -> Kind:
-    """Objects with some attributes."""
     return what(words, lambda value: all(hasattr(value, name) for name in names))
 
 
@@ -162,12 +157,10 @@ def options_of(group: Any) -> Iterator[tuple[Field[Any], Spec]]:
 
 
 def kinds_of(*groups: type) -> dict[str, Kind]:
-    """The kinds of all options of some dataclasses, by name."""
     return {each.name: spec.kind for group in groups for each, spec in options_of(group)}
 
 
 def check_options(group: Any) -> None:
-    """Check the values of an instance's options."""
     for each, spec in options_of(group):
         spec.kind.check(each.name, getattr(group, each.name))
 
@@ -367,16 +360,12 @@ class KVCacheOptions:
 
 
 def check_arguments(**values: Any) -> None:
-    """Check arguments by their names."""
     for name, value in values.items():
         _KINDS[name].check(name, value)
 
 
 def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a decorator that checks a function's arguments by their names, all ``but`` some.
-
-    ``**overrides`` must be names of draft options; their values are checked elsewhere.
-    """
+    """Make a decorator that checks a function's arguments by their names, all ``but`` some."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -384,6 +373,7 @@ def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             given = signature.bind_partial(*args, **kwargs).arguments  # Python says what is missing
+            # Of further ones the names are checked here; their values are by ``DraftSettings``.
             for name in given.get("overrides", {}).keys() - _DRAFTS.keys():
                 raise UserError(
                     f"{function.__name__} was given {name}, which is none of its arguments"

@@ -24,10 +24,7 @@ def in_template(text: str, template: str | None) -> str:
 
 
 def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Encode ``text``, in an adapter's ``template``, as the user's only turn, up to the answer.
-
-    A tokenizer without a chat template encodes the text alone.
-    """
+    """Encode ``text``, in an adapter's ``template``, as the user's only turn, up to the answer."""
     content = in_template(text, template)
     if not tokenizer.has_chat_template:
         return tokenizer.encode(content)
@@ -35,15 +32,12 @@ def chat_prompt(tokenizer: TokenizerWrapper, text: str, template: str | None = N
 
 
 def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
-    """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer.
-
-    Without a chat template there is no second bos token, unlike in mlx_lm.
-    """
+    """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer."""
     content = text + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:
         before, _ = around_user(tokenizer)
         content = _turn(tokenizer, content)[len(before) :]
-    return tokenizer.encode(content, add_special_tokens=False)
+    return tokenizer.encode(content, add_special_tokens=False)  # no second bos, unlike in mlx_lm
 
 
 def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tuple[str, str]:

@@ -51,7 +51,6 @@ class Request:
 
     @property
     def quantizes(self) -> bool:
-        """Whether KV rows are quantized, or will be."""
         cache = self.prompt_cache
         return self.quantization.bits is not None or bool(cache and cache.quantized)
 

@@ -60,10 +60,7 @@ def responses(
 
 
 def respond(
-    tokenizer: TokenizerWrapper,
-    request: Request,
-    steps: Iterator[Step],
-    stop: tuple[str, ...] = (),
+    tokenizer: TokenizerWrapper, request: Request, steps: Iterator[Step], stop: tuple[str, ...] = ()
 ) -> Iterator[GenerationResponse]:
     """Turn the steps of a request into text, up to its length, an end token or a stop string."""
     prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache

@@ -32,18 +32,14 @@ _AWAY = 0.2  # of a step's time others may have had the thread, if it is to coun
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The tokens of one sequence that one target call committed: accepted drafts, then one more.
-
-    ``seconds`` is the time since the step before was read (of the first: since enqueuing), ``rows``
-    the row of ``result.logits`` that predicts each token.
-    """
+    """The tokens of one sequence that one target call committed: accepted drafts, then one more."""
 
     tokens: list[int]
     plan: Plan
     tested_nodes: int
-    seconds: float
+    seconds: float  # since the step before was read; of the first: since enqueuing
     result: StepResult
-    rows: list[int]
+    rows: list[int]  # of ``result.logits``, which predict each token
 
     @property
     def tree(self) -> DraftTree:
@@ -201,7 +197,6 @@ class TokenSequence:
             self._planner.finish()
 
     def check_current(self) -> None:
-        """Check that prompt cache and adapter are still this generation's."""
         if self._cache is not None:
             self._cache.check_current(self._generation)
         if any(map(operator.is_not, _mounted(self.model), self._mounted)):
@@ -325,7 +320,6 @@ class Scheduler:
         return steps
 
     def _regroup(self) -> None:
-        """Drop sequences that have ended and take in those that join."""
         going = [number for number, one in enumerate(self._present) if not one.ended]
         joining = [one for one in self._joining if not one.ended]
         self._joining = []
@@ -340,7 +334,6 @@ class Scheduler:
         self._costs = {one for one in costs if one is not None}
 
     def _caches_of(self, sequence: TokenSequence) -> list[Any]:
-        """Return the KV caches of a sequence that was part of the last call."""
         with mx.stream(device.generation_stream):
             caches: list[Any] = self._decoder.rows_of(self._present.index(sequence))
         if caches is not self._decoder.caches:
@@ -485,7 +478,6 @@ def _stays_alone(model: SpeculativeModel) -> str | None:
 
 
 def check_side_by_side(model: SpeculativeModel) -> None:
-    """Check that several sequences may go through a model at once."""
     if reason := _stays_alone(model):
         raise UserError(
             f"model_type is {model.config['model_type']!r}, which cannot decode in batches: "

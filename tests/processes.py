@@ -6,20 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 WRITER = Path(__file__).with_name("rank_writer.py")
 
 
-@dataclass
-class Ended:
-    """How a process ended."""
-
-    code: int
-    out: str
-    error: str
+Ended = namedtuple("Ended", "code out error")
 
 
 class Processes:

@@ -20,8 +20,7 @@ def texts_of(jobs, group=None):
     for job in jobs:
         model, tokenizer = load(job["model"], weights=job.get("weights", "auto"), group=group)
         for text in job["texts"]:
-            responses = responses_of(model, tokenizer, text)
-            leaves = text.get("leaves")
+            responses, leaves = responses_of(model, tokenizer, text), text.get("leaves")
             first = group is None or group.rank() == 0
             tokens = [one.token for one in islice(responses, leaves if first else None)]
             responses.close()
@@ -31,14 +30,13 @@ def texts_of(jobs, group=None):
 
 def responses_of(model, tokenizer, text):
     """The responses of one text."""
-    text = {name: value for name, value in text.items() if name != "leaves"}
-    model.swap_adapter(text.pop("adapter", None))
-    prompt, sampler = text.pop("prompt"), sampler_of(text.pop("seed", None))
-    return stream_generate(model, tokenizer, prompt, sampler=sampler, **text)
+    own = {name: text[name] for name in text if name not in ("adapter", "seed", "leaves")}
+    model.swap_adapter(text.get("adapter"))
+    return stream_generate(model, tokenizer, sampler=sampler_of(text), **own)
 
 
-def sampler_of(seed):
-    return None if seed is None else keyed_sampler(seed, temp=0.8)
+def sampler_of(text):
+    return keyed_sampler(text["seed"], temp=0.8) if "seed" in text else None
 
 
 def gap_at(job, text, index):
@@ -46,8 +44,8 @@ def gap_at(job, text, index):
     model, tokenizer = load(job["model"], weights=job.get("weights", "auto"))
     responses = responses_of(model, tokenizer, text)
     scores = next(islice(responses, index, None)).logprobs
-    if "seed" in text:
-        scores = sampler_of(text["seed"]).scores(scores, index)
+    if sampler := sampler_of(text):
+        scores = sampler.scores(scores, index)
     second, best = mx.sort(scores)[-2:].tolist()
     return best - second
 

@@ -81,11 +81,6 @@ def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch
     found = batch_generate(model, tokenizer, [TEXT] * 5, max_tokens=12, adapters=adapters)
     assert found.texts == [texts[name] for name in names]
     assert max(sizes) == 5  # all in one pass, the base too
-    assert found.stats.generation_tokens == 60
-    found = batch_generate(
-        model, tokenizer, [TEXT, TEXT], max_tokens=12, adapters=folder / "shared2"
-    )
-    assert found.texts == [texts["shared2"]] * 2
     with pytest.raises(UserError, match="2 prompts and 1 adapters"):
         batch_generate(model, tokenizer, [TEXT, TEXT], adapters=[None])
 

@@ -37,17 +37,13 @@ from .lora import activations_dtype, adapter_shapes, own_parts, put_on, selected
 
 @dataclass(frozen=True)
 class Adapter:
-    """A checked adapter directory whose tensors have been read.
-
-    Those of ``lora`` are, if ``is_full``, weights that replace the base's own; ``stream_tensors``
-    are ``streams.*`` and ``pruner.*``.
-    """
+    """A checked adapter directory whose tensors have been read."""
 
     path: Path
     config: dict[str, Any]
     stream_config: StreamConfig | None
-    lora: dict[str, mx.array]
-    stream_tensors: dict[str, mx.array]
+    lora: dict[str, mx.array]  # if ``is_full``, weights that replace the base's own
+    stream_tensors: dict[str, mx.array]  # ``streams.*`` and ``pruner.*``
 
     @property
     def is_full(self) -> bool:
@@ -178,17 +174,14 @@ def lora_digest(adapter: Adapter | None) -> str | None:
 
 @dataclass(frozen=True)
 class LoraPart:
-    """The LoRA of an adapter as mlx-lm stores it; by default none, which mlx-lm loads too.
+    """The LoRA of an adapter as mlx-lm stores it; by default none, which mlx-lm loads too."""
 
-    ``tensors`` are by full name ``lora_a`` (in, r), ``lora_b`` (r, out) and DoRA's ``m`` (out,);
-    ``num_layers`` are counted from the last.
-    """
-
+    # By full name ``lora_a`` (in, r), ``lora_b`` (r, out) and DoRA's ``m`` (out,).
     tensors: dict[str, mx.array] = field(default_factory=dict)
     parameters: dict[str, Any] = field(
         default_factory=lambda: {"rank": 1, "scale": 1.0, "dropout": 0.0, "keys": []}
     )
-    num_layers: int = 0
+    num_layers: int = 0  # counted from the last
     fine_tune_type: str = "lora"
 
 

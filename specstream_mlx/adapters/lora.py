@@ -69,12 +69,11 @@ def adapter_shapes(module: nn.Module, rank: int, dora: bool) -> dict[str, tuple[
 
 def own_parts(model: nn.Module, lora: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Cut LoRA tensors to the parts of this process, where several divide the model."""
-    modules = {name: m for name, m in adaptable_modules(model).items() if isinstance(m, Sharded)}
-    parts = dict(lora)
+    modules, parts = adaptable_modules(model), dict(lora)
     for name, tensor in lora.items():
-        module, kind = name.rsplit(".", 1)
-        if module in modules:
-            parts[name] = modules[module].part_of(kind, tensor)
+        path, kind = name.rsplit(".", 1)
+        if isinstance(module := modules[path], Sharded):
+            parts[name] = module.part_of(kind, tensor)
     return parts
 
 

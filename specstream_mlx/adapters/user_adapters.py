@@ -31,8 +31,7 @@ def user_adapters() -> dict[str, Path]:
 
 
 def add_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
-    """Copy an adapter directory to where it is found by name; return the place."""
-    check_name(name)
+    """Copy an adapter directory to where it is found by a checked name; return the place."""
     if name in user_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
     target = _folder() / name
@@ -47,9 +46,8 @@ def remove_adapter(name: str) -> None:
     """Remove an adapter that was added."""
     added = user_adapters()
     if name not in added:
-        expected = (
-            f"one of {', '.join(added)}" if added else "one that was added, of which are none"
-        )
+        names = ", ".join(added)
+        expected = f"one of {names}" if names else "one that was added, of which are none"
         raise UserError(f"there is no adapter {shown(name)} to remove, expected {expected}")
     (added[name] / ADAPTER_CONFIG).unlink()  # from here on nobody finds it
     shutil.rmtree(added[name])

@@ -48,17 +48,14 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 class Link:
-    """The connections of rank ``own`` by rank: of rank 0 to all others, of another one to rank 0.
-
-    ``ended`` are the peers that have said that they end.
-    """
+    """Connections of rank ``own`` by rank: of rank 0 to all others, of another one to rank 0."""
 
     def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
         self._own, self._peers = own, peers
         self._received: SimpleQueue[Message] = SimpleQueue()
         self._sending = threading.Lock()
         self._ends = False
-        self.ended: list[int] = []
+        self.ended: list[int] = []  # peers that have said that they end
         self._failure: str | None = None  # of another rank, which rank 0 tells
         for connection, _ in peers.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
