@@ -45,8 +45,8 @@ def run(*args, stdin=None):
     return invoke(main, args, stdin)
 
 
-def result_of(command, *args, hidden=False):
-    return invoke(program(command, hidden=hidden), args)
+def result_of(command, *args):
+    return invoke(program(command), args)
 
 
 def run_program(command, *args):

@@ -17,8 +17,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import read_tensors
 from specstream_mlx.convert.pytorch.load import load_base, mount_lora
-from specstream_mlx.convert.pytorch.trainer import train
-from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
@@ -353,8 +351,8 @@ def test_pickles_of_peft(content, copy, read):
 def test_code_that_comes_with_a_model_is_not_run(copy, good, tmp_path):
     base = copy("base")
     (base / "mine.py").write_text(f"open({str(tmp_path / MARK)!r}, 'w')")
-    fields = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}}
-    edit(base / "config.json", **fields)
+    mine = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}
+    edit(base / "config.json", auto_map=mine)
     load_base(base)  # transformers has its own code for it
     edit(base / "config.json", model_type="mine")
     for read in (load, load_base):
@@ -363,9 +361,7 @@ def test_code_that_comes_with_a_model_is_not_run(copy, good, tmp_path):
     (base / "tokenizer.json").unlink()
     fields = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
     (base / "tokenizer_config.json").write_text(json.dumps(fields))
-    values = {"model": base, "data": good / "data.jsonl", "output": tmp_path / "out"}
     refused(lambda: load(base), base)
-    refused(lambda: train(TrainSettings(**values, num_msa_layers=2, iters=1)), base)
 
 
 TEMPLATES = {
@@ -426,11 +422,9 @@ CASES += [("data.jsonl", "", damage, spoil) for damage, spoil in DATA.items()]
 
 
 def test_separators_of_unicode_end_no_line(tmp_path):
-    text = "one\u2028two\u2029three\x85four"
-    line = json.dumps({"prompt": "a", "completion": text}, ensure_ascii=False)
-    (tmp_path / "data.jsonl").write_text(f"{line}\r\n{line}\n", newline="")
-    rows = read_rows(tmp_path / "data.jsonl").values()
-    assert [row["completion"] for row in rows] == [text] * 2
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b\u2028\x85"}\r\n' * 2, newline="")
+    assert len(read_rows(path)) == 2
 
 
 COMMANDS = [

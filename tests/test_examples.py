@@ -60,7 +60,6 @@ NOT_RUN = {
 """Commands that begin like this are counted, not run, and why."""
 
 SET_UP = re.compile(r"bash setup\.sh( test)? && \.venv/bin/")
-"""What a command line begins with that sets a machine up; what it runs then is run here."""
 
 DRAWINGS = {
     "README.md: specstream-mlx",
@@ -79,9 +78,6 @@ SLOW = {
     "specstream_mlx/cli/generate.py: generate",
     "benchmarks/README.md: Prediction for Apple chips",
 }
-
-
-# What is shown ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,9 +181,6 @@ def cases(blocks: list[Block]) -> list:
     ]
 
 
-# Nothing is left out unseen -------------------------------------------------------------------
-
-
 def test_every_fence_is_of_a_kind_that_is_tested():
     kinds = {"bash", "console", "python", "text"}
     assert {block.kind for block in BLOCKS} == kinds
@@ -215,9 +208,6 @@ def test_what_is_left_out_is_what_is_listed():
     assert {block.place for block in RUN} >= SLOW
     names = ("specstream-mlx ", "mlx.launch ", "python -m ", "bash ", "curl ", "pip install ")
     assert all(command.line.startswith(names) for command in commands)
-
-
-def test_the_set_up_installs_the_weights_that_are_meant():
     assert f".venv/bin/{demonstration.INSTALL}" in (ROOT / "setup.sh").read_text()
 
 
@@ -234,9 +224,6 @@ def test_flags_named_in_running_text_exist():
             for flag in re.findall(r"--[a-z-]+", code):
                 assert re.search(rf"{flag}\b", helps[name]), f"{page}: {code}"
     assert len(helps) > 3
-
-
-# What a user has ------------------------------------------------------------------------------
 
 
 def hugging_face(directory: Path) -> None:
@@ -297,7 +284,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "prompts.txt": text("hello there my friend\nthe report is late today\n" * 2),
     "message.txt": text("Hi Ana, can you sned me the reports on monday\n"),
 }
-"""How to make what the examples take for granted, by name, in the order in which it is made."""
+"""How to make what the examples take for granted, in the order in which it is made."""
 
 
 def stand_ins(block: Block) -> list[str]:
@@ -374,9 +361,6 @@ def comparable(output: str) -> str:
     for pattern, instead in FIGURES:
         output = re.sub(pattern, instead, output)
     return " ".join(output.split())
-
-
-# The examples ---------------------------------------------------------------------------------
 
 
 def need_the_demonstration_model() -> None:
