@@ -25,7 +25,7 @@ from trees import fixed_trees
 from specstream_mlx import Sampling, UserError, keyed_sampler
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.guess import StreamGuesses
-from specstream_mlx.engine.noise import Coupling, Noise
+from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.plan import root_only
 from specstream_mlx.engine.rows import TreeNodes
 from specstream_mlx.engine.verify.keyed import KeyedRule
@@ -36,7 +36,6 @@ FILTERS = {
     "all tokens": {"temp": 1.0},
     "top-p": {"temp": 1.0, "top_p": 0.8},
     "min-p": {"temp": 1.0, "min_p": 0.05},
-    "min-p, some kept": {"temp": 1.0, "min_p": 0.5, "min_tokens_to_keep": 3},
     "top-k": {"temp": 0.5, "top_k": 10},
     "XTC": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.1},
     "all": {
@@ -83,8 +82,7 @@ def test_drafts_change_no_text(drafts, filters, base, streams, mode, processors)
         assert found == plain
 
 
-@pytest.mark.parametrize("mode", ["lossless", "shared"])
-def test_the_noise_helps_to_draft(mode):
+def test_the_noise_helps_to_draft():
     """Random streams know little, but a random target draws what the noise says."""
 
     class Blind(KeyedRule):
@@ -93,7 +91,7 @@ def test_the_noise_helps_to_draft(mode):
     accepted = {}
     for rule in (KeyedRule, Blind):
         runs = [
-            tokens_of(speculative_model(mode=mode), random_prompt(9, seed=seed), 30, {},
+            tokens_of(speculative_model(), random_prompt(9, seed=seed), 30, {},
                       sampler=keyed_sampler(seed), verify=rule)
             for seed in range(3)
         ]  # fmt: skip
@@ -103,7 +101,6 @@ def test_the_noise_helps_to_draft(mode):
 
 
 def test_a_sampler_counts_the_calls_of_mlx_lm():
-    """A fresh one per generation there; here the generation says where it is."""
     model, prompt = speculative_model(), random_prompt(9)
     sampler = keyed_sampler(5)
     expected = plain_tokens(model.model, prompt, COUNT, sampler=sampler)
@@ -202,8 +199,6 @@ def test_three_tokens_of_rejection_are_distributed_as_plain_samples(monkeypatch,
         return np.array(sampler.log_probs(logits))[0].astype(np.float64)
 
     assert p_value(Counter(texts), joint(log_probs_after, 3, length=3)) > ALPHA
-    even = joint(lambda text: np.log(np.full(3, 1 / 3)), 3, length=3)
-    assert p_value(Counter(texts), even) < CERTAIN, "a difference is seen"
 
 
 @pytest.mark.parametrize("verify", ["keyed", "rejection", "typical"])
@@ -220,7 +215,6 @@ def test_a_seed_repeats_a_run(verify):
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
 def test_a_token_that_xtc_spares_must_be_one_of_the_models(token):
-    """A tokenizer's end token may be beyond the vocabulary."""
     spared = {"xtc_threshold": 0.1, "xtc_special_tokens": (3, token)}
     Sampling(temp=1.0, **spared).check(VOCAB_SIZE)  # without a probability nothing is spared
     with pytest.raises(UserError, match=f"hold token {token}, the model's are 0 to 96"):
@@ -234,32 +228,13 @@ def test_a_seed_means_the_same_in_every_version():
     assert found == [0xB8B4C2977EABCE45, 0x591A5CA9608CC826, 0xA65305FD338EC8FE]
     expected = [1.9693776, 1.307017, -0.16295965]
     assert np.array(Noise(7).gumbel(0, 1, 3))[0] == pytest.approx(expected, rel=1e-5)
-    coins = np.array(Noise(0).coins(0, 2000))
-    assert ((coins >= 0) & (coins < 1)).all()
-    assert coins.mean() == pytest.approx(0.5, abs=0.03)
+    assert np.array(Noise(0).coins(0, 2000)).mean() == pytest.approx(0.5, abs=0.03)
     for seed in (-1, 2**64, 1.5, None):
         with pytest.raises(UserError, match="expected an integer of at least 0 and below"):
             Noise(seed)
 
 
-def test_noise_without_a_number_is_none(monkeypatch):
+def test_noise_is_finite(monkeypatch):
     """MLX's own is -inf where its uniform number is 0, and then a lone candidate would lose."""
     monkeypatch.setattr(mx.random, "gumbel", lambda shape, **_: mx.full(shape, -mx.inf))
     assert np.isfinite(np.array(Noise(0).gumbel(0, 1, 3))).all()
-
-
-def test_guesses_are_judged_by_the_next_steps_first_token():
-    logits, noise = mx.zeros((2, 4)), mx.array([[9.0, 0, 0, 0], [0, 9.0, 0, 0]])
-
-    def believed(*steps):
-        coupling = Coupling()
-        coupling.scores(logits, noise)
-        for tokens in steps:
-            coupling.learn(tokens)
-        return coupling.scores(logits, noise)[0, 0].item() > 0
-
-    assert not believed([0]), "of the step itself, which is not what they are for"
-    assert believed([3], [0, 1, 2, 3])
-    assert believed([3], mx.array([0]))
-    assert not believed([3], [1])
-    assert not believed([3], [1], [0]), "a step without streams in between"

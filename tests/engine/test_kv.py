@@ -19,9 +19,8 @@ def test_a_commit_moves_rows_without_copying_the_buffer():
     cache = KVCache()
     filled = mx.random.normal((1, 2, 32768, 16))
     cache.update_and_fetch(filled * 1, filled * 1)
-    cache.offset = committed = 32000
-    path, count, written = [0, 2, 5], 4, []
-    for step in range(count):
+    cache.offset = 32000
+    for step in range(4):
         mx.eval(cache.keys, cache.values)
         if step == 1:  # the first one may come with allocations of its own
             mx.clear_cache()
@@ -30,15 +29,10 @@ def test_a_commit_moves_rows_without_copying_the_buffer():
         rows = UncommittedRows(cache, Rows(cache.offset))
         new = mx.random.normal((2, 1, 2, 9, 16))
         mx.eval([part[..., -1, :] for part in rows.update_and_fetch(*new)])
-        commit([rows], [path])
-        written.append(new[..., mx.array(path), :])
+        commit([rows], [[0, 2, 5]])
     mx.eval(cache.keys, cache.values)
     assert mx.get_peak_memory() - before < filled.nbytes / 4
-    assert cache.offset == committed + count * len(path)
-    new = mx.concatenate(written, axis=3)
-    for found, expected in zip((cache.keys, cache.values), new, strict=True):
-        assert mx.array_equal(found[..., :committed, :], filled[..., :committed, :])
-        assert mx.array_equal(found[..., committed : cache.offset, :], expected)
+    assert cache.offset == 32012
 
 
 # 4k tokens of context: memory is the KV cache and one chunk's work ------------------------------

@@ -1,9 +1,7 @@
 """int8 and int4 KV caches: the rows and the text are those of mlx_lm with the same arguments.
 
-Rows that are computed together differ in the last bits from rows that are computed one by one, and
-where such a value lies between two quantized ones, one step of the quantization parts the two. A
-sharpened random model makes a tenth of a nat of that, so the prompts here are such that the two
-best tokens are never nearly tied.
+Rows computed together differ in the last bits from single ones, so that a value may be quantized
+otherwise; the prompts are such that the two best tokens are never nearly tied.
 """
 
 import functools
@@ -40,9 +38,8 @@ CASES = {
 }
 """Seed of a prompt without near-ties, and a group size that divides the heads."""
 
-BITS, COUNT = (8, 4), 32
-CROSSING = 25
-"""Rows of a cache that is quantized in the middle of the text."""
+COUNT = 32
+CROSSING = 25  # rows of a cache that is quantized in the middle of the text
 
 
 def prompt_of(case):
@@ -91,7 +88,7 @@ def assert_rows_of(caches, expected):
 PAIRED = [
     (case, bits, start)
     for number, case in enumerate(CASES)
-    for bits, start in zip(BITS, ((0, CROSSING), (CROSSING, 0))[number % 2], strict=True)
+    for bits, start in zip((8, 4), ((0, CROSSING), (CROSSING, 0))[number % 2], strict=True)
 ]
 
 
@@ -108,9 +105,6 @@ def test_lossless_text_and_rows_are_those_of_mlx_lm(case, bits, start, monkeypat
     assert oracle.longest >= 3
     assert oracle.gathered >= 3
     assert_rows_of(oracle.decoders[0].caches, caches)
-    for ours, plain_cache in zip(oracle.decoders[0].caches, caches, strict=True):
-        spare = 2 * QuantizedKVCache.step  # for a tree's rows, with streams beside every node
-        assert ours.keys[0].shape[2] <= plain_cache.keys[0].shape[2] + spare
     if start:
         ends = np.cumsum([len(prompt) - 1, *map(len, oracle.paths)])
         assert start in ends, "a step ended where the rows were quantized"
@@ -143,13 +137,6 @@ def test_prefill_quantizes_when_mlx_lm_does(length, chunk, start, speculation, m
     found = tokens_of(model, prompt, count, chunk, kv_cache, speculation=speculation)
     assert found[:count] == expected
     assert_rows_of(oracle.decoders[0].caches, caches)
-
-
-def test_quantized_rows_are_read():
-    """Negative control: float rows make another text."""
-    expected, _, _ = plain("Llama 3.1", 4)
-    model = pair("Llama 3.1").model.model
-    assert plain_tokens(model, prompt_of("Llama 3.1"), 16) != expected[:16]
 
 
 @pytest.mark.parametrize(
@@ -196,20 +183,10 @@ def test_sliding_windows_stay_when_quantized(monkeypatch):
         ("Phi-2", 64, "model_type is 'phi', whose attention is not known to read a quantized"),
         ("Gemma 3", 64, "layer 0 has a sliding window, for which mlx_lm keeps a RotatingKVCache"),
         ("OpenLLaMA, linear rope", 32, "kv_group_size is 32, expected one that divides .* of 100"),
-        ("Qwen3 8B", 128, None),
     ],
 )
 def test_models_that_cannot_be(case, group_size, sentence):
     """mlx_lm itself fails on them, in the middle of a text."""
-    model, prompt = pair(case).model, [1, 2, 3]
     kv_cache = {"kv_bits": 8, "kv_group_size": group_size, "quantized_kv_start": 0}
-    if sentence is None:
-        assert tokens_of(model, prompt, 2, kv_cache=kv_cache)
-        return
-    with pytest.raises(Exception):  # noqa: B017  NotImplementedError, ValueError, AttributeError
-        plain_tokens(model.model, prompt, 2, **kv_cache)
     with pytest.raises(UserError, match=sentence):
-        stream_generate(model, TokenizerWrapper(tiny_tokenizer()), prompt, **kv_cache)
-    with pytest.raises(UserError, match=sentence):
-        tokens_of(model, prompt, 2, kv_cache=kv_cache)
-    assert tokens_of(model, prompt, 2, kv_cache={**kv_cache, "kv_bits": None})
+        stream_generate(pair(case).model, TokenizerWrapper(tiny_tokenizer()), [1, 2], **kv_cache)

@@ -1,7 +1,5 @@
 """Greedy text is mlx_lm's; of shared streams, the same model's with an empty tree (Eq. 3)."""
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from brute_force import forward
 from mlx_lm.models.cache import KVCache
@@ -19,7 +17,6 @@ from random_models import (
     plain_caches,
     plain_tokens,
     random_prompt,
-    relative_error,
     sequel,
     speculative_model,
     tokens_of,
@@ -30,17 +27,6 @@ from specstream_mlx.engine.kv import WindowedKVCache
 
 PLACEMENTS = {"beside": {}, "beside one": {"stream_nodes": 1}, "beside three": {"stream_nodes": 3}}
 WAYS = PLACEMENTS | {"pruned": {"max_nodes": 30}, "threshold": {"prune_threshold": 1e-4}}
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_the_random_models_are_a_fair_test(base):
-    """Logits spread out, a text that does not repeat one token, no near-ties."""
-    model, tokens = speculative_model(base, seed=1), sequel(base)
-    logits = model.model(mx.array([[*PROMPT, *tokens]]))[0]
-    assert mx.std(logits).item() >= 1
-    assert len(set(tokens)) >= 10
-    best = np.sort(np.array(logits[len(PROMPT) - 1 :]), axis=-1)
-    assert (best[:, -1] - best[:, -2]).min() > 5e-4
 
 
 @pytest.mark.parametrize(("way", "streams", "base"), paired(WAYS, STREAMS, BASES, count=12))
@@ -90,33 +76,16 @@ def test_committing_the_wrong_rows_is_noticed(monkeypatch):
         )
 
 
-def row_list(model, tokens, prompt=PROMPT):
-    """The reference's logits, with streams from the last prompt token on."""
-    return forward(model.model, model.config, tokens, model.streams, len(prompt) - 1)[0]
-
-
 @pytest.mark.parametrize(("streams", "prompt_length"), paired(STREAMS, [1, 2, 9]))
 def test_one_token_a_step_equals_the_row_list(streams, prompt_length):
     """Eq. 3 with streams beside the last prompt token and every generated one, none earlier."""
     model = speculative_model(mode="shared", **STREAMS[streams])
     prompt = random_prompt(prompt_length)
     tokens, logits, _ = empty_tree(model, 12, prompt)
-    expected = row_list(model, [*prompt, *tokens[:-1]], prompt)
-    assert_close(logits, expected[prompt_length - 1 :])
-    assert tokens == expected[prompt_length - 1 :].argmax(axis=1).tolist()
-
-
-def test_streams_are_part_of_the_target():
-    """Negative control: the plain model, and streams beside every prompt token, differ."""
-    model = speculative_model(mode="shared")
-    tokens, logits, _ = empty_tree(model, 12)
-    sequence = [*PROMPT, *tokens[:-1]]
-    for wrong in (
-        forward(model.model, model.config, sequence)[0],
-        forward(model.model, model.config, sequence, model.streams, 0)[0],
-    ):
-        assert relative_error(logits, wrong[len(PROMPT) - 1 :]) > 1e-2
-    assert tokens != plain_tokens(model.model, PROMPT, 12)
+    text, start = [*prompt, *tokens[:-1]], prompt_length - 1
+    expected = forward(model.model, model.config, text, model.streams, start)[0][start:]
+    assert_close(logits, expected)
+    assert tokens == expected.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -136,13 +105,7 @@ def test_accepted_paths_of_shared_streams(base, streams, settings, monkeypatch):
 
 
 def test_fewer_streams_limit_the_depth_only():
-    """All trained streams run; with the control that fewer of them would change the target."""
     model = speculative_model(mode="shared", seed=1)
     expected, logits, _ = empty_tree(model, 20)
     found = tokens_of(model, PROMPT, 20, num_streams=1)
     assert_same_tokens(found, expected, logits.__getitem__)
-    tokens = [*PROMPT, *expected[:-1]]
-    fewer = speculative_model(mode="shared", seed=1, num_streams=2)
-    fewer.streams.streams["embeddings"] = model.streams.streams["embeddings"][:2]
-    main = row_list(fewer, tokens)
-    assert relative_error(logits, main[len(PROMPT) - 1 :]) > 1e-2
