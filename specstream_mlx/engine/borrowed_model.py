@@ -51,7 +51,7 @@ class BorrowedModel:
         self._mounted = streams
         self.observe: Callable[[int, mx.array, mx.array], None] | None = None
         self.boundaries, self._features = boundaries, dict[int, mx.array]()
-        self._architecture = architecture_of(model_type_of(model))
+        self._architecture = architecture_of(getattr(model, "model_type", None))
         self._handed_over = range(
             FIRST_HANDED_OVER, 0 if traced else len(model.layers), HANDED_OVER_EVERY
         )
@@ -244,10 +244,6 @@ class BorrowedModel:
 
 
 _NO_NORM = nn.Identity()
-
-
-def model_type_of(model: nn.Module) -> str | None:
-    return getattr(model, "model_type", None)
 
 
 def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:

@@ -56,7 +56,7 @@ class SideBySideKVCache:
         for number, cache in enumerate(caches):
             if cache.offset:
                 own = cache.keys_and_values()
-                keys, values = self._reserve(len(caches), *own, max(self.lengths))
+                keys, values = self._reserve(len(caches), own[0], own[1], max(self.lengths))
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
                 keys[rows], values[rows] = own
 

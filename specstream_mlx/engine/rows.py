@@ -28,10 +28,10 @@ class Rows:
     All new rows see the committed rows of the KV cache. After these come rows of earlier passes of
     the step, if any, then the new ones.
 
-    ``positions`` are (sequences, rows) int32, or of one sequence the first of consecutive ones;
-    ``sees`` (sequences, rows, after) bool are the rows after the committed ones that each new row
-    attends to, ``None``: those up to itself (a chain); ``anchors`` (sequences, after) int32 are the
-    positions that windows count from, for a stream its main row's; ``None``: ``positions``.
+    ``positions`` are (sequences, rows), or of one sequence the first of consecutive ones; ``sees``
+    (sequences, rows, after) are the rows after the committed ones that each new row attends to,
+    ``None``: those up to itself; ``anchors`` (sequences, after) are the positions that windows
+    count from, for a stream its main row's; ``None``: ``positions``.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
 from .rows import Rows, TreeNodes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
-from .verify.rule import VerifyRule
+from .verify.rule import PathEnd, VerifyRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,10 @@ class Decoder:
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         shapes, offset = shapes_of(trees), self.caches[0].offset
         positions = (offset if isinstance(offset, int) else offset[:, None]) + shapes.depths
-        tokens = _padded([tree.tokens for tree in trees], len(shapes))
+        padded = np.zeros((len(trees), len(shapes)), np.int32)
+        for row, tree in zip(padded, trees, strict=True):
+            row[: len(tree)] = tree.tokens
+        tokens = mx.array(padded)
         nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions)
         rows = Rows(positions, nodes.ancestors)
         if shapes.chains and isinstance(offset, int):
@@ -225,7 +228,16 @@ class Decoder:
         if not plan.runs_streams:
             logits = self.model.logits(tokens, self._new_rows(rows), early=True)
             each, results = self._verified(rules, trees, nodes, _of_each(logits, sizes))
-            return self._with_guesses_of_heads(plans, rules, each, results)
+            for number, (head, features) in enumerate(self._read_by_heads()):
+                own, tree, result = plans[number], trees[number], results[number]
+                features = tuple(one[: len(tree)] for one in features)
+                found = result.predictions, result.last, tree
+                head.follow(accepted_rows(features, each[number], *found))
+                if own.place == "head" and own.width:
+                    rank = _ranking(rules[number], tree, each[number], result, own.width)
+                    guessed = StreamResult(*head.guess(rank, own.expand, own.width))
+                    results[number] = replace(result, streams=guessed)
+            return results
 
         # 2. MHA layers, over the nodes alone.
         main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
@@ -375,45 +387,18 @@ class Decoder:
             for n in numbers
         ]
 
-    # Draft heads --------------------------------------------------------------------------------
-
     def _read_by_heads(self) -> list[tuple[DraftHead, tuple[mx.array, ...]]]:
         if not self._heads:
             return []
         features = self.model.take_features()
         return [(head, tuple(one[n] for one in features)) for n, head in enumerate(self._heads)]
 
-    def _with_guesses_of_heads(
-        self,
-        plans: Sequence[Plan],
-        rules: Sequence[VerifyRule],
-        each: Sequence[TreeNodes],
-        results: list[StepResult],
-    ) -> list[StepResult]:
-        for number, (head, features) in enumerate(self._read_by_heads()):
-            plan, nodes, result = plans[number], each[number], results[number]
-            tree = plan.tree
-            features = tuple(one[: len(tree)] for one in features)
-            head.follow(accepted_rows(features, nodes, result.predictions, result.last, tree))
-            if plan.place == "head" and plan.width:
-                rank = _ranking(rules[number], tree, nodes, result, plan.width)
-                guessed = StreamResult(*head.guess(rank, plan.expand, plan.width))
-                results[number] = replace(result, streams=guessed)
-        return results
-
 
 def _ranking(
     rule: VerifyRule, tree: DraftTree, nodes: TreeNodes, result: StepResult, width: int
 ) -> Rank:
-    depth = nodes.positions[result.last] - nodes.positions[0]
-    return lambda logits, ids, stream: rule.rank_guesses(logits, width, tree, depth, ids, stream)
-
-
-def _padded(tokens: Sequence[np.ndarray], count: int) -> mx.array:
-    padded = np.zeros((len(tokens), count), np.int32)
-    for row, own in zip(padded, tokens, strict=True):
-        row[: len(own)] = own
-    return mx.array(padded)
+    end = PathEnd(tree, nodes.positions[result.last] - nodes.positions[0])
+    return lambda logits, ids, stream: rule.rank_guesses(logits, width, end, ids, stream)
 
 
 def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:

@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..engine.borrowed_model import BorrowedModel, model_type_of
+from ..engine.borrowed_model import BorrowedModel
 from ..engine.key_selection import summed_weights
 from ..engine.rows import Rows
 from ..models.architectures import architecture_of, layer_windows
@@ -58,7 +58,7 @@ class StreamForward:
         self._windows = layer_windows(config, model)
         self.model = BorrowedModel(model, streams, traced=True)
         grouped = config.get("num_key_value_heads") != config.get("num_attention_heads")
-        architecture = architecture_of(model_type_of(model))
+        architecture = architecture_of(getattr(model, "model_type", None))
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:

@@ -29,6 +29,7 @@ from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.plan import root_only
 from specstream_mlx.engine.rows import TreeNodes
 from specstream_mlx.engine.verify.keyed import KeyedRule
+from specstream_mlx.engine.verify.rule import PathEnd
 from specstream_mlx.scheduler import decode
 
 FILTERS = {
@@ -135,7 +136,7 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
         node = last.item()
         end = (*paths[node], predictions[node].item())
         streams, depth = mx.array(TABLE.stream_logits(end)), mx.array(int(tree.depths[node]))
-        guesses = rule.rank_guesses(streams, 3, tree, depth)
+        guesses = rule.rank_guesses(streams, 3, PathEnd(tree, depth), None, None)
         rule.commit(end[len(text) :])
         text, tree = end, root_only(end[-1])
         if tree_of is not None:

@@ -10,7 +10,7 @@ from ..guess import Candidates, best_tokens, normalized
 from ..noise import STRENGTHS, Coupling, Noise
 from ..plan import DraftTree
 from ..sampling import KeyedSampler, drawn_tokens, random_seed, sampling_of
-from .rule import VerifyRule
+from .rule import PathEnd, VerifyRule
 
 
 class KeyedRule(VerifyRule):
@@ -58,17 +58,11 @@ class KeyedRule(VerifyRule):
         return drawn_tokens(self._sampler, self._noise, normalized(logits), self._position)
 
     def rank_guesses(
-        self,
-        logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        ids: mx.array | None = None,
-        stream: int | None = None,
+        self, logits: mx.array, width: int, end: PathEnd, ids: mx.array | None, stream: int | None
     ) -> Candidates:
         if self._sampling is None:  # a function, whose way to draw is unknown
-            return super().rank_guesses(logits, width, tree, depth, ids, stream)
-        places, count = stream_places(len(logits), tree, depth, stream)
+            return super().rank_guesses(logits, width, end, ids, stream)
+        places, count = end.places(len(logits), stream)
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
         if ids is not None:
             gumbel = gumbel[:, ids]
@@ -96,12 +90,3 @@ class KeyedRule(VerifyRule):
         self._noise.forget(self._position)
         self._coupling.learn(tokens)
         self._drafts_coupling.learn(tokens)
-
-
-def stream_places(
-    rows: int, tree: DraftTree, depth: mx.array, stream: int | None
-) -> tuple[mx.array, int]:
-    """Return the rows' positions, counted from the next token's, and a bound on them."""
-    streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
-    last = rows - 1 if stream is None else stream
-    return depth + 1 + streams, int(tree.depths[-1]) + 2 + last

@@ -8,7 +8,8 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ..guess import Candidates, drawn_candidates
 from ..plan import DraftTree
-from .keyed import KeyedRule, stream_places
+from .keyed import KeyedRule
+from .rule import PathEnd
 
 
 class RejectionRule(KeyedRule):
@@ -43,18 +44,12 @@ class RejectionRule(KeyedRule):
         return recursive_rejection(target, drafter, mx.array(drafts_after(tree)), key)
 
     def rank_guesses(
-        self,
-        logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        ids: mx.array | None = None,
-        stream: int | None = None,
+        self, logits: mx.array, width: int, end: PathEnd, ids: mx.array | None, stream: int | None
     ) -> Candidates:
         if ids is not None:
             few, logits = logits, mx.full((len(logits), self._vocab_size), -mx.inf)
             logits[:, ids] = few
-        places, count = stream_places(len(logits), tree, depth, stream)
+        places, count = end.places(len(logits), stream)
         coins = self._noise.coins(self._position, count)[places]
         log_probs = self._log_probs(logits, coins)
         self._drafter = mx.exp(log_probs)

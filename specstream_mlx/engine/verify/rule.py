@@ -6,6 +6,7 @@ that plain decoding draws there, so the text is plain decoding's whatever the tr
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
@@ -16,6 +17,20 @@ from ..guess import Candidates, best_tokens
 from ..plan import DraftTree
 from ..rows import TreeNodes
 from ..sampling import NodeProcessors
+
+
+@dataclass(frozen=True, eq=False)
+class PathEnd:
+    """The last accepted node of a tree, at ``depth`` () int32, whose streams guess."""
+
+    tree: DraftTree
+    depth: mx.array
+
+    def places(self, rows: int, stream: int | None) -> tuple[mx.array, int]:
+        """Return the guesses' positions, counted from the next token's, and a bound on them."""
+        streams = mx.arange(rows) if stream is None else mx.full(rows, stream)
+        last = rows - 1 if stream is None else stream
+        return self.depth + 1 + streams, int(self.tree.depths[-1]) + 2 + last
 
 
 class VerifyRule:
@@ -76,18 +91,12 @@ class VerifyRule:
         return follow(nodes.tokens, nodes.parents, nodes.ancestors, predictions, nodes.in_play)
 
     def rank_guesses(
-        self,
-        logits: mx.array,
-        width: int,
-        tree: DraftTree,
-        depth: mx.array,
-        ids: mx.array | None = None,
-        stream: int | None = None,
+        self, logits: mx.array, width: int, end: PathEnd, ids: mx.array | None, stream: int | None
     ) -> Candidates:
         """Choose ``width`` candidates from logits (rows, n) of the last accepted node's streams.
 
-        ``depth`` () is that node's in ``tree``. ``ids`` (n,) are the tokens of the columns;
-        ``None``: all. ``stream`` is that of all rows, from 0 on; ``None``: row i is of stream i.
+        ``ids`` (n,) are the tokens of the columns; ``None``: all. ``stream`` is that of all rows,
+        from 0 on; ``None``: row i is of stream i.
         """
         return best_tokens(logits, width, ids)
 
