@@ -122,8 +122,7 @@ class DraftModel(Proposer):
 
     def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
         """Whether another pass, after the paths of a level, may be worth it."""
-        better = sum(score >= level[0] for score in drafted)
-        if better >= self._nodes and level[0] <= min(sorted(drafted)[-self._nodes :]):
+        if sum(score >= level[0] for score in drafted) >= self._nodes:
             return False  # nothing after this level could enter the tree
         hope = _HITS * sum(map(math.exp, level))
         return hope > self._pass_cost(price) + price.row

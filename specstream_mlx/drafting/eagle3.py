@@ -361,15 +361,11 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
 def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.array | None:
     """Take the tokens that are drafted, from ``d2t``; ``None``: all. ``t2d`` says the same."""
     offsets, chosen = named.pop("d2t", None), named.pop("t2d", None)
-    if offsets is not None:
-        return draft_tokens(directory, offsets + mx.arange(offsets.size), vocab)
-    if chosen is not None:
-        raise UserError(f"{directory} has t2d and no d2t, expected both or neither")
-    return None
-
-
-def draft_tokens(directory: Path, ids: mx.array, vocab: int) -> mx.array:
-    """Return the tokens (n,) that a head drafts as int32; refuse unknown ones, and one twice."""
+    if offsets is None:
+        if chosen is not None:
+            raise UserError(f"{directory} has t2d and no d2t, expected both or neither")
+        return None
+    ids = offsets + mx.arange(offsets.size)
     values: Any = ids.tolist() if ids.ndim == 1 and ids.size else [-1]
     if len(set(values)) < len(values) or min(values) < 0 or max(values) >= vocab:
         raise UserError(

@@ -211,7 +211,7 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
 def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:
     """Describe drafts in a few words; ``guessing``: streams or a head, where there is one."""
     names, words = names_of(settings), "what is worth most, step by step"
-    if guessing and getattr(settings, "speculates", True):
+    if guessing and (isinstance(settings, Proposers) or settings.speculates):
         names.insert(0, guessing)
     if isinstance(settings, DraftSettings):
         size, width = settings.tree_size, settings.tree_width

@@ -43,13 +43,6 @@ def test_a_guess_is_judged_where_all_before_it_were_candidates():
     assert averages.hits == [[6.4, 6.4], [6.4, 6.4]]
     assert averages.expected[TRUNK] == pytest.approx([8.8, 8.1])
     assert averages.expected[ELSEWHERE] == [8.0, 8.0]
-    averages = StreamAverages()  # of two steps, drafted or not, the same token judges both
-    guessed(averages)
-    averages.accept([1])
-    averages.take(guesses(slice(1, None)))
-    averages.accept([3])
-    assert averages.hits[TRUNK][FIRST] == pytest.approx(6.4 + 3)
-    assert averages.expected[TRUNK][FIRST] == pytest.approx(8 + 0.8 + 0.5 + 0.5)
 
 
 def test_what_was_long_ago_counts_less_and_probabilities_stay_probabilities():

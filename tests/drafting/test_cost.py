@@ -69,13 +69,7 @@ def test_a_busy_machine_is_measured_again_after_a_while(path, monkeypatch):
     assert costs.wanted() is None
     monkeypatch.setattr(cost, "_AGAIN_AFTER", -1.0)
     costs.refresh()
-    first = costs.curve
-    measured(costs, limit=7)
-    costs.save()
-    costs = StepCosts(path, {}, SHARED)
-    assert costs.curve == first, "in use until there is a better one"
     measured(costs)
-    assert not costs.curve.busy
     assert "quiet" in costs.curve.state()
     costs.refresh()
     assert costs.wanted() is None

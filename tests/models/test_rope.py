@@ -107,7 +107,6 @@ def test_two_values_of_which_each_library_reads_one_are_refused(fields, one, oth
         ({"type": "yarn", "factor": 4.0, **LENGTH}, 512),  # the field has the longer one already
         ({"type": "yarn", "factor": 16.0, **LENGTH}, 1024),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
-        ({"type": "default", "factor": 4.0}, 512),
     ],
 )
 def test_scaling_makes_the_context_longer(scaling, length):
