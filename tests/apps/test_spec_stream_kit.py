@@ -164,17 +164,6 @@ def bare(pair):
     ]
 
 
-def recording(make, directory):
-    pair = Pair(directory / f"{make.__name__}.mlpackage", *PAIRS[make.__name__])
-    return {
-        "format": FORMAT,
-        "package": pair.path.name,
-        "fingerprint": pair.contents.fingerprint,
-        "facts": pair.package.metadata[METADATA],
-        "runs": make(pair),
-    }
-
-
 def random_guesses(rng):
     """Guesses with many ties, of plain streams or of such as know the token before."""
     gamma, k = rng.integers(1, 5), 3
@@ -241,7 +230,11 @@ def recordings(tmp_path_factory):
     packages = tmp_path_factory.mktemp("packages")
     directory, rng = tmp_path_factory.mktemp("recordings"), np.random.default_rng(0)
     for make in (lossless, shared, conditioned, bare):
-        write(recording(make, packages), directory / f"recording {make.__name__}.json")
+        pair = Pair(packages / f"{make.__name__}.mlpackage", *PAIRS[make.__name__])
+        found = {"format": FORMAT, "package": pair.path.name, "runs": make(pair)}
+        found["facts"] = pair.package.metadata[METADATA]
+        found["fingerprint"] = pair.contents.fingerprint
+        write(found, directory / f"recording {make.__name__}.json")
     write({"trees": list(trees(rng))}, directory / "trees.json")
     write({"positions": list(noise())}, directory / "noise.json")
     write({"draws": list(draws(rng))}, directory / "draws.json")

@@ -52,8 +52,6 @@ from specstream_mlx import (
     stream_generate,
 )
 from specstream_mlx.cli import main as command_line
-from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
-from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
 
 from . import tiny
 
@@ -90,6 +88,9 @@ def observed():
 
     This is the one place that knows names inside the code.
     """
+    from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
+    from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
+
     seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit
     make = StepCosts.__init__
 
