@@ -372,4 +372,9 @@ def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.arra
             f"{directory} does not name {ids.size} different tokens to draft, expected some of 0 "
             f"to {vocab - 1}"
         )
+    if chosen is not None and np.flatnonzero(np.array(chosen)).tolist() != sorted(values):
+        raise UserError(
+            f"{directory}: t2d and d2t name different tokens, expected the same: d2t has distances "
+            "between ids, not ids"
+        )
     return ids.astype(mx.int32)

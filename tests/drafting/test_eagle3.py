@@ -65,6 +65,7 @@ AUX = "eagle_aux_hidden_state_layer_ids"
     ("spoil", "changes", "sentence"),
     [
         ({"d2t": lambda d2t: d2t + np.arange(len(d2t))}, {}, "does not name 60 different tokens"),
+        ({"t2d": lambda t2d: np.roll(t2d, 1)}, {}, "t2d and d2t name different tokens"),
         ({"midlayer.self_attn.q_norm.weight": lambda _: np.ones(8)}, {}, "not in model: midlayer"),
         ({}, {AUX: [0, 1, 2, 3]}, "fc.weight reads 96 values"),
         ({}, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
