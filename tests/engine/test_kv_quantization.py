@@ -66,23 +66,17 @@ def plain(case, bits, start=0):
     return list(tokens), np.stack([np.array(values) for values in log_probs]), caches
 
 
-def dequantized(cache, count):
-    """Keys and values of the first ``count`` rows, and the scale of each element."""
-    for rows in (cache.keys, cache.values):
-        rows = [part[..., :count, :] for part in rows]
-        scales = mx.repeat(mx.abs(rows[1]), cache.group_size, axis=-1)
-        values = mx.dequantize(*rows, group_size=cache.group_size, bits=cache.bits)
-        yield np.array(values), np.array(scales)
-
-
 def assert_rows_of(caches, expected):
     """The common rows lie within four steps, an accepted row of another node far outside."""
     count = min(caches[0].offset, expected[0].offset)
     for found, plain_cache in zip(caches, expected, strict=True):
         assert type(found) is type(plain_cache) is QuantizedKVCache
-        pairs = zip(dequantized(found, count), dequantized(plain_cache, count), strict=True)
-        for (values, _), (plain_values, scales) in pairs:
-            assert (np.abs(values - plain_values) / scales).max() < 4
+        how = {"group_size": found.group_size, "bits": found.bits}
+        for pair_of in ((found.keys, plain_cache.keys), (found.values, plain_cache.values)):
+            ours, theirs = ([part[..., :count, :] for part in rows] for rows in pair_of)
+            away = mx.abs(mx.dequantize(*ours, **how) - mx.dequantize(*theirs, **how))
+            scales = mx.repeat(mx.abs(theirs[1]), found.group_size, axis=-1)
+            assert (away / scales).max().item() < 4
 
 
 PAIRED = [
