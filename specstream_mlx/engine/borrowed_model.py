@@ -1,12 +1,10 @@
 """An mlx-lm model run in stages: embedding, layers i to j, head; the only code that touches one.
 
-mlx-lm's models run from tokens to logits in one go, but a step stops below the MSA layers, to prune
-the tree and to add the streams. So ``BorrowedModel`` copies the few modules that hold others (the
-model, the owner of its layers, each layer and its attention) and shares those that hold weights. In
-its copy one stand-in has the place of all layers: the embedding goes into it, and what it returns
-goes through norm and head, in whatever way the model has these. The layers run one by one, with
-ropes that take a position for every row. The model is never changed, so any number of generations
-may run on it at a time.
+A step stops below the MSA layers, to prune the tree and to add the streams. So ``BorrowedModel``
+copies the few modules that hold others (the model, the owner of its layers, each layer and its
+attention) and shares those that hold weights. In its copy one stand-in has the place of all layers,
+which run one by one, with ropes that take a position for every row. The model is never changed, so
+any number of generations may run on it at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +46,7 @@ class BorrowedModel:
         traced: bool = False,
         boundaries: Sequence[int] = (),
     ):
-        self._mounted = streams
+        self._streams: Any = streams
         self.observe: Callable[[int, mx.array, mx.array], None] | None = None
         self.boundaries, self._features = boundaries, dict[int, mx.array]()
         self._architecture = architecture_of(getattr(model, "model_type", None))
@@ -77,11 +75,6 @@ class BorrowedModel:
             self._prepare_for_streams(number, streams)
         if traced:
             mx.eval(self._stream_head.parameters())  # a compiled step captures values, not graphs
-
-    @property
-    def _streams(self) -> Streams:
-        assert self._mounted is not None
-        return self._mounted
 
     def _with_positions(self, layers: Sequence[nn.Module], traced: bool) -> list[nn.Module]:
         copies = [copy(layer) for layer in layers]

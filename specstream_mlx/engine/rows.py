@@ -82,8 +82,7 @@ class Rows:
             index = mx.clip(place, 0, width - 1)[:, None]
             index = mx.broadcast_to(index, (*sees.shape[:2], columns))
             seen = mx.take_along_axis(sees, index, axis=-1) & (place < width)[:, None]
-            mask = (place < 0)[:, None] | seen
-            self._side_by_side = mask[:, None]
+            self._side_by_side = ((place < 0)[:, None] | seen)[:, None]
         return self._side_by_side
 
 

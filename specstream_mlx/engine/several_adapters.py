@@ -2,9 +2,8 @@
 
 A model of its own shares the base's weights. Whenever sequences join or leave, its LoRA and streams
 become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies each
-sequence's rows by its own. A sequence without LoRA has zeros there; one without streams those of
-another, which it never sees. The streams' head has the rows of all adapters' draft vocabularies,
-and each sequence is barred from the tokens that its adapter does not draft.
+sequence's rows by its own: zeros without LoRA, and without streams those of another, which it never
+sees. Each sequence is barred from the tokens that its adapter does not draft.
 """
 
 from collections.abc import Sequence

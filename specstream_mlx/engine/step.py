@@ -120,11 +120,6 @@ class Decoder:
         self._mount([Mounted(model, streams, borrowed)])
         self._uncommitted: list[UncommittedRows] = []
 
-    @property
-    def _streams(self) -> Streams:
-        assert self.streams is not None
-        return self.streams
-
     # The sequences ------------------------------------------------------------------------------
 
     def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
@@ -239,6 +234,9 @@ class Decoder:
                     results[number] = replace(result, streams=guessed)
             return results
 
+        streams = self.streams
+        assert streams is not None  # as wherever they are to run
+
         # 2. MHA layers, over the nodes alone.
         main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
 
@@ -257,12 +255,12 @@ class Decoder:
         # 4. Seed the streams beside the nodes.
         beside = _nodes_with_streams(plan, trees)
         seeded = main if beside is None else at(main, mx.array(beside))
-        seeds = self._streams.seed(seeded, count).flatten(1, 2)
+        seeds = streams.seed(seeded, count).flatten(1, 2)
         rows = rows_with_streams(nodes, shapes, count, shared, beside)
 
         # 5. MSA layers, over nodes and streams.
-        first, keys = self._first_msa_layer, self._streams.config.stream_keys
-        rotate = self._streams.value_rotation(len(nodes), seeds.shape[1], count)
+        first, keys = self._first_msa_layer, streams.config.stream_keys
+        rotate = streams.value_rotation(len(nodes), seeds.shape[1], count)
         for number in range(first, len(self.caches)):
             common = self.caches[number], rows, rotate
             self._uncommitted[number] = (
@@ -283,7 +281,7 @@ class Decoder:
         ranks = [
             _ranking(*one, plan.width) for one in zip(rules, trees, each, results, strict=True)
         ]
-        guesses = self._guesses(ranks, results, hidden, plan, present)
+        guesses = self._guesses(streams, ranks, results, hidden, plan, present)
         return [
             result if adapter.streams is None else replace(result, streams=guessed)
             for result, guessed, adapter in zip(results, guesses, self._adapters, strict=True)
@@ -343,6 +341,7 @@ class Decoder:
 
     def _guesses(
         self,
+        streams: Streams,
         ranks: Sequence[Rank],
         results: Sequence[StepResult],
         hidden: mx.array,
@@ -350,8 +349,7 @@ class Decoder:
         present: mx.array | None,
     ) -> list[StreamResult]:
         """Let the streams (sequences, count, h) of the last accepted nodes guess."""
-        model, streams = self.model, self._streams
-        ids, width, numbers = streams.vocabulary, plan.width, range(len(results))
+        model, ids, numbers = self.model, streams.vocabulary, range(len(results))
         own = [None if present is None else present[number] for number in numbers]
 
         def candidates(
@@ -379,7 +377,7 @@ class Decoder:
             tokens, log_probs = zip(*pairs, strict=True)
             return mx.stack(list(tokens)), mx.stack(list(log_probs))
 
-        tokens, log_probs, parents = guess(of_stream, token, plan.expand, width)
+        tokens, log_probs, parents = guess(of_stream, token, plan.expand, plan.width)
         whole = scorer.of_first_paths()
         after_first = [None if whole is None else whole[n] for n in numbers]
         return [
