@@ -24,7 +24,6 @@ from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, naming, shown
 from .files import (
-    check_finite,
     model_headers,
     not_finite,
     read_json,
@@ -474,11 +473,9 @@ def _check_dtypes(directory: Path, model: nn.Module) -> None:
 def _check_finite(directory: Path, model: nn.Module) -> None:
     """Evaluate a model's weights and check that none is NaN or infinite."""
     name = not_finite(dict(tree_flatten(model.parameters())))
-    if name is None:
-        return
-    for file in weight_files(directory):  # a scale is not finite where expanded weights are not
-        check_finite(file)
-    raise UserError(f"{_origin(directory, name)} is not finite in the dtype that it is held in")
+    if name is not None:
+        where = _origin(directory, name)
+        raise UserError(f"{where} holds NaN or infinity, or its scales do, expected finite numbers")
 
 
 def _origin(directory: Path, name: str) -> str:

@@ -158,32 +158,25 @@ def check_shortlists(number, models):
         check_case(number, models)
 
 
-def in_parts(check, models, first, count, size, *marks):
-    return [
-        pytest.param(check, models, start, size, marks=marks, id=f"{check.__name__} {start}")
-        for start in range(first, first + count, size)
-    ]
+CASES = [
+    (check_case, EVERY, 0, 20),
+    (check_shortlists, CONDITIONED, 3000, 20),
+    (check_proposers, EVERY, 5000, 24),
+    (check_proposers, list(HEADS), 7000, 12),
+    (check_proposers, FAMILIES, 9000, 4),
+]
+MORE = [
+    (check_case, EVERY, 1000, 120),
+    (check_case, CONDITIONED, 2000, 120),
+    (check_shortlists, CONDITIONED, 4000, 60),
+    (check_proposers, EVERY, 5100, 240),
+    (check_proposers, list(HEADS), 7100, 240),
+    (check_proposers, FAMILIES, 9100, 60),
+]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    ("check", "models", "first", "count"),
-    [
-        *in_parts(check_case, EVERY, 0, 20, 5),
-        *in_parts(check_case, EVERY, 1000, 120, 120, SLOW),
-        *in_parts(check_case, CONDITIONED, 2000, 120, 120, SLOW),
-        *in_parts(check_shortlists, CONDITIONED, 3000, 20, 10),
-        *in_parts(check_shortlists, CONDITIONED, 4000, 60, 60, SLOW),
-        *in_parts(check_proposers, EVERY, 5000, 24, 4),
-        *in_parts(check_proposers, list(HEADS), 7000, 12, 4),
-        *in_parts(check_proposers, FAMILIES, 9000, 4, 4),
-        *in_parts(check_proposers, EVERY, 5100, 240, 60, SLOW),
-        *in_parts(check_proposers, list(HEADS), 7100, 240, 60, SLOW),
-        *in_parts(check_proposers, FAMILIES, 9100, 60, 60, SLOW),
-    ],
-)
+@pytest.mark.parametrize(("check", "models", "first", "count"), CASES + SLOW)
 def test_random_cases(check, models, first, count):
     """Beside streams, beside draft heads, and on other families; with the slow ones 900 cases."""
     for number in range(first, first + count):

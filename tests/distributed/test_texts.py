@@ -14,9 +14,6 @@ from processes import Processes, written
 from rank_writer import gap_at, texts_of
 from tiny_models import CORPUS, stream_adapter_directory, tiny_llama_directory
 
-ALL_LINEAR = tuple(f"self_attn.{name}_proj" for name in "qkvo")
-ALL_LINEAR += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-
 
 def base_of(folder, size, family="llama", bits=None):
     """A random model that ``size`` processes divide, of which streams are right at times.
@@ -61,7 +58,7 @@ def job_of(base, prompts, weights="auto"):
     streams = {"num_msa_layers": 1, "scale": 0.3}
     lossless = stream_adapter_directory(folder / "lossless", base, **streams)
     shared = stream_adapter_directory(
-        folder / "shared", base, mode="shared", lora_rank=4, lora_keys=ALL_LINEAR, **streams
+        folder / "shared", base, mode="shared", lora_rank=4, **streams
     )
     texts = [
         {"max_tokens": 5},
