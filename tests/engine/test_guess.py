@@ -15,6 +15,7 @@ from specstream_mlx.engine.guess import best_tokens, drawn_candidates
 def test_the_best_tokens_are_those_of_a_full_sort(vocab):
     rng = np.random.default_rng(vocab)
     logits = rng.normal(0, 3, (3, vocab)).astype(np.float32)
+    logits[0, -4:] += 20  # the best may all lie in one group
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
     for width in (1, 5, 64):
@@ -26,12 +27,6 @@ def test_the_best_tokens_are_those_of_a_full_sort(vocab):
 
 @pytest.mark.parametrize("vocab", [300, 4098])
 def test_ties_and_impossible_tokens(vocab):
-    """The best may all lie in one group; equal logits give different tokens."""
-    logits = np.zeros((2, vocab), np.float32)
-    logits[0, :4], logits[1, -4:] = [4, 1, 3, 2], [1, 2, 3, 4]
-    tokens, _ = best_tokens(mx.array(logits), 4)
-    last = vocab - 1
-    assert np.array(tokens).tolist() == [[0, 2, 3, 1], [last, last - 1, last - 2, last - 3]]
     tokens, _ = best_tokens(mx.zeros((2, vocab)), 4)
     assert all(len(set(row)) == 4 for row in np.array(tokens).tolist())
     logits = np.full((1, vocab), -np.inf, np.float32)
