@@ -16,7 +16,6 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
-    RotatingKVCache,
     load_prompt_cache,
     make_prompt_cache,
     save_prompt_cache,
@@ -72,15 +71,8 @@ class PromptCache:
 
     def into_list(self, caches: list[Any]) -> None:
         """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
-        for number, layer in enumerate(self.caches):
-            cache = caches[number]
-            if isinstance(layer, QuantizedKVCache) and not isinstance(cache, QuantizedKVCache):
-                cache = caches[number] = QuantizedKVCache(layer.group_size, layer.bits)
-            if isinstance(cache, RotatingKVCache):  # as after one pass over all rows
-                keys, values = (rows[..., : self.rows, :] for rows in (layer.keys, layer.values))
-                cache.state = keys, values, self.rows, cache.keep, cache.max_size, self.rows
-            else:
-                cache.keys, cache.values, cache.offset = layer.keys, layer.values, self.rows
+        pairs = zip(self.caches, caches, strict=True)
+        caches[:] = [as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
 
     @classmethod
     def load(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -78,7 +79,6 @@ class SpeculativeModel:
     head: MountedHead | None = None
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
-    _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
     _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
@@ -122,12 +122,10 @@ class SpeculativeModel:
     def base_fingerprint(self) -> str:
         return fingerprint(self.config)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
-        """What other adapters must share for their texts to go through one pass; read once."""
-        if self._layout is None:
-            self._layout = layout_of(self.model, self.streams)
-        return self._layout
+        """What other adapters must share for their texts to go through one pass."""
+        return layout_of(self.model, self.streams)
 
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
@@ -152,7 +150,8 @@ class SpeculativeModel:
                     "mounted, expected one of them"
                 )
             model, adapter, streams = mounted(self.base, adapter)
-        self.model, self.adapter, self.streams, self._layout = model, adapter, streams, None
+        self.model, self.adapter, self.streams = model, adapter, streams
+        vars(self).pop("layout", None)
 
     def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
         """Return a model with another adapter, as of ``swap_adapter``, around the same weights.
