@@ -11,10 +11,10 @@ import numpy as np
 
 from .broadcast import Broadcast
 from .drafting import Planner
-from .drafting.cost import BatchCosts
 from .drafting.fixed import fixed_planner
 from .drafting.rule import rule_planner
 from .drafting.settings import USUAL, DraftSettings
+from .drafting.step_costs import BatchCosts
 from .engine.guess import NO_GUESSES, normalized
 from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
 from .engine.plan import DraftTree, Plan, Verified, root_only

@@ -31,9 +31,9 @@ from ..loading import SpeculativeModel
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool
-from .cost import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Guessing, Proposers
+from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 
 # "Studied" here and in other files of this folder: recorded texts were decoded with one constant
 # changed at a time; benchmarks/NOTES.md has the verdicts, "Which constants of the rule matter?".

@@ -17,7 +17,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from specstream_mlx import load, stream_generate
 from specstream_mlx.cli.comparison import Decoding
 from specstream_mlx.drafting import rule
-from specstream_mlx.drafting.cost import CostCurve
+from specstream_mlx.drafting.step_costs import CostCurve
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),

@@ -11,7 +11,7 @@ from processes import Processes
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import keyed_sampler, load, stream_generate
-from specstream_mlx.drafting import cost
+from specstream_mlx.drafting import step_costs
 
 
 def asked(address, body):
@@ -83,7 +83,7 @@ def test_doctor_shows_reductions_and_rank_0_stores_the_costs_of_steps(tmp_path, 
     text = ["-m", "specstream_mlx", "generate", "--model", base, "--adapter-path", streams]
     text += ["-p", "the meeting", "-m", 30, "-q"]
     assert [one.code for one in Processes(tmp_path, text, text).ended()] == [0, 0]
-    [file] = cost.directory().glob("*.json")
+    [file] = step_costs.directory().glob("*.json")
     stored = json.loads(file.read_text())
     assert stored["facts"]["processes"] == [2, ["ring", "127.0.0.1"]]
     assert stored["timings"] and all(seconds > 0 for _, seconds in stored["timings"])

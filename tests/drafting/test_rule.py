@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from random_models import plain_tokens, random_prompt, request, speculative_model, tokens_of
 
-from specstream_mlx.drafting import cost, rule
+from specstream_mlx.drafting import rule, step_costs
 from specstream_mlx.drafting.best_first import likeliest
-from specstream_mlx.drafting.cost import CostCurve, StepCosts
 from specstream_mlx.drafting.ngram import Lookup
 from specstream_mlx.drafting.proposer import Material
 from specstream_mlx.drafting.rule import (
@@ -25,6 +24,7 @@ from specstream_mlx.drafting.rule import (
     places_of,
     rule_planner,
 )
+from specstream_mlx.drafting.step_costs import CostCurve, StepCosts
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv import KVQuantization
 from specstream_mlx.engine.plan import Plan, root_only
@@ -204,7 +204,7 @@ def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path
     for _ in range(20):
         next(steps)
     steps.close()
-    [kept] = (user_cache.read(path) for path in cost.directory().glob("*.json"))
+    [kept] = (user_cache.read(path) for path in step_costs.directory().glob("*.json"))
     assert len(kept["timings"]) == len(costs._timings) >= 5
 
 

@@ -88,7 +88,7 @@ def observed():
 
     This is the one place that knows names inside the code.
     """
-    from specstream_mlx.drafting.cost import StepCosts  # its curve, before anything was timed
+    from specstream_mlx.drafting.step_costs import StepCosts  # its curve, before anything was timed
     from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
 
     seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit

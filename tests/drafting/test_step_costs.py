@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from specstream_mlx.drafting import cost
-from specstream_mlx.drafting.cost import MOST_NODES, BatchCosts, CostCurve, StepCosts
+from specstream_mlx.drafting import step_costs
+from specstream_mlx.drafting.step_costs import MOST_NODES, BatchCosts, CostCurve, StepCosts
 
 SHARED = "none", "beside"
 
@@ -63,11 +63,11 @@ def test_a_busy_machine_is_measured_again_after_a_while(path, monkeypatch):
     measured(costs, lambda number: (1.0, 1.6, 0.9, 1.4, 0.7)[number * 7 % 11 % 5])
     assert costs.curve.busy and costs.wanted() is None
     assert "busy" in costs.curve.state()
-    typical = cost._TYPICAL["beside"][1] / cost._TYPICAL["none"][0]
+    typical = step_costs._TYPICAL["beside"][1] / step_costs._TYPICAL["none"][0]
     assert min(costs.curve.relative("beside")[2:]) >= typical, "not believed"
     costs.refresh()
     assert costs.wanted() is None
-    monkeypatch.setattr(cost, "_AGAIN_AFTER", -1.0)
+    monkeypatch.setattr(step_costs, "_AGAIN_AFTER", -1.0)
     costs.refresh()
     measured(costs)
     assert "quiet" in costs.curve.state()
