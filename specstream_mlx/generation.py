@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .drafting import Planner
 from .drafting.settings import DraftSettings, Proposers, chosen_drafts
-from .engine.kv import KVQuantization
+from .engine.kv_quantization import KVQuantization
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
+    RotatingKVCache,
     load_prompt_cache,
     make_prompt_cache,
     save_prompt_cache,
@@ -23,7 +24,8 @@ from mlx_lm.models.cache import (
 from safetensors import SafetensorError, safe_open
 
 from .adapters.files import lora_digest
-from .engine.kv import KVQuantization, as_mlx_lm, as_ours, check_goes_back, make_caches
+from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from .engine.kv_quantization import KVQuantization
 from .errors import UserError, is_integer, shown
 from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
 from .loading import SpeculativeModel
@@ -72,7 +74,7 @@ class PromptCache:
     def into_list(self, caches: list[Any]) -> None:
         """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
         pairs = zip(self.caches, caches, strict=True)
-        caches[:] = [as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
+        caches[:] = [_as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
 
     @classmethod
     def load(
@@ -138,7 +140,7 @@ class PromptCache:
             _OURS: json.dumps(facts),
         }
         pairs = zip(self.caches, make_prompt_cache(model.model), strict=True)
-        layers = [as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
+        layers = [_as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
         try:
             with staged_file(path) as scratch:
                 save_prompt_cache(str(scratch), layers, metadata)
@@ -352,12 +354,12 @@ def _own_layers(where: str, layers: Any, model: SpeculativeModel) -> list[Any]:
             found = f"has {len(layers)} layers, expected"
         raise UserError(f"{where} {found} mlx_lm's caches, one for each of {len(windows)} layers")
     for number, (layer, window) in enumerate(zip(layers, windows, strict=True)):
-        check_goes_back(f"layer {number} of {where}", layer, window)
+        _check_goes_back(f"layer {number} of {where}", layer, window)
     rows = {layer.offset for layer in layers}
     if len(rows) > 1:
         raise UserError(f"the layers of {where} hold {sorted(rows)} rows, expected the same number")
     if rows == {0}:
-        return [as_ours(layer, window) for layer, window in zip(layers, windows, strict=True)]
+        return [_as_ours(layer, window) for layer, window in zip(layers, windows, strict=True)]
     probe = make_caches(model.model, model.config)
     model.model(mx.array([[0]]), cache=probe)  # never evaluated: for the rows' shape and dtype
     for number, (layer, expected) in enumerate(zip(layers, probe, strict=True)):
@@ -365,7 +367,7 @@ def _own_layers(where: str, layers: Any, model: SpeculativeModel) -> list[Any]:
             shape = getattr(expected, name).shape
             _check_rows(f"layer {number} of {where}", name, layer, shape)
     dtype = probe[0].keys.dtype
-    return [as_ours(layer, window, dtype) for layer, window in zip(layers, windows, strict=True)]
+    return [_as_ours(layer, window, dtype) for layer, window in zip(layers, windows, strict=True)]
 
 
 def _check_rows(where: str, name: str, layer: Any, expected: Sequence[int]) -> None:
@@ -384,3 +386,50 @@ def _check_rows(where: str, name: str, layer: Any, expected: Sequence[int]) -> N
             f"{where}: {name} have the shape {shape}, expected {layer.offset} rows of the model's "
             f"{heads} heads of {size}"
         )
+
+
+# mlx_lm's own caches ---------------------------------------------------------------------------
+
+
+def _check_goes_back(where: str, cache: Any, window: int | None) -> None:
+    """Check that one of mlx_lm's caches holds all its rows, and that the last may be dropped."""
+    if isinstance(cache, RotatingKVCache):
+        kept, most, end = cache.state[3:]
+        if kept or most != window or end != cache.offset:
+            raise UserError(
+                f"{where} has a RotatingKVCache that dropped rows or has another window than the "
+                "model, expected all rows: only then can it go back; a PromptCache keeps them"
+            )
+    elif not isinstance(cache, KVCache | QuantizedKVCache):
+        raise UserError(
+            f"{where} is {shown(cache)}, expected a KVCache or a QuantizedKVCache: no other can "
+            "drop rejected drafts"
+        )
+
+
+def _as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
+    """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer."""
+    own: KVCache | QuantizedKVCache
+    if isinstance(cache, QuantizedKVCache):
+        own = QuantizedKVCache(cache.group_size, cache.bits)
+    else:
+        own = KVCache() if window is None else WindowedKVCache(window)
+    own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
+    if dtype is not None:
+        own.keys, own.values = tree_map(
+            lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
+            (own.keys, own.values),
+        )
+    if window is not None and isinstance(own, QuantizedKVCache):
+        return WindowedQuantizedKVCache(window, own)
+    return own
+
+
+def _as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
+    """Convert the first rows of one of our caches to the class that mlx_lm has for the layer."""
+    keys, values = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
+    if isinstance(cache, QuantizedKVCache):
+        return QuantizedKVCache.from_state((keys, values, rows, cache.group_size, cache.bits))
+    if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
+        return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
+    return KVCache.from_state((keys, values, rows))

@@ -9,7 +9,7 @@ from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from .drafting import Planner
 from .drafting.draft_model import check_draft_model
 from .drafting.settings import DraftSettings, Proposers
-from .engine.kv import NEVER_QUANTIZED, KVQuantization
+from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.sampling import sampling_of
 from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule

@@ -16,7 +16,8 @@ from .drafting.rule import rule_planner
 from .drafting.settings import USUAL, DraftSettings
 from .drafting.step_costs import BatchCosts
 from .engine.guess import NO_GUESSES, normalized
-from .engine.kv import NEVER_QUANTIZED, KVQuantization, make_caches
+from .engine.kv import make_caches
+from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.step import Decoder, StepResult
 from .engine.verify.rule import VerifyRule, check_drawn

@@ -19,7 +19,8 @@ from trees import Planned
 
 from specstream_mlx import scheduler
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.kv import KVQuantization, make_caches
+from specstream_mlx.engine.kv import make_caches
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule

@@ -37,7 +37,7 @@ from tiny_models import (
 
 from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.kv import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from specstream_mlx.loading import SpeculativeModel
 from specstream_mlx.prompts import chat_suffix
 from specstream_mlx.scheduler import decode, fill

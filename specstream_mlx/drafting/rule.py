@@ -23,7 +23,7 @@ from typing import Any
 
 from ..engine.draft_head import HeadConfig
 from ..engine.guess import StreamGuesses
-from ..engine.kv import NEVER_QUANTIZED, KVQuantization
+from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device

@@ -1,19 +1,14 @@
 """KV caches in which a tree's rows stay uncommitted until it is known which are accepted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
-from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, maybe_quantize_kv_cache
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from ..errors import UserError, shown
-from ..models.architectures import ARCHITECTURES, architecture_of, head_size, layer_windows
-from ..options import check_arguments
-from .plan import DraftTree
+from ..errors import UserError
+from ..models.architectures import layer_windows
 from .rows import Rows
 
 
@@ -207,110 +202,3 @@ def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) ->
         rows = mx.array(padded)[:, None, :, None]
     for layer in layers:
         layer.commit(counts, rows)
-
-
-# The quantized KV cache that mlx_lm offers ------------------------------------------------------
-
-# mlx_lm stores float rows until a pass ends at row ``start`` or after it, then quantizes all rows
-# at once. To print the same text, a tree must not reach past that pass. Rows computed together
-# differ from single ones in their last bits, so a value halfway between two quantized ones, and
-# with it a near-tie, may fall otherwise than in mlx_lm.
-
-
-@dataclass(frozen=True)
-class KVQuantization:
-    """When and how KV caches are quantized, as in mlx_lm; without ``bits`` they are not."""
-
-    bits: int | None = None
-    group_size: int = 64
-    start: int = DEFAULT_QUANTIZED_KV_START
-
-    def __post_init__(self) -> None:
-        check_arguments(
-            kv_bits=self.bits, kv_group_size=self.group_size, quantized_kv_start=self.start
-        )
-
-    def check(self, model: nn.Module, config: Mapping[str, Any]) -> None:
-        if self.bits is None:
-            return
-        model_type = config["model_type"]
-        architecture = architecture_of(model_type)
-        if not architecture.quantized_kv:
-            able = tuple(name for name, entry in ARCHITECTURES.items() if entry.quantized_kv)
-            raise UserError(
-                f"kv_bits is {self.bits}, but model_type is {model_type!r}, whose attention is not "
-                f"known to read a quantized KV cache, expected one of {able}"
-            )
-        for number, cache in enumerate(make_prompt_cache(model)):
-            if type(cache) is not KVCache:
-                raise UserError(
-                    f"kv_bits is {self.bits}, but layer {number} has a sliding window, for which "
-                    f"mlx_lm keeps a {type(cache).__name__}, expected a KVCache: "
-                    "no other can be quantized"
-                )
-        head_dim = head_size(config)
-        if head_dim % self.group_size:
-            raise UserError(
-                f"kv_group_size is {self.group_size}, expected one that divides the model's "
-                f"head_dim of {head_dim}"
-            )
-
-    def apply(self, caches: list[Any]) -> None:
-        """Quantize the caches in the list once they are long enough; call this between passes."""
-        maybe_quantize_kv_cache(caches, self.start, self.group_size, self.bits)
-
-    def fitting(self, tree: DraftTree, cache: Any) -> DraftTree:
-        """Cut ``tree`` to the depth at which the cache is to be quantized, if it reaches that."""
-        if self.bits is None or isinstance(cache, QuantizedKVCache):
-            return tree
-        return tree.to_depth(max(0, self.start - 1 - cache.offset))
-
-
-NEVER_QUANTIZED = KVQuantization()
-
-
-# mlx_lm's own caches ---------------------------------------------------------------------------
-
-
-def check_goes_back(where: str, cache: Any, window: int | None) -> None:
-    """Check that one of mlx_lm's caches holds all its rows, and that the last may be dropped."""
-    if isinstance(cache, RotatingKVCache):
-        kept, most, end = cache.state[3:]
-        if kept or most != window or end != cache.offset:
-            raise UserError(
-                f"{where} has a RotatingKVCache that dropped rows or has another window than the "
-                "model, expected all rows: only then can it go back; a PromptCache keeps them"
-            )
-    elif not isinstance(cache, KVCache | QuantizedKVCache):
-        raise UserError(
-            f"{where} is {shown(cache)}, expected a KVCache or a QuantizedKVCache: no other can "
-            "drop rejected drafts"
-        )
-
-
-def as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
-    """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer."""
-    own: KVCache | QuantizedKVCache
-    if isinstance(cache, QuantizedKVCache):
-        own = QuantizedKVCache(cache.group_size, cache.bits)
-    else:
-        own = KVCache() if window is None else WindowedKVCache(window)
-    own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
-    if dtype is not None:
-        own.keys, own.values = tree_map(
-            lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
-            (own.keys, own.values),
-        )
-    if window is not None and isinstance(own, QuantizedKVCache):
-        return WindowedQuantizedKVCache(window, own)
-    return own
-
-
-def as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
-    """Convert the first rows of one of our caches to the class that mlx_lm has for the layer."""
-    keys, values = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
-    if isinstance(cache, QuantizedKVCache):
-        return QuantizedKVCache.from_state((keys, values, rows, cache.group_size, cache.bits))
-    if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
-        return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
-    return KVCache.from_state((keys, values, rows))

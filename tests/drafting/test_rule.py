@@ -26,7 +26,7 @@ from specstream_mlx.drafting.rule import (
 )
 from specstream_mlx.drafting.step_costs import CostCurve, StepCosts
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
-from specstream_mlx.engine.kv import KVQuantization
+from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan, root_only
 from specstream_mlx.hardware import user_cache
 from specstream_mlx.scheduler import decode
