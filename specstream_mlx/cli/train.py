@@ -24,6 +24,7 @@ from ..terminal.notes import note
 from ..train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from ..train.distil import Answering
     from ..train.run import Run
     from ..train.start import Start
 
@@ -33,7 +34,6 @@ _IGNORED |= {"trust_remote_code": False}
 _WITHOUT_MEANING = ("test_batches", "config", "project_name")
 
 _SELF = "self"
-_HELD_OUT_TEXTS = 6
 _LEARNED = 1.05  # tokens a step of streams that have begun to learn; without any it is 1
 
 
@@ -70,13 +70,13 @@ def train(
     config: Path | None = option(
         None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
     ),
-    estimate: bool = _flag("Only say what the run would take."),
+    estimate: bool = _flag("Only say what all would take, and write nothing."),
     no_outcome: bool = _flag("Do not measure at the end what it won."),
 ) -> None:
     r"""Train streams for a model, on this machine.
 
     The base answers prompts, its streams learn to foresee such text, and at the end it is measured
-    what that brings. Flags are those of mlx_lm.lora.
+    whether that paid. How long all takes here is said first. Flags are those of mlx_lm.lora.
 
     Examples:
 
@@ -96,45 +96,35 @@ def train(
     from ..demonstration import model_path
     from ..loading import load
     from ..terminal.progress import progress
-    from ..train.data import read_split
-    from ..train.distil import SHIPPED, read_prompts
-    from ..train.outcome import measure
-    from ..train.run import Run, run_directory
+    from ..train.outcome import measure, texts_of
+    from ..train.run import run_directory
     from ..train.start import start_of
 
     checked, answering = _settings(settings, answers, config)
     directory = run_directory(checked.adapter_path)
     _check_place(checked, directory)
-    prompts: list[str] | None = None
-    if checked.data is not None:
+    prompts = None
+    if checked.data is None:
+        data, prompts = directory / "data", _prompts(answering, directory)
+    else:
         data = Path(checked.data)
         if not data.is_dir():
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
-    elif answering.prompts != _SELF:
-        prompts = read_prompts(SHIPPED if answering.prompts is None else Path(answering.prompts))
     start = start_of(checked, *load(model_path(checked.model, note)))
+    if prompts is not None:
+        prompts = _that_fit(start, checked, prompts)
+    run = _estimated(start, checked, answering, prompts, data, no_outcome)
+    if estimate:
+        return
     if checked.data is None:
-        data = _answers(start, checked, directory, answering, prompts)
+        _answers(start, checked, answering, prompts, data)
     if answering.answers_only:
         print(data)
         return
-    limits = checked.max_seq_length, start.base.config["vocab_size"]
-    further = *limits, start.streams.config.prompt_template
-    training, valid = read_split(data / "train.jsonl", start.tokenizer, *further), None
-    if (data / "valid.jsonl").exists():
-        valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
-    else:
-        note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
-    run = Run(checked, start, training, valid)
-    if checked.resume:
-        run.restore(run.last)
+    run = run or _run(start, checked, data)
     if run.is_finished:
         note(f"The run is at its end, after {run.progress.iterations} iterations")
-    else:
-        note(f"Training {run.estimate()}")
-    if estimate:
-        return
     _iterate(run)
     adapter = run.write_adapter()
     iterations, accepted = run.progress.best_iteration, run.progress.best_length
@@ -148,12 +138,11 @@ def train(
                 "Its streams have learned next to nothing: more iterations, more data, or a "
                 "smaller --learning-rate may help"
             )
-    if valid is not None and not no_outcome:
+    if run.valid and not no_outcome:
         start.base.swap_adapter(adapter)
-        held_out = [item.tokens[: item.stream_from] for item in valid[:_HELD_OUT_TEXTS]]
         try:
-            with progress("Decoding held-out texts") as show:
-                note(measure(start.base, start.tokenizer, held_out, show=show))
+            with progress("Comparing on held-out texts") as show:
+                note(measure(start.base, start.tokenizer, texts_of(run.valid), show))
         except KeyboardInterrupt:
             note(f"Stopped; {adapter} is complete, and --resume compares it again")
             raise
@@ -236,47 +225,130 @@ def _check_place(settings: TrainSettings, directory: Path) -> None:
         )
 
 
+def _prompts(answers: AnswerOptions, directory: Path) -> list[str] | None:
+    """Read the prompts; ``None``: the base has not drawn all of them yet."""
+    from ..train.distil import SHIPPED, read_prompts
+
+    if answers.prompts != _SELF:
+        return read_prompts(SHIPPED if answers.prompts is None else Path(answers.prompts))
+    drawn = directory / "prompts.jsonl"
+    if not drawn.exists() or drawn.read_bytes().count(b"\n") < answers.num_prompts:
+        return None
+    return read_prompts(drawn)[: answers.num_prompts]
+
+
+def _that_fit(start: "Start", settings: TrainSettings, prompts: list[str]) -> list[str]:
+    """Leave out prompts after which the base has no room for an answer."""
+    from ..models.architectures import context_length
+    from ..prompts import chat_prompt
+
+    template, most = start.streams.config.prompt_template, settings.max_seq_length
+    most = min(most, context_length(start.base.config) or most)
+    fit = [one for one in prompts if len(chat_prompt(start.tokenizer, one, template)) < most]
+    if len(fit) < len(prompts):
+        note(
+            f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
+            "and are left out"
+        )
+    return fit
+
+
+def _how(start: "Start", settings: TrainSettings, answers: AnswerOptions) -> "Answering":
+    from ..train.distil import Answering
+
+    template, lora = start.streams.config.prompt_template, start.frozen_lora
+    most, temp = answers.max_tokens, answers.temp
+    return Answering(most, temp, seed=settings.seed, template=template, lora=lora)
+
+
+def _estimated(
+    start: "Start",
+    settings: TrainSettings,
+    answers: AnswerOptions,
+    prompts: list[str] | None,
+    data: Path,
+    no_outcome: bool,
+) -> "Run | None":
+    """Say what all that is left to do takes; returns the run if its data are there."""
+    from ..terminal.progress import progress
+    from ..train.distil import SHIPPED, answers_left, held_out, read_prompts
+    from ..train.estimate import Estimate
+    from ..train.run import Run
+
+    run, left, count, how = None, 0, 0, _how(start, settings, answers)
+    if settings.data is None:
+        count = left = answers.num_prompts
+        if prompts is not None:
+            count, left = len(prompts), answers_left(prompts, data, how)
+    if not left and not answers.answers_only:
+        run = _run(start, settings, data)
+    with progress("Estimating"):
+        estimate = Estimate(start)
+        if left:
+            if prompts is None:
+                estimate.draws(count)
+            items = estimate.answers(prompts or read_prompts(SHIPPED), count, left, how)
+        if not answers.answers_only:
+            planned = run or Run(settings, start, items, list(held_out(items)))
+            if not planned.is_finished:
+                estimate.training(planned)
+            if planned.valid and not no_outcome:
+                estimate.comparison(planned.valid)
+    if estimate.parts:
+        for line in estimate.lines():
+            note(line)
+        estimate.check(settings.adapter_path)
+    return run
+
+
 def _answers(
     start: "Start",
     settings: TrainSettings,
-    directory: Path,
     answers: AnswerOptions,
     prompts: list[str] | None,
-) -> Path:
+    data: Path,
+) -> None:
     """Let the base answer prompts, its own if there are none."""
-    from ..models.architectures import context_length
-    from ..prompts import chat_prompt
     from ..terminal.progress import progress
-    from ..train.distil import distil
+    from ..train.distil import answers_left, distil
     from ..train.self_prompts import draw_prompts
 
-    base, tokenizer, template = start.base, start.tokenizer, start.streams.config.prompt_template
-    data = directory / "data"
-    common: Any = {"seed": settings.seed, "template": template, "lora": start.frozen_lora}
+    base, tokenizer, how = start.base, start.tokenizer, _how(start, settings, answers)
     try:
-        if prompts is None:
-            note(f"The base draws {answers.num_prompts} prompts")
+        if answers.prompts == _SELF:
             with progress("The base draws prompts") as show:
-                wanted: Any = {"script": answers.prompt_script, "show": show, **common}
-                count = answers.num_prompts
-                prompts, sentence = draw_prompts(base, tokenizer, directory, count, **wanted)
+                wanted: Any = {"script": answers.prompt_script, "seed": how.seed, "show": show}
+                wanted |= {"template": how.template, "lora": how.lora}
+                drawn = draw_prompts(base, tokenizer, data.parent, answers.num_prompts, **wanted)
+            prompts, sentence = _that_fit(start, settings, drawn[0]), drawn[1]
             if sentence:
                 note(sentence)
-        most = min(settings.max_seq_length, context_length(base.config) or settings.max_seq_length)
-        fit = [one for one in prompts if len(chat_prompt(tokenizer, one, template)) < most]
-        if len(fit) < len(prompts):
-            note(
-                f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
-                "and are left out"
-            )
-        note(f"The base answers {len(fit)} prompts")
+        prompts = prompts or []
+        if left := answers_left(prompts, data, how):
+            note(f"The base answers {left} prompts")
         with progress("The base answers prompts") as show:
-            common |= {"max_tokens": answers.max_tokens, "temp": answers.temp}
-            distil(base, tokenizer, fit, data, show=show, **common)
+            distil(base, tokenizer, prompts, data, how, show)
     except KeyboardInterrupt:
         note("Stopped; the same command goes on with what is there")
         raise
-    return data
+
+
+def _run(start: "Start", settings: TrainSettings, data: Path) -> "Run":
+    """Make the run of a directory's data, from its last checkpoint if it goes on."""
+    from ..train.data import read_split
+    from ..train.run import Run
+
+    template = start.streams.config.prompt_template
+    further = settings.max_seq_length, start.base.config["vocab_size"], template
+    training, valid = read_split(data / "train.jsonl", start.tokenizer, *further), None
+    if (data / "valid.jsonl").exists():
+        valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
+    else:
+        note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
+    run = Run(settings, start, training, valid)
+    if settings.resume:
+        run.restore(run.last)
+    return run
 
 
 def _iterate(run: "Run") -> None:
@@ -296,7 +368,7 @@ def _iterate(run: "Run") -> None:
                 f"Tokens/sec {train_info['tokens_per_second']:.0f}, "
                 f"Peak mem {train_info['peak_memory']:.2f} GB, {duration(left)} left"
             )
-            show(done, total, f"loss {train_info['train_loss']:.3f}")
+            show(done, total, f"Training, loss {train_info['train_loss']:.3f}")
 
         def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
             accuracy = " ".join(f"{share:.2f}" for share in val_info["accuracy"][1:])
@@ -306,7 +378,11 @@ def _iterate(run: "Run") -> None:
                 f"accepted length {val_info['accepted_length']:.2f}, streams right {accuracy}"
             )
 
-    with noted_interrupt() as stops, progress("Training") as show:
+    def stops() -> bool:
+        show(run.progress.iterations, run.settings.iters)
+        return pressed()
+
+    with noted_interrupt() as pressed, progress("Training") as show:
         ended = run.iterate(Lines(), stops)
     if not ended:
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from .settings import check_identity
 SHIPPED = Path(__file__).parent / "prompts.txt"
 """A few hundred prompts for general use, one a line."""
 
-_HELD_OUT = 20  # of so many prompts one is for validation
+_CLAIM = "answers.json"
+_HELD_OUT = 20  # of so many prompts one is for validation, of fewer than 100 five in all
 
 Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
 """From prompts and some of their places to a line of JSON for each of these."""
@@ -53,32 +55,42 @@ def _prompt_of(value: Any) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Answering:
+    """How a base answers; ``lora`` is the digest of its LoRA."""
+
+    max_tokens: int = 256
+    temp: float = 0.0
+    batch_size: int = 32
+    seed: int = 0
+    template: str | None = None
+    lora: str | None = None
+
+    def at_once(self, count: int) -> int:
+        """Return how many of so many answers are written at once: an interruption loses few."""
+        return min(self.batch_size, max(4, count // 16))
+
+
 def distil(
     model: SpeculativeModel,
     tokenizer: TokenizerWrapper,
     prompts: Sequence[str],
     directory: Path,
-    *,
-    max_tokens: int = 256,
-    temp: float = 0.0,
-    batch_size: int = 32,
-    seed: int = 0,
-    template: str | None = None,
-    lora: str | None = None,
+    how: Answering,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> None:
-    """Let the base answer prompts, see ``keep_answers``; ``lora`` is the digest of its LoRA."""
+    """Let the base answer prompts, see ``keep_answers``."""
 
     def answer(wanted: Sequence[str], places: Sequence[int]) -> list[str]:
         chosen, samplers = [wanted[place] for place in places], None
-        if temp:  # what is drawn follows from a prompt's place
-            samplers = [keyed_sampler(seed + place, temp) for place in places]
+        if how.temp:  # what is drawn follows from a prompt's place
+            samplers = [keyed_sampler(how.seed + place, how.temp) for place in places]
         response = batch_generate(
             model,
             tokenizer,
-            [chat_prompt(tokenizer, prompt, template) for prompt in chosen],
-            max_tokens=max_tokens,
-            completion_batch_size=batch_size,
+            [chat_prompt(tokenizer, prompt, how.template) for prompt in chosen],
+            max_tokens=how.max_tokens,
+            completion_batch_size=how.batch_size,
             samplers=samplers,
             speculation=False,
             return_token_ids=True,
@@ -88,10 +100,23 @@ def distil(
         lines = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         return [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
 
-    at_once = min(batch_size, max(4, len(prompts) // 16))  # an interruption loses few answers
-    settings: dict[str, Any] = {"max_tokens": max_tokens, "temp": temp, "batch_size": batch_size}
-    settings |= {"seed": seed, "template": template, "lora": lora}
-    keep_answers(prompts, directory, settings, answer, at_once, show)
+    keep_answers(prompts, directory, asdict(how), answer, how.at_once(len(prompts)), show)
+
+
+def held_out(prompts: Sequence[Any]) -> Sequence[Any]:
+    """Return the prompts whose answers are for validation, and so for the comparison."""
+    every = min(_HELD_OUT, max(4, len(prompts) // 5))
+    return prompts[every - 1 :: every] or prompts[-1:]
+
+
+def answers_left(prompts: Sequence[str], directory: Path, how: Answering) -> int:
+    """Count the prompts that have no answer yet; nothing is written."""
+    path, wanted = directory / _CLAIM, _claimed(prompts, asdict(how))
+    if path.exists():
+        check_identity(path, read_json(path), wanted)
+    files = (directory / "train.jsonl", directory / "valid.jsonl")
+    done = sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+    return max(0, len(prompts) - done)
 
 
 def keep_answers(
@@ -107,15 +132,9 @@ def keep_answers(
     Answers are written after every ``at_once``, so an interrupted call goes on where it ended.
     Prompts and settings are written there too, and others are refused.
     """
-    if len(prompts) < 2:
-        raise UserError(
-            f"{len(prompts)} of the prompts can be answered, expected at least 2: one to learn "
-            "from and one to try"
-        )
-    digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
-    claim(directory / "answers.json", {"prompts": digest, **settings})
-    held_out = prompts[_HELD_OUT - 1 :: _HELD_OUT] or prompts[-1:]
-    parts = {"train": [p for p in prompts if p not in set(held_out)], "valid": held_out}
+    claim(directory / _CLAIM, _claimed(prompts, settings))
+    valid = held_out(prompts)
+    parts = {"train": [p for p in prompts if p not in set(valid)], "valid": valid}
     answered = {
         name: {value["prompt"] for _, value in whole_lines(directory / f"{name}.jsonl")}
         for name in parts
@@ -130,6 +149,16 @@ def keep_answers(
             append(directory / f"{name}.jsonl", "".join(lines))
             done += len(group)
             show(done, len(prompts))
+
+
+def _claimed(prompts: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    if len(prompts) < 2:
+        raise UserError(
+            f"{len(prompts)} of the prompts can be answered, expected at least 2: one to learn "
+            "from and one to try"
+        )
+    digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
+    return {"prompts": digest, **settings}
 
 
 def claim(path: Path, wanted: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Run:
         self._identity = identity(settings) | {"training data": digest.hexdigest()[:16]}
         self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
         self._batches = Batches(train, settings.batch_size, settings.seed)
-        self._valid: list[list[Item]] = []
+        self.valid, self._valid = valid or [], list[list[Item]]()
         if valid is not None:
             batches = Batches(valid, settings.batch_size, 0).epoch(0)
             self._valid = batches if settings.val_batches < 0 else batches[: settings.val_batches]
@@ -164,24 +164,40 @@ class Run:
         self.save(self.last)
         return True
 
-    def estimate(self) -> str:
-        """Say what the run takes, by a step on its first batch and one on its longest."""
-        iterations, epoch = self.settings.iters - self.progress.iterations, self._batches.epoch(0)
+    def cost(self, memory: float) -> tuple[str, float, float, float]:
+        """Return what is left to do, its seconds, and bytes of memory and disk.
+
+        By steps on the first batch and on the longest; or on two rows of that, where all of them
+        would take more than ``memory``.
+        """
+        settings, epoch = self.settings, self._batches.epoch(0)
         longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
-        mx.reset_peak_memory()
+        rows = sorted(longest, key=lambda item: len(item.tokens), reverse=True)
+        (_, one), (_, two) = self._timed(rows[:1]), self._timed(rows[:2])
+        peak = one + (len(rows) - 1) * max(0, two - one)
         rates = []
-        for batch in (epoch[0], longest):
-            for _ in range(2):  # the second time is the one that counts
-                began = time.perf_counter()
-                mx.eval(self.gradients(batch))
-            rates.append((time.perf_counter() - began) / _tokens(batch))
-        tokens = round(iterations * sum(map(_tokens, epoch)) / len(epoch))
+        for batch in [epoch[0], longest] if peak < memory else [rows[:2]]:
+            self._timed(batch)
+            seconds, used = self._timed(batch)  # the second time is the one that counts
+            rates.append(seconds / _tokens(batch))
+            peak = used if peak < memory else peak
+        self._model.eval()
+        iterations = settings.iters - self.progress.iterations
+        tokens = iterations * sum(map(_tokens, epoch)) / len(epoch)
+        validated = (iterations // settings.steps_per_eval + 1) * sum(map(_tokens, self._valid))
+        seconds = (tokens + validated / 3) * sum(rates) / len(rates)  # these go forward alone
+        arrays: Any = [*self.trained.arrays().items(), *tree_flatten(self._optimizer.state)]
+        state = sum(array.nbytes for _, array in arrays)
         parameters = sum(array.size for array in self.trained.arrays().values())
-        return (
-            f"{parameters:,} parameters, {iterations} iterations, about {tokens:,} tokens: some "
-            f"{duration(tokens * sum(rates) / len(rates))} here, "
-            f"{mx.get_peak_memory() / 1e9:.2f} GB at most"
-        )
+        work = f"{parameters:,} parameters, {iterations} iterations, about {round(tokens):,} tokens"
+        return work, seconds, peak + state, 4 * state  # an update's arrays; a file is made anew
+
+    def _timed(self, batch: list[Item]) -> tuple[float, int]:
+        """Return the seconds and the most memory that gradients of a batch take."""
+        mx.reset_peak_memory()
+        began = time.perf_counter()
+        mx.eval(self.gradients(batch))
+        return time.perf_counter() - began, mx.get_peak_memory()
 
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""

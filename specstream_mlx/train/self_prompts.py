@@ -28,7 +28,7 @@ from .distil import claim, whole_lines
 
 MOST_TOKENS = 90  # draws that have not ended by then are left out
 _TEMP, _TOP_P = 1.0, 0.95
-_AT_ONCE = 32
+AT_ONCE = 32
 _LEAST_CHARACTERS, _LEAST_WORDS = 12, 3
 _ALIKE = 60  # prompts that begin with the same so many characters are the same
 _RECENT, _LEAST_KEPT = 300, 15  # of so many draws in a row so many must be fit
@@ -69,7 +69,7 @@ def draw_prompts(
     place, faults = max(fit, default=-1) + 1, list[str | None]()
     show(len(fit), count)
     while len(fit) < count:
-        places = range(place, place + min(_AT_ONCE, 2 * (count - len(fit))))
+        places = range(place, place + min(AT_ONCE, 2 * (count - len(fit))))
         place, lines = places.stop, []
         for number, text, ended in _draws(model, turn_tokenizer, cache, opening[-1:], seed, places):
             if len(fit) == count:

@@ -1,7 +1,9 @@
 """``specstream-mlx train``: from a base to a faster one, and what it says to mistakes."""
 
 import json
+import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from command_line import refusal, run
@@ -9,16 +11,16 @@ from tiny_models import stream_adapter_directory
 from tiny_training import data_directory
 
 from specstream_mlx import load
-from specstream_mlx.cli import train
-from specstream_mlx.train import distil
-from specstream_mlx.train.distil import SHIPPED, read_prompts
+from specstream_mlx.hardware import device
+from specstream_mlx.train import distil, outcome
+from specstream_mlx.train.distil import SHIPPED, Answering, read_prompts
 
 SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-eval", 3)
 
 
 @pytest.fixture(autouse=True)
 def one_text(monkeypatch):
-    monkeypatch.setattr(train, "_HELD_OUT_TEXTS", 1)
+    monkeypatch.setattr(outcome, "_TEXTS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -44,42 +46,85 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}\n"
     lines = result.stderr.splitlines()
-    assert lines[0] == "The base answers 25 prompts"
-    assert lines[1].startswith("Training ") and " parameters, 6 iterations, about " in lines[1]
+    assert re.match(r"About \d+ s here, [\d.]+ MB of memory, [\d.]+ MB of disk:$", lines[0])
+    assert lines[1].startswith("  answers ") and lines[1].endswith("25 of up to 12 tokens")
+    assert lines[2].startswith("  training ") and " parameters, 6 iterations, about " in lines[2]
+    assert lines[3].endswith("1 held-out text, decoded in three ways")
+    assert lines[4] == "The base answers 25 prompts"
     assert any(line.startswith("Iter 3: Val loss ") for line in lines)
     assert any(line.startswith("Iter 6: Train loss ") and " left" in line for line in lines)
     assert lines[-2].startswith("The adapter is the state after ")
-    assert " times as fast as plain mlx_lm on 1 held-out text, " in lines[-1]
+    assert lines[-1].startswith("Whether it paid cannot be told from 1 held-out text, expected 5")
     run_files = tmp_path / "out.training"
     assert [line["iteration"] for line in lines_of(run_files / "log.jsonl")] == [0, 3, 6, 6]
-    assert len(lines_of(run_files / "data" / "train.jsonl")) == 24
-    (valid,) = lines_of(run_files / "data" / "valid.jsonl")
-    assert valid["prompt"] == "check the numbers 19"
+    assert len(lines_of(run_files / "data" / "train.jsonl")) == 20
+    valid = lines_of(run_files / "data" / "valid.jsonl")  # enough for a verdict
+    assert [row["prompt"] for row in valid] == [f"check the numbers {n}" for n in range(4, 25, 5)]
     assert load(base, adapter_path=out)[0].streams.config.stream_head == "conditioned"
 
 
 def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, monkeypatch):
     flags = ("--model", base, "--prompts", prompts, "--max-tokens", 8)
-    flags += ("--adapter-path", tmp_path / "out")
-    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    flags += ("--adapter-path", tmp_path / "out", "--answers-only")
+    assert run("train", *flags).exit_code == 0
     path = tmp_path / "out.training" / "data" / "train.jsonl"
     whole = path.read_text()
     row = json.loads(whole.splitlines()[0])
     written = run("generate", "--model", base, "-p", row["prompt"], "-m", 8, "--no-speculation")
     assert written.stdout.rstrip("\n") == row["completion"].rstrip("\n")
     path.write_text(whole[: len(whole) // 2])  # as a process that was killed left it
-    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    assert run("train", *flags).exit_code == 0
     assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
-    assert run("train", *flags, *SMALL, "--estimate").exit_code == 0
+    assert run("train", *flags).exit_code == 0
     for limit, text, sentence in (
         (9, prompts.read_text(), "answers.json: max_tokens was 8, expected 9: go on with the same"),
         (8, "check the report\nthe team\n", "answers.json: prompts was "),
         (8, "check the report\n", "1 of the prompts can be answered, expected"),
     ):
         prompts.write_text(text)
-        changed = run("train", *flags, "--max-tokens", limit, *SMALL, "--estimate")
+        changed = run("train", *flags, "--max-tokens", limit)
         assert sentence in last_line(changed)
+
+
+def test_an_estimate_writes_nothing_and_says_what_is_too_little(
+    base, prompts, tmp_path, monkeypatch
+):
+    flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, *SMALL)
+    flags += ("--adapter-path", tmp_path / "new" / "out")
+    before = sorted(tmp_path.rglob("*"))
+    for more, stages in (
+        (("--answers-only",), ["answers"]),
+        (("--prompts", "self", "--no-outcome"), ["prompts", "answers", "training"]),
+    ):
+        result = run(*flags, *more, "--estimate")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert [line.split()[0] for line in result.stderr.splitlines()[1:]] == stages
+    for where, name, little, sentence in (
+        (device, "memory_bytes", lambda: 100_000, " of memory and this machine has 100.0 kB: exp"),
+        (shutil, "disk_usage", lambda _: SimpleNamespace(free=9_000), "9.0 kB are free on the "),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, little)
+            for more in ((), ("--estimate",)):
+                assert sentence in last_line(run(*flags, *more))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_it_paid_where_the_interval_over_lookup_is_above_one():
+    texts, plain = [1.3, 1.1, 1.2, 1.4, 1.25], [2.0] * 5
+    assert outcome.verdict(texts, plain, 2.0) == (
+        "It paid: on 5 held-out texts the streams are 1.25 times as fast as prompt lookup "
+        "(95 % interval 1.11 to 1.39), which needs no streams, and 2.00 times as plain mlx_lm; a "
+        "call of the model writes 2.00 tokens."
+    )
+    for over_lookup, over_plain, words in (
+        ([1.48], [1.9], "Whether it paid cannot be told from 1 held-out text, expected 5: "),
+        ([1.9, 0.9, 1.0, 1.5, 0.8, 1.2], plain, "It did not pay on this machine: on 6 held-out"),
+        (texts, [0.9] * 5, "It did not pay on this machine: "),
+        ([], [], "Whether it paid cannot be told: no held-out text has more than a token"),
+    ):
+        assert outcome.verdict(over_lookup, over_plain, 1.13).startswith(words)
 
 
 def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
@@ -98,14 +143,14 @@ def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
 
 
 def test_what_is_drawn_does_not_depend_on_interruptions(base, prompts, tmp_path):
-    answering = {"max_tokens": 8, "temp": 1.0, "batch_size": 5}
+    answering = Answering(max_tokens=8, temp=1.0, batch_size=5)
     model, tokenizer = load(base)
     texts = read_prompts(prompts)
-    distil.distil(model, tokenizer, texts, tmp_path / "a", **answering)
+    distil.distil(model, tokenizer, texts, tmp_path / "a", answering)
     whole = (tmp_path / "a" / "train.jsonl").read_text().splitlines()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.jsonl").write_text("\n".join(whole[:7]) + "\n")
-    distil.distil(model, tokenizer, texts, tmp_path / "b", **answering)
+    distil.distil(model, tokenizer, texts, tmp_path / "b", answering)
     assert (tmp_path / "b" / "train.jsonl").read_text().splitlines() == whole
 
 
