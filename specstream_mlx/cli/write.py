@@ -1,15 +1,19 @@
 """``specstream-mlx write``: one adapter as a filter, from standard input to standard output."""
 
 import json
+import os
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from ..corrections import Correction, careful
 from ..files import decoded
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
+from ..serve import local
 from ..terminal.notes import note
 from ..terminal.progress import progress
-from .options import ModelOptions, standard_input
+from .options import ModelOptions, Source, standard_input
 
 
 def write(
@@ -29,8 +33,9 @@ def write(
 
     Standard output has the result and nothing else. proofread leaves out corrections that change a
     number, name, date, address or negation, or that add or drop words, and names them on standard
-    error. Exit codes: 0, all is written; 1, the result was cut off at --max-tokens; 2, something
-    was wrong, and nothing is written.
+    error. A running serve or writing-tools writes, if there is one, and the result begins
+    at once. Exit codes: 0, all is written; 1, the result was cut off at --max-tokens; 2, something
+    was wrong.
 
     Examples:
 
@@ -38,19 +43,15 @@ def write(
 
         specstream-mlx write key_points --file dialogue.txt --json
     """
-    from ..generation import stream_generate
-    from ..prompts import chat_prompt
-    from ..responses import decoding_rate
-
     source = ModelOptions(model, adapter=adapter).source(quiet=True)
     text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
-    loaded, tokenizer = source.load()
-    prompt = chat_prompt(tokenizer, text, loaded.prompt_template)
     corrects = adapter == "proofread" and not take_all
     with progress("Reading the text") as show:
-        responses = stream_generate(
-            loaded, tokenizer, prompt, max_tokens, prompt_progress_callback=show
-        )
+        served = None
+        if source.adapter is not None and os.path.isdir(source.model):
+            place = Path(source.model), adapter, source.adapter
+            served = local.written(*place, text, max_tokens, show)
+        responses = served or _by_itself(source, text, max_tokens, show)
         first = next(responses)
     written, left = "", list[Correction]()
     with progress("Writing") as show:
@@ -69,7 +70,7 @@ def write(
             "left_out": [{"old": c.old, "new": c.text, "changes": c.meaning} for c in left],
             "finish_reason": response.finish_reason,
             "generation_tokens": response.generation_tokens,
-            "generation_tps": decoding_rate(response),
+            "generation_tps": response.generation_tps,
             "accepted_length": response.accepted_length,
         }
         print(json.dumps(figures), flush=True)
@@ -82,3 +83,17 @@ def write(
     if response.finish_reason == "length":
         note(f"The result was cut off at --max-tokens {max_tokens}")
         raise SystemExit(1)
+
+
+def _by_itself(source: Source, text: str, max_tokens: int, reading: Any) -> Iterator[local.Written]:
+    """Load the model, and yield what it writes."""
+    from ..generation import stream_generate
+    from ..prompts import chat_prompt
+    from ..responses import decoding_rate
+
+    loaded, tokenizer = source.load()
+    prompt = chat_prompt(tokenizer, text, loaded.prompt_template)
+    limits: dict[str, Any] = {"max_tokens": max_tokens, "prompt_progress_callback": reading}
+    for one in stream_generate(loaded, tokenizer, prompt, **limits):
+        figures = one.finish_reason, one.accepted_length, decoding_rate(one)
+        yield local.Written(one.text, one.generation_tokens, *figures)

@@ -1,12 +1,13 @@
 """Serving an application on a socket until a signal comes."""
 
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import uvicorn
 from starlette.applications import Starlette
 
 from ..errors import UserError, shown
+from .local import announced
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -39,5 +40,7 @@ def serve(app: Starlette, opened: socket.socket) -> None:
         http="h11",
         ws="none",
     )
-    with suppress(KeyboardInterrupt):
+    service = app.state.service
+    found = nullcontext() if service is None else announced(service, opened)
+    with suppress(KeyboardInterrupt), found:
         uvicorn.Server(config).run([opened])

@@ -4,17 +4,23 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from command_line import refusal, run
 from parity import edit
+from serving import serving
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import bundled, demonstration, generate, generation, load
 from specstream_mlx.adapters.user_adapters import user_adapters
+from specstream_mlx.cli import write
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.responses import GenerationResponse
+from specstream_mlx.serve import local
+from specstream_mlx.serve.app import make_app
+from specstream_mlx.serve.service import Service, resident
 
 TEXT = "please send the report"
 TEMPLATE = "Fix this: {text}"
@@ -108,6 +114,56 @@ def test_write_is_a_filter(installed, tmp_path):
     assert result.stderr == "The result was cut off at --max-tokens 8\n"
     found = json.loads(run("write", "fix", "-m", 8, "--json", "--file", file).stdout)
     assert (found["text"], found["finish_reason"]) == (text, "length")
+
+
+@pytest.fixture
+def announced(installed, tmp_path):
+    """What a running server of one adapter says where ``write`` looks for it."""
+    path = shutil.copytree(installed / "adapters/fix", tmp_path / "adapters/fix")
+    base, tokenizer = load(installed / "base")
+    service = Service(resident(base, {"fix": path}), tokenizer, most_tokens=20)
+    assert make_app(service, api_key="key").state.service is None  # nor one that others may reach
+    assert make_app(service, hosts=frozenset()).state.service is None
+    with serving(make_app(service)) as address:
+        opened = SimpleNamespace(getsockname=lambda: ("127.0.0.1", int(address.split(":")[2])))
+        with local.announced(service, opened):
+            (file,) = (tmp_path / "specstream-mlx/servers").iterdir()
+            yield file
+    assert not file.exists()
+
+
+def test_write_asks_a_running_server(announced, installed, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    text, ask = expected(installed, "fix"), ("write", "fix", "-m", 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_by_itself", None)
+        result = run(*ask, stdin=TEXT)
+        assert (result.exit_code, result.stdout) == (1, f"{text}\n")
+        assert result.stderr == "The result was cut off at --max-tokens 8\n"
+        found = json.loads(run(*ask, "--json", stdin=TEXT).stdout)
+        assert (found["text"], found["generation_tokens"]) == (text, 8)
+        assert found["accepted_length"] >= 1 and found["generation_tps"] > 0
+    alone = local.Written("alone", 5, "stop")
+    monkeypatch.setattr(write, "_by_itself", lambda *_: iter([alone]))
+    said = announced.read_text()
+    assert run("write", "fix", "-m", 21, stdin=TEXT).stdout == "alone\n"  # more than it writes
+    for change in (
+        lambda: announced.write_text(said.replace('"version": "', '"version": "1')),
+        lambda: announced.write_text(re.sub(r'"port": \d+', '"port": 1', said)),  # none is there
+        lambda: announced.write_text("{"),
+        lambda: announced.chmod(0o644),
+        lambda: (tmp_path / "adapters/fix/adapters.safetensors").touch(),  # since it was loaded
+    ):
+        announced.chmod(0o600)
+        announced.write_text(said)
+        change()
+        result = run(*ask, stdin=TEXT)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "alone\n", "")
+    killed = announced.with_name("1.json")
+    killed.write_text(said)
+    killed.chmod(0o600)
+    assert run(*ask, stdin=TEXT).stdout == "alone\n"
+    assert not killed.exists()
 
 
 def test_proofread_leaves_out_what_changes_the_text(installed, tmp_path, monkeypatch):

@@ -228,6 +228,7 @@ def ended(command):
             shutil.rmtree(left)
     text = printed.getvalue().decode().replace(str(Path.cwd()), ".").replace(str(ROOT), "CLONE")
     text = re.sub(r"((?:_tps|_memory)\W+|It/sec |Tokens/sec |mem )[\d.]+", r"\1#", text)
+    text = re.sub(r"\d+ s( here)?, [\d.]+ MB", r"# s\1, # MB", text)
     lines = (" ".join(re.sub("[─-╿]", "", line).split()) for line in text.splitlines())
     return [code, *filter(None, lines)]
 
