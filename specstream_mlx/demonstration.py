@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from .errors import UserError
+from .files import sampled_digest
 from .hardware import user_cache
 
 NAME = "smollm2"
@@ -61,8 +62,26 @@ def is_meant(model: str | None) -> bool:
 
 
 def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | Path:
-    """Return the path of a ``--model`` option: ``base_path`` if it means this base."""
-    return base_path(say) if model is None or is_meant(model) else model
+    """Return the path of a ``--model`` option: ``base_path`` if it means this base.
+
+    A GGUF file is repacked once, to a directory of its name in the user's cache.
+    """
+    if model is None or is_meant(model):
+        return base_path(say)
+    file = Path(model)
+    if file.suffix != ".gguf" or file.is_dir():
+        return model
+    if not file.exists():
+        raise UserError(f"the model {model} does not exist, expected a GGUF file")
+    target = user_cache.directory() / "models" / sampled_digest([file]) / file.stem
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if not (target / "config.json").exists():
+            from specstream_mlx.convert.to_mlx.gguf import convert_gguf
+
+            say(f"Repacking {file.name} once, to {target}")
+            convert_gguf(file, target)
+    return target
 
 
 def directory() -> Path:

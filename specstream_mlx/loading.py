@@ -1,7 +1,8 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from .adapters.user_adapters import user_adapters
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_files, read_head
+from .drafting.published_heads import head_for, heads_of_size, repository_of
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
@@ -51,6 +53,8 @@ from .stream_config import StreamConfig
 
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -182,7 +186,8 @@ class SpeculativeModel:
     def mount_head(self, head: str | Path | MountedHead | None) -> None:
         """Mount a draft head in place of the present one; ``None`` leaves none.
 
-        It is the directory of a published EAGLE-3 head for this base, or a head of one's own.
+        It is the directory of a published EAGLE-3 head for this base, its repository, ``auto``, or
+        a head of one's own.
         """
         if head is None:
             self.head = self.head_watch = None
@@ -195,7 +200,11 @@ class SpeculativeModel:
             raise UserError("a draft head was given and streams are mounted, expected one of them")
         where = ""
         if isinstance(head, str | Path):
-            where, head = f" {head}", read_head(Path(head), self.model, self.config)
+            path = head_directory(head, self.path, self.config)
+            where, head = (
+                f" {repository_of(path) or path}",
+                read_head(path, self.model, self.config),
+            )
         self.head = head
         self.head_watch = HeadWatch(f"{head.config.kind} head{where}")
 
@@ -231,6 +240,24 @@ def named_adapters() -> dict[str, Path]:
     """Return the directories of the adapters that have names: bundled ones, then the user's."""
     own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
     return own | {name: path for name, path in user_adapters().items() if name not in own}
+
+
+def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
+    """Return streams that were trained for a base without a flag naming them, and what they are.
+
+    They are the bundled ones, or such of the user's adapters as are streams and nothing else.
+    """
+    if (path := bundled.streams_for(config)) is not None:
+        return path, "the bundled streams"
+    own = fingerprint(config)
+    for name, path in user_adapters().items():
+        with suppress(UserError):  # a damaged one is none
+            found = describe(path)
+            streams = found.stream_config
+            fits = streams and streams.mode == "lossless" and streams.base_fingerprint == own
+            if fits and not found.lora_headers():
+                return path, f"the streams {name}"
+    return None
 
 
 def adapter_named(name: str) -> Path:
@@ -285,7 +312,8 @@ def load(
             whichever runs faster on this machine.
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
             its part of the model, and what rank 0 decides all do.
-        draft_head: directory of a published EAGLE-3 head for the base.
+        draft_head: directory or repository of a published EAGLE-3 head for the base; ``auto``: that
+            of ``drafting.published_heads``.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -300,7 +328,8 @@ def load(
     if adapter_path is not None:  # what is soon found wrong is found before weights are read
         describe(adapter_directory(adapter_path))
     if draft_head is not None:
-        head_files(Path(draft_head))
+        draft_head = head_directory(draft_head, path, read_config(path, model_config))
+        head_files(draft_head)
     model, full_config = read_model(path, model_config=model_config)
     config = read_config(path, model_config)
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
@@ -350,26 +379,64 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
         return path
     text = str(path_or_hf_repo)
     if os.path.exists(path):
-        raise UserError(f"the model {text} is a file, expected a directory")
-    is_repo = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
-    if not is_repo or len(text) > 200:
+        made = ", as convert makes of a GGUF file" if text.endswith(".gguf") else ""
+        raise UserError(f"the model {text} is a file, expected a directory{made}")
+    if not _is_repository(text):
         raise UserError(f"the model directory {short(text)} does not exist")
+    patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
+    return _from_hub("the model", text, patterns, revision)
+
+
+def head_directory(
+    draft_head: str | Path, model: Path, config: Mapping[str, Any], say: Say = lambda _: None
+) -> Path:
+    """Find the directory of a draft head; a Hugging Face repository is downloaded.
+
+    ``auto`` is the repository of the head that is published for the model.
+    """
+    if os.path.isdir(draft_head) or not _is_repository(text := str(draft_head), "auto"):
+        return Path(draft_head)
+    if text == "auto":
+        head = head_for(model, config)
+        if head is None:
+            known = " or ".join(
+                f"{each.base}, whose head is {each.repository}" for each in heads_of_size(config)
+            )
+            raise UserError(
+                f"no published EAGLE-3 head is known for {repository_of(model) or model}"
+                + (f", expected one: it has the sizes of {known}" if known else "")
+            )
+        say(f"Draft head: {head}")
+        text = head.repository
+    directory = _from_hub("the draft head", text, ["config.json", "*.safetensors"])
+    if any(directory.glob("*.safetensors")):
+        return directory
+    return _from_hub("the draft head", text, ["config.json", "*.bin"])
+
+
+def _is_repository(text: str, *further: str) -> bool:
+    """Whether a text may name a repository, or is one of ``further``."""
+    is_name = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
+    return text in further or (is_name and len(text) <= 200)
+
+
+def _from_hub(what: str, text: str, patterns: list[str], revision: str | None = None) -> Path:
+    """Return the snapshot of a repository, downloaded if need be."""
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:
         offline = "HF_HUB_OFFLINE forbids to download it"
         obstacle = offline if is_offline_mode() else "the hub cannot be reached"
         raise UserError(
-            f"the model {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"{what} {text} is neither a directory nor complete in the Hugging Face cache, "
             f"and {obstacle}"
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(
-            f"the model {text} is neither a directory nor a repository in reach: {reason(error)}"
+            f"{what} {text} is neither a directory nor a repository in reach: {reason(error)}"
         ) from None
 
 

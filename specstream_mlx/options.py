@@ -109,6 +109,7 @@ PATH = what(  # pathlib takes an empty text for the working directory
 )
 DIRECTORY, FILE = replace(PATH, metavar="DIR"), replace(PATH, metavar="FILE")
 MODEL, NAME = replace(TEXT, metavar="DIR|REPO"), replace(TEXT, metavar="NAME")
+HEAD = replace(TEXT, metavar="auto|DIR|REPO")
 FIELDS = instance("fields by name", dict)
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
 SHARE = replace(number(0, 1), metavar="P")

@@ -6,12 +6,33 @@ from pathlib import Path
 import mlx.core as mx
 
 from specstream_mlx.drafting.eagle3 import Eagle3, head_config, head_of
+from specstream_mlx.drafting.published_heads import repository_of
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import staged_directory
+from specstream_mlx.files import sampled_digest, staged_directory
+from specstream_mlx.hardware import user_cache
 from specstream_mlx.loading import read_config, read_model
 
 from .overwrite import check_replaceable
 from .source_tensors import arrays_of_files
+
+
+def runnable_head(source: Path, base: Path) -> Path:
+    """Return a published head's directory, or that of torch's files converted, once, in the cache.
+
+    Raises:
+        UserError: see ``convert_head``.
+    """
+    files = sorted(source.glob("*.bin")) if source.is_dir() else []
+    if not files or any(source.glob("*.safetensors")):
+        return source
+    name = (repository_of(source) or source.name).replace("/", "--")
+    target = (
+        user_cache.directory() / "heads" / sampled_digest([*files, base / "config.json"]) / name
+    )
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        convert_head(source, base, target)
+    return target
 
 
 def convert_head(source: Path, base: Path, target: Path, *, overwrite: bool = False) -> Eagle3:

@@ -130,9 +130,10 @@ def generate(
             + (f" with {source.adapter_name}" if source.adapter else "")
         )
     elif source.by_default and not quiet:
-        note("The bundled streams fit this model; --no-streams leaves them out")
+        note(f"T{str(source.adapter_name)[1:]} fit this model; --no-streams leaves them out")
     text = prompt.text()
 
+    from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
     from ..kv_store import PromptCache
@@ -175,6 +176,8 @@ def generate(
     elif guessing is None and not (model.no_streams or (settings is not None and settings.makers)):
         drafts_left = "only lookup may draft" if settings is None else "nothing is drafted"
         hint = f"No streams are mounted, so {drafts_left}: see --adapter-path"
+        if loaded.adapter is None and (head := head_for(loaded.path, loaded.config)):
+            hint += f", or let --draft-head auto get the published {head}"
         if loaded.adapter:
             hint = f"The adapter {source.adapter_name} has no streams, so {drafts_left}"
     run = Run(

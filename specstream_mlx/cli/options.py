@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import bundled, demonstration, options
+from .. import demonstration, options
 from ..errors import UserError
 from ..files import decoded
-from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, choice, option
+from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -31,7 +31,8 @@ JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 class Source:
     """The places of a model and an adapter, and the names that the user knows them by.
 
-    ``by_default``: the adapter is the bundled streams, mounted because they fit.
+    ``by_default``: the adapter is streams, mounted because they fit. ``head`` is the
+    directory of a draft head.
     """
 
     model: str | Path
@@ -40,6 +41,7 @@ class Source:
     adapter_name: str | None
     options: "ModelOptions"
     by_default: bool = False
+    head: Path | None = None
 
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
@@ -52,7 +54,7 @@ class Source:
             adapter_path=self.adapter,
             weights=self.options.weights,
             group=launched.group(),
-            draft_head=self.options.draft_head,
+            draft_head=self.head,
         )
 
 
@@ -63,7 +65,11 @@ class ModelOptions:
     PANEL: ClassVar[str] = "Model"
 
     model: str | None = option(
-        None, MODEL, "A model in MLX format. Default: smollm2, which is SmolLM2-135M-Instruct."
+        None,
+        MODEL,
+        "A model as it is published, in MLX format, or a GGUF file, which is repacked once. "
+        "Default: smollm2, which is SmolLM2-135M-Instruct.",
+        metavar="DIR|REPO|GGUF",
     )
     adapter: str | None = option(
         None,
@@ -75,11 +81,14 @@ class ModelOptions:
     no_streams: bool = option(
         False,
         FLAG,
-        "Leave out the bundled streams, which a model that they fit has otherwise.",
+        "Leave out the streams, bundled or added, that a model has otherwise if they fit it.",
         without=("adapter", "adapter_path", "draft_head"),
     )
-    draft_head: Path | None = option(
-        None, DIRECTORY, "A published EAGLE-3 head that convert has written, in place of streams."
+    draft_head: str | None = option(
+        None,
+        HEAD,
+        "A published EAGLE-3 head in place of streams; auto: the one that is known for the model, "
+        "which is downloaded once.",
     )
     weights: str = option(
         "auto",
@@ -88,20 +97,35 @@ class ModelOptions:
     )
 
     def source(self, quiet: bool = False) -> Source:
-        """Locate both; a base that the bundled streams fit gets them if no adapter is named."""
-        from ..loading import adapter_named, model_directory, read_config
+        """Locate both; a base that known streams fit gets them if no adapter is named."""
+        from ..loading import (
+            adapter_named,
+            head_directory,
+            model_directory,
+            read_config,
+            streams_for,
+        )
 
-        path = demonstration.model_path(self.model, demonstration.silent if quiet else note)
+        say = demonstration.silent if quiet else note
+        path = demonstration.model_path(self.model, say)
         name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
+        head: Path | None = None
+        if self.draft_head is not None:
+            from specstream_mlx.convert.to_mlx.draft_head import runnable_head
+
+            path = model_directory(path)
+            head = head_directory(self.draft_head, path, read_config(path), say)
+            head = runnable_head(head, path)
         if self.adapter is not None:
-            return Source(path, name, adapter_named(self.adapter), self.adapter, self)
+            adapter = adapter_named(self.adapter)
+            return Source(path, name, adapter, self.adapter, self, head=head)
         if self.adapter_path is not None:
-            return Source(path, name, self.adapter_path, str(self.adapter_path), self)
+            return Source(path, name, self.adapter_path, str(self.adapter_path), self, head=head)
         if self.draft_head is None and not self.no_streams:
             path = model_directory(path)
-            if streams := bundled.streams_for(read_config(path)):
-                return Source(path, name, streams, "the bundled streams", self, by_default=True)
-        return Source(path, name, None, None, self)
+            if found := streams_for(read_config(path)):
+                return Source(path, name, *found, self, by_default=True)
+        return Source(path, name, None, None, self, head=head)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ drafted row the layer's own output. With a token's embedding E(x), ``u = [n_e(E(
 the head's own, often over some tokens only: ``d2t`` has the distance of each to its id in the
 target's vocabulary. The next g is o. Layouts: SafeAILab/EAGLE (``cnets.py``) and ``speculators``
 (``models/eagle3``), with its options ``norm_before_residual`` (n_g(g) in place of g in y),
-``norm_before_fc``, ``fc_norm`` and ``norm_output`` (the next g is n'(o)).
+``norm_before_fc``, ``fc_norm`` and ``norm_output`` (the next g is n'(o)), and Qwen3's norms of
+queries and keys.
 """
 
 import os
@@ -19,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3
 from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
 from ..adapters.lora import activations_dtype
@@ -47,11 +49,15 @@ class _RowsRope:
 
 
 class Layer(nn.Module):
-    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide."""
+    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide.
 
-    def __init__(self, args: ModelArgs, width: int):
+    ``normed``: queries and keys are, as Qwen3's.
+    """
+
+    def __init__(self, args: ModelArgs, width: int, normed: bool = False):
         super().__init__()
-        self.self_attn = attention = Attention(args)
+        family: Any = qwen3.Attention if normed else Attention
+        self.self_attn = attention = family(args)
         for name in ("q_proj", "k_proj", "v_proj"):
             rows, _ = attention[name].weight.shape
             attention[name] = nn.Linear(width, rows, bias=args.attention_bias)
@@ -74,7 +80,7 @@ class _Network(nn.Module):
     ):
         super().__init__()
         hidden, epsilon = args.hidden_size, args.rms_norm_eps
-        self.midlayer = Layer(args, 2 * hidden)
+        self.midlayer = Layer(args, 2 * hidden, "midlayer.self_attn.q_norm.weight" in names)
         self.midlayer.input_layernorm = nn.RMSNorm(hidden, eps=epsilon)
         self.midlayer.hidden_norm = nn.RMSNorm(hidden, eps=epsilon)
         self.fc = nn.Linear(width, hidden, bias=False)
@@ -284,6 +290,10 @@ def head_of(
             f"{directory}: hidden_size is {args.hidden_size} and there is no embed_tokens.weight, "
             f"expected the model's {hidden}"
         )
+    _check_vocabulary(directory, named, values, vocab)
+    for flag, name in {"norm_before_fc": "input_norm", "fc_norm": "fc_norm.0"}.items():
+        if values.get(flag) is True and f"{name}.weight" not in named:
+            raise UserError(f"{directory}: {flag} is true and {name}.weight is missing")
     boundaries = _boundaries(directory, values, config["num_hidden_layers"])
     width = named["fc.weight"].shape[-1]
     if len(boundaries) * hidden != width:
@@ -335,6 +345,8 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
     epsilon = values["rms_norm_eps"]
     if not is_number(epsilon) or epsilon <= 0:
         raise UserError(f"{directory}: rms_norm_eps is {shown(epsilon)}, expected a number above 0")
+    if values.get("head_dim") is None:
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     values |= {"model_type": "llama", "num_hidden_layers": 1, "layer_types": None, "vocab_size": 0}
     return ModelArgs.from_dict(values)
 
@@ -356,6 +368,21 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
     for number in ids:
         check_integer(f"{directory}: a number of {_IDS}", number, least=0, most=layers)
     return tuple(ids)
+
+
+def _check_vocabulary(
+    directory: Path, named: Mapping[str, mx.array], values: Mapping[str, Any], vocab: int
+) -> None:
+    """Check that the head speaks of the model's vocabulary, in its tensors or its configuration."""
+    layer = values.get("transformer_layer_config", values)
+    sizes = [layer.get("vocab_size")] if isinstance(layer, Mapping) else []
+    sizes += [named["t2d"].size] if "t2d" in named else []
+    found = {size for size in sizes if isinstance(size, int)}
+    if found and vocab not in found:
+        raise UserError(
+            f"{directory}: the head was trained for a model of {max(found)} tokens, which is not "
+            f"this one, expected {vocab}"
+        )
 
 
 def _drafted(directory: Path, named: dict[str, mx.array], vocab: int) -> mx.array | None:

@@ -226,3 +226,14 @@ def test_what_is_mounted_by_itself(flags, adapter, note, installed, monkeypatch)
     result = run("generate", "-p", "hi", "-m", 4, "--json", *flags)
     assert result.stderr.startswith(note)
     assert json.loads(result.stdout)["adapter"] == adapter
+
+
+def test_streams_that_a_user_has_added_draft_for_the_model_that_they_fit(installed, tmp_path):
+    """A LoRA beside them would change the text, so that one has to be named."""
+    base = ("--model", installed / "other")
+    command = ("generate", "-p", "hi", "-m", 4, *base)
+    lora = stream_adapter_directory(tmp_path / "lora", installed / "other", lora_rank=4)
+    assert run("adapters", "add", "task", lora, *base).exit_code == 0
+    assert run(*command).stderr.startswith("No streams are mounted")
+    assert run("adapters", "add", "faster", installed / "strange", *base).exit_code == 0
+    assert run(*command).stderr.startswith("The streams faster fit this model; --no-streams leaves")

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import generate, refusal, run
+from tiny_gguf import tiny_gguf
 from tiny_models import stream_adapter_directory, tiny_llama_directory
+from transformers import LlamaForCausalLM
 
 from specstream_mlx import load, stream_generate
 from specstream_mlx.cli.comparison import Decoding
@@ -99,6 +101,21 @@ def test_show_drafts_keeps_the_text(tmp_path):
     assert "[" in marked.stdout
     assert marked.stdout.replace("[", "").replace("]", "") == plain.stdout
     assert "Drafts: [accepted in one step]" in marked.stderr
+
+
+def test_a_model_runs_as_it_was_published(base, tmp_path):
+    """As transformers wrote it, and a GGUF file, which is repacked once."""
+    source = LlamaForCausalLM.from_pretrained(base, dtype="float32")
+    source.save_pretrained(shutil.copytree(base, tmp_path / "hf"))
+    assert generate(tmp_path / "hf").stdout == generate(base).stdout
+    file = tiny_gguf().write(tmp_path / "Tiny-Q4_1.gguf")
+    first, second = generate(file), generate(file)
+    assert first.exit_code == 0 and first.stdout == second.stdout
+    assert first.stderr.startswith("Repacking Tiny-Q4_1.gguf once, to ")
+    assert second.stderr.startswith("No streams are mounted")
+    file.write_bytes(b"GGUF")
+    assert str(file) in refusal(generate(file, "--quiet"))
+    assert "none.gguf does not exist" in refusal(generate("some/none.gguf"))
 
 
 def test_an_interrupt_and_a_closed_pipe(base):
