@@ -23,4 +23,4 @@ def page_app() -> Starlette:
         raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
     base, tokenizer = load(demonstration.base_path(note))
     models = resident(base, adapters)
-    return make_app(Service(models, tokenizer, most_texts=len(models)), PAGE)
+    return make_app(Service(models, tokenizer, most_texts=16, most_waiting=512), PAGE)

@@ -164,7 +164,7 @@ CHAT = shape(
     metadata=LABELS,
     store=NOTHING,
 )
-TOGETHER = shape("chats", chats=some(CHAT, 16))  # browsers open six connections at most
+TOGETHER = shape("chats", chats=some(CHAT, 512))  # browsers open six connections at most
 COMPLETION = shape(
     "model prompt",
     **OPENAI,

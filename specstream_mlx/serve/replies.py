@@ -184,6 +184,8 @@ class Reply(StreamingResponse):
             pieces, tokens = choice.take(event), event if isinstance(event, list) else []
             if pieces or tokens:
                 yield choice, pieces, tokens
+            if isinstance(event, Ended) and len(self._choices) > 1:
+                yield f": text {choice.number} has ended: {choice.reason}\n\n"
 
     async def _stream(self) -> AsyncIterator[str]:
         writer = self._writer

@@ -87,18 +87,21 @@ TEXT = "table singers(name, age, city): for singers with city Lima, what is the 
 
 CANNED = """
 window.feed = null;
+const id = 1;
 window.fetch = (path, request) => {
   window.asked = JSON.parse(request.body);
+  window.parts = (asked.chats ?? [asked]).map((chat) => chat.messages[0].content);
   const body = new ReadableStream({
     start(reply) {
       const send = (value) => reply.enqueue(new TextEncoder().encode(`data: ${value}\\n\\n`));
       const say = (choice, specstream) =>
-        send(JSON.stringify({ choices: [{ index: 0, ...choice }], specstream }));
+        send(JSON.stringify({ choices: [choice], specstream }));
       window.tell = (comment) => reply.enqueue(new TextEncoder().encode(`: ${comment}\n\n`));
-      window.feed = (text) =>
-        say({ delta: { content: text } }, { step: [{ id: 1, text, drafted_by: "streams" }] });
+      window.feed = (text, index = 0) =>
+        say({ index, delta: { content: text } }, { step: [{ id, text, drafted_by: "streams" }] });
       window.end = (reason) => {
-        say({ delta: {}, finish_reason: reason }), send("[DONE]"), reply.close();
+        for (const index of parts.keys()) say({ index, delta: {}, finish_reason: reason });
+        send("[DONE]"), reply.close();
       };
       const stopped = new DOMException("", "AbortError");
       request.signal.addEventListener("abort", () => reply.error(stopped));
@@ -171,15 +174,17 @@ def asked(page, tool, text):
     page.until("!!window.feed")
 
 
-def answered(page, text, reason="stop"):
-    """Feed the rest of an answer."""
-    page.run("feed(arguments[0]); end(arguments[1])", text, reason)
+def answered(page, *texts, reason="stop"):
+    """Feed the rest of an answer, of each part of the text."""
+    page.run(
+        "arguments[0].forEach((text, part) => feed(text, part)); end(arguments[1])", texts, reason
+    )
     page.until(WRITTEN)
 
 
 def changes(page):
     """Pairs (old, new) of the corrections that are shown."""
-    script = "[...document.querySelectorAll('.change')].map((one) => ['del', 'ins'].map("
+    script = "[...document.querySelectorAll('#output .change')].map((one) => ['del', 'ins'].map("
     return page.run(f"return {script}(name) => one.querySelector(name)?.textContent ?? ''))")
 
 
@@ -206,7 +211,9 @@ def test_a_tool_streams_the_text_that_the_model_writes_alone_and_so_does_a_race(
     page.until(WRITTEN)
     assert page.text("#output").strip() == expected
     assert page.run("return seen.size") > 2
-    assert "tokens per step" in page.text("#status")
+    assert page.text("#status") == ""  # figures are for whoever opens the panel
+    page.click("#panel > summary")
+    assert float(page.text("dd[data-figure=length]")) > 1
     assert page.text("[data-figure=tokens]").strip() == expected
     guessed = [int(page.text(f"dd[data-figure={who}]")) for who in ("streams", "lookup", "model")]
     assert sum(guessed[:2]) > 0 and guessed[2] > 0
@@ -237,57 +244,78 @@ def test_all_tools_write_at_once_and_stop(page):
     page.click("#all")
     page.until(f"{cards}.length == 6 && {cards}.every((text) => text.length > 0)")
     page.until(WRITTEN)
-    whole = page.run(f"return {cards}")
+    corrected, *whole = page.run(f"return {cards}")
     assert len(set(whole)) == 1  # all are the same adapter
+    assert "check: " in corrected and "change" in page.text(".card .note")
     page.click("#all")
-    page.until(f"{cards}.some((text) => text.length > 0)")
+    page.until("document.querySelector('.card .written')")
     page.click("#stop")
     page.until(WRITTEN)
     assert page.text("#status") == "Stopped."
     page.until("fetch('/health').then((reply) => reply.json()).then((said) => said.decoding == 0)")
-    assert any(len(text) < len(whole[0]) for text in page.run(f"return {cards}"))
+    notes = "[...document.querySelectorAll('.card .note')].map((one) => one.textContent)"
+    assert "Not complete." in page.run(f"return {notes}")
 
 
 def test_corrections_grow_and_are_taken_one_by_one(page):
     before = "hi ana,\n\nwe needs it on <b>friday</b>\n\nben"
     asked(page, "proofread", before)
-    page.run("feed('Hi ana, we nee'); feed('d it')")
+    asked_for = page.run("return [parts, asked.chats[2].model]")
+    assert asked_for == [["hi ana,", "we needs it on <b>friday</b>", "ben"], "base:proofread"]
+    page.run("feed('We need i', 1); feed('t on', 1)")
     page.until("document.querySelector('.change')")
-    assert changes(page) == [["hi", "Hi"]]  # the word behind 'need' may not be complete
-    assert page.run("return asked.model") == "base:proofread"
-    page.click(".change .take")
-    page.run("feed(' on <b>Fri'); window.first = document.querySelector('.change')")
-    page.until("document.querySelectorAll('.change').length == 2")
-    assert changes(page) == [["hi", "Hi"], ["needs", "need"]]
-    assert page.text(".unread").endswith("friday</b>\n\nben")
-    answered(page, "day</b>. Ben")
-    found = [["hi", "Hi"], ["needs", "need"], ["friday", "Friday"], ["", "."], ["ben", "Ben"]]
-    assert changes(page) == found
-    assert page.run("return first === document.querySelector('.change')")
+    assert changes(page) == [["we", "We"], ["needs", "need"]]
+    assert page.text(".unread ~ .unread").startswith(" on <b>")  # which may not be complete
+    assert (
+        page.run("return getComputedStyle(document.querySelector('.choices')).visibility")
+        == "hidden"
+    )
+    page.click(".mark")
+    page.click(".take")
+    page.run(
+        "feed(' <b>Fri', 1); feed('Hi ana,', 0); feed('Ben', 2); tell('text 2 has ended: stop')"
+    )
+    page.until("document.querySelectorAll('.change').length == 4")
+    assert changes(page) == [["hi", "Hi"], ["we", "We"], ["needs", "need"], ["ben", "Ben"]]
+    assert page.run("return document.activeElement.ariaLabel") == "Take: “we” becomes “We”"
+    assert page.text("#status") == "Writing… 1 of 3 parts are done."
+    answered(page, "", "day</b>.", "")
+    found = [["hi", "Hi"], ["we", "We"], ["needs", "need"], ["friday", "Friday"], ["", "."]]
+    assert changes(page) == [*found, ["ben", "Ben"]]
     assert page.run("return document.querySelectorAll('#output b').length") == 0
-    page.run("document.querySelectorAll('.leave')[1].click()")
-    assert page.text("#status").startswith("5 changes: 1 taken, 1 left, 3 open.")
+    page.run("document.querySelectorAll('#output .mark')[2].focus()")
+    page.type(":focus", "\ue017")  # Delete
+    assert page.text("#status").startswith("6 changes: 1 taken, 1 left, 4 open.")
+    page.click("#original")
+    shown = "document.querySelector('#output').innerText"
+    assert page.run(f"return {shown}") == before
+    page.click("#original")
     page.run(
         "Object.defineProperty(navigator, 'clipboard', "
         "{value: {writeText: async (text) => { window.copied = text }}})"
     )
     page.click("#copy")
-    assert page.until("window.copied") == before.replace("hi ana", "Hi ana")
-    assert taken(page) == "Hi ana,\n\nwe need it on <b>Friday</b>.\n\nBen"
-    assert page.text("#output") == "" and page.text("#status").startswith("Your text is replaced")
+    assert page.until("window.copied") == before.replace("we", "We")
+    page.run("document.querySelectorAll('#output .mark')[2].focus()")
+    page.type(":focus", "\ue017")  # open again
+    assert taken(page) == "Hi ana,\n\nWe need it on <b>Friday</b>.\n\nBen"
+    said = "Your text is replaced, with 6 of 6 changes. Undo brings the old one back."
+    assert (page.text("#output"), page.text("#status")) == ("", said)
     page.click("#undo")
     assert written(page) == before
 
 
 def test_what_changes_the_meaning_is_taken_by_hand_alone(page):
-    asked(page, "proofread", "we meets on sunday at noon\n\nBen")
+    asked(page, "proofread", "we meets on sunday at noon")
     page.run("tell('512 of 4096 prompt tokens are read')")
     page.until("document.querySelector('#status').textContent == 'Reading your text, 13%…'")
-    answered(page, "We meet on Saturday at noon.")
+    page.click("#stop")
+    asked(page, "proofread", "we meets on sunday at noon\n\nBen")
+    answered(page, "We meet on Saturday at noon.", "")
     marks = "[...document.querySelectorAll('.meaning')].map((one) => one.textContent)"
-    assert page.run(f"return {marks}") == ["check: a weekday", "check: a line"]
+    assert page.run(f"return {marks}") == ["check: a weekday", "line removed"]
     assert "2 change what the text says: check them." in page.text("#status")
-    assert taken(page) == "We meet on sunday at noon\n\nBen"
+    assert taken(page) == "We meet on sunday at noon.\n\nBen"
 
 
 def test_what_the_user_wrote_is_never_lost(page):
@@ -318,9 +346,71 @@ def test_what_the_user_wrote_is_never_lost(page):
     assert written(page) == f"{TEXT} four."
 
 
+LETTER = """dear ms okafor,
+
+we has met in march, at the fair in the north of the town
+and you said that i could write.
+
+please bring:
+- the price list
+2. three copy of the contract that we has signed in may
+
+kind regards
+Ben Miller
+Head of sales, Acme
+"""
+
+
+def test_a_text_is_worked_on_in_parts(page):
+    asked(page, "friendly", LETTER)
+    met = LETTER.split("\n\n")[1]
+    assert page.run("return parts") == [met, "three copy of the contract that we has signed in may"]
+    page.run("feed('We met!', 0)")
+    page.until(f"{OUTPUT} == {json.dumps(LETTER.replace(met, 'We met!'))}")
+    assert page.run("return document.querySelector('.unread').textContent").startswith("three copy")
+    answered(page, "", "three copies of it")
+    page.click("#replace")
+    item = "three copy of the contract that we has signed in may"
+    assert written(page) == LETTER.replace(met, "We met!").replace(item, "three copies of it")
+    long = " ".join(["We meets on sunday, and we has to go."] * 150)
+    for tool, most in (("proofread", 600), ("summarize", 4000)):
+        asked(page, tool, long)
+        sent = page.run("return parts")
+        assert " ".join(sent) == long and all(most / 2 < len(one) <= most for one in sent[:-1])
+        page.click("#stop")
+
+
+def test_key_points_are_a_list_and_own_words_go_to_the_base(page):
+    asked(page, "key_points", TEXT)
+    answered(page, "- one; - two; - one")
+    points = "[...document.querySelectorAll('#output li')].map((one) => one.textContent)"
+    assert page.run(f"return {points}") == ["one", "two"]
+    page.click("#replace")
+    assert written(page) == "- one\n- two"
+    page.type("#instruction", "Make it rhyme.\ue007")
+    page.until("asked.model == 'base'")
+    assert page.run("return parts") == ["Make it rhyme.\n\n- one\n- two"]
+    page.click("#stop")
+
+
+def test_cards_say_how_far_they_are(page):
+    page.run(CANNED)
+    put(page, "we meets on friday")
+    page.click("#all")
+    page.until("!!window.feed")
+    page.run("feed('We meet on', 0); feed('We', 2)")
+    notes = "[...document.querySelectorAll('.card .note')].map((one) => one.textContent)"
+    page.until(f"{notes}[2] == 'Writing…'")
+    assert page.run(f"return {notes}") == ["Writing…", "Waiting…"] + ["Writing…"] + ["Waiting…"] * 3
+    answered(page, " Friday.")
+    assert page.run(f"return {notes}[0]").startswith("4 changes: 0 taken, 0 left, 4 open.")
+    page.click(".card button")
+    assert page.run(f"return {notes}[0]").startswith("4 changes: 4 taken")
+
+
 def test_grammar_only_leaves_out_other_words(page):
     asked(page, "proofread", "hi ana,\n\nwe needs it very soon")
-    answered(page, "Hello Ana, we need it soon.")
+    answered(page, "Hello Ana,", "we need it soon.")
     everything = changes(page)
     assert ["needs", "need"] in everything
     page.click("#grammar-only")
@@ -338,13 +428,17 @@ def test_what_goes_wrong_is_told_in_a_sentence(window, address):
     window.open(address)
     window.click("[data-tool=friendly]")
     assert window.text("#status") == "Write or paste a text first."
-    put(window, TEXT * 400)
+    window.run("document.querySelector('.more').open = true")
+    put(window, "we meets on sunday")
+    for tool in ("sql", "describe"):  # which know forms of their own alone
+        window.click(f"[data-tool={tool}]")
+        assert re.match(r"(SQL|Describe) needs .*, such as “", window.text("#status.error"))
+    put(window, TEXT * 4000)
     window.click("[data-tool=friendly]")
-    said = window.until("document.querySelector('#status.error')?.textContent")
-    assert re.fullmatch(r"the prompt has \d+ tokens.*", said)
-    assert all("status of 400" in message for message in window.messages())
+    said = window.text("#status.error")
+    assert re.fullmatch(r"Your text has 304,000 characters, .* of \d\d,000 at most\.", said)
     asked(window, "proofread", TEXT)
-    answered(window, "How many", "length")
+    answered(window, "How many", reason="length")
     assert window.text("#status").startswith("The answer was cut, it is too long. Nothing to")
     window.run("window.fetch = () => Promise.reject(new TypeError())")
     window.click("[data-tool=friendly]")
@@ -366,7 +460,12 @@ def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
 
 CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
 GRAMMAR = {"needs": "need", "recieve": "receive", "teh": "the", "friday": "Friday", "": "the "}
-GRAMMAR |= {"i has": "I have", "team meet": "team meets,"}
+GRAMMAR |= {
+    "dont": "don't",
+    "Dont": "Do not",
+    "i has": "I have",
+    "team meet": "team meets,",
+}
 STYLE = {"use": "utilize", "hi": "Dear", "very": "", "": "kindly ", "big red": "red big", "not": ""}
 SNED = "Hi,\ncan you sned teh x\n\nBye"
 PAIRS = [

@@ -65,6 +65,8 @@ def test_beside_a_page_chats_of_several_models_come_in_one_stream(chat, tiny, tm
             if line.startswith("data: {"):
                 for choice in json.loads(line[6:])["choices"]:
                     texts[choice["index"]] += choice["delta"].get("content", "")
+        for number in range(3):  # the end of a text is said at once, not with the last one's
+            assert f"\n: text {number} has ended: length\n" in stream.text
         assert texts == [chat(name).choices[0].message.content for name in tiny.models]
         refused = httpx2.post(f"{address}/together", json={"chats": [{**chats[0], "model": "x"}]})
         assert refused.status_code == 404

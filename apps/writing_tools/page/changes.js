@@ -1,4 +1,4 @@
-// A text with its corrections in it, each to be taken or left.
+// A text with its corrections in it: marked words, each to be taken or left.
 
 import { applied, difference } from "./diff.js";
 import { element } from "./elements.js";
@@ -13,44 +13,60 @@ export class Changes {
     this.grammarOnly = grammarOnly;
     this.changes = [];
     this.leftOut = 0; // changes that are not shown
-    this.newest = ["", false];
+    this.newest = [];
     this.taken = new Map(); // by key: true, or false where it is left; undecided ones are not here
     this.pieces = []; // {key, node}: what is shown, in order
     place.replaceChildren();
   }
 
-  // Show the corrections of `after`, which is still being written unless it is `complete`.
-  update(after, complete) {
-    this.newest = [after, complete];
-    const { changes, read } = difference(this.before, after, complete);
-    for (const change of changes) change.meaning = meaningOf(this.before, change);
-    this.changes = this.grammarOnly
-      ? changes.filter(({ start, end, text }) => isGrammar(this.before.slice(start, end), text))
-      : changes;
-    this.leftOut = changes.length - this.changes.length;
+  // Show the corrections of `parts` [{start, end, record}, ..] of the text, which are still being
+  // written until their records have a reason.
+  update(parts) {
+    this.newest = parts;
     const wanted = [];
-    let place = 0;
-    for (const change of this.changes) {
-      wanted.push(this.untouched(place, change.start));
-      wanted.push({ key: keyOf(change), make: () => this.chip(change) });
-      place = change.end;
+    let [place, left] = [0, 0];
+    this.changes = [];
+    for (const { start, end, record } of parts) {
+      const old = this.before.slice(start, end);
+      const { changes, read } = difference(old, record.text, record.reason === "stop");
+      for (const found of changes) {
+        const change = { ...found, start: start + found.start, end: start + found.end };
+        const isGone = !found.text.trim() && found.end - found.start === old.length;
+        change.meaning = isGone ? "a line" : meaningOf(this.before, change);
+        if (this.grammarOnly && !isGrammar(old.slice(found.start, found.end), found.text)) {
+          left += 1;
+          continue;
+        }
+        wanted.push(this.untouched(place, change.start));
+        wanted.push({ key: keyOf(change), make: () => this.word(change) });
+        this.changes.push(change);
+        place = change.end;
+      }
+      wanted.push(this.untouched(place, start + read), this.untouched(start + read, end, "unread"));
+      place = end;
     }
-    wanted.push(this.untouched(place, read), this.untouched(read, this.before.length, "unread"));
+    wanted.push(this.untouched(place, this.before.length));
+    this.leftOut = left;
     // What is there already stays, with the focus that may be in it.
-    let same = 0;
-    while (same < wanted.length && this.pieces[same]?.key === wanted[same].key) same += 1;
-    for (const { node } of this.pieces.splice(same)) node.remove();
-    for (const { key, make } of wanted.slice(same)) {
-      const node = make();
-      this.place.append(node);
-      this.pieces.push({ key, node });
+    const nodes = new Map(this.pieces.map(({ key, node }) => [key, node]));
+    this.pieces = wanted.filter(({ empty }) => !empty).map(({ key, make }) => {
+      const node = nodes.get(key) ?? make();
+      nodes.delete(key);
+      return { key, node };
+    });
+    const shown = new Set(this.pieces.map(({ node }) => node));
+    for (const node of [...this.place.childNodes]) if (!shown.has(node)) node.remove();
+    let next = this.place.firstChild;
+    for (const { node } of this.pieces) {
+      if (node === next) next = next.nextSibling;
+      else this.place.insertBefore(node, next);
     }
   }
 
   // Leave changes out that put other words, or show them again.
   showGrammarOnly(grammarOnly) {
     this.grammarOnly = grammarOnly;
-    this.update(...this.newest);
+    this.update(this.newest);
     this.onDecision();
   }
 
@@ -63,7 +79,7 @@ export class Changes {
     return this.changes.filter((one) => this.taken.get(keyOf(one)) === decision).length;
   }
 
-  // Changes of what the text says are taken by hand alone.
+  // Changes of what the text says are taken by hand alone; these are open.
   get toCheck() {
     return this.changes.filter((one) => one.meaning && !this.taken.has(keyOf(one))).length;
   }
@@ -79,48 +95,80 @@ export class Changes {
   untouched(start, end, className = "") {
     const textContent = this.before.slice(start, end);
     return {
+      empty: start >= end,
       key: `${start} ${end} untouched ${className}`,
       make: () => element("span", { className, textContent }),
     };
   }
 
-  chip(change) {
-    const [before, after] = [this.before.slice(change.start, change.end), change.text];
-    const warning = change.meaning ? `, which changes ${change.meaning}` : "";
-    const said = sentenceOf(before.trim(), after.trim()) + warning;
+  // A marked word, with its choices below it for whoever points at it, clicks it or comes to it by
+  // keyboard.
+  word(change) {
+    const [old, text] = [this.before.slice(change.start, change.end), change.text];
+    const said = sentenceOf(old.trim(), text.trim());
+    const why = change.meaning ? `This changes ${change.meaning}. ` : "";
     const key = keyOf(change);
-    const chip = element("span", { className: "change", role: "group", ariaLabel: said });
+    const made = element("span", { className: "change" });
+    const mark = element("span", { className: "mark", role: "button", tabIndex: 0, ariaLabel: `${said}. ${why}` });
     if (change.meaning) {
-      const textContent = `check: ${change.meaning}`;
-      chip.append(element("span", { className: "meaning", textContent }));
+      const isGone = change.meaning === "a line" && !text.trim();
+      const textContent = isGone ? "line removed" : `check: ${change.meaning}`;
+      mark.append(element("span", { className: "meaning", textContent }));
     }
-    if (before) chip.append(element("del", { textContent: before }));
-    if (after) chip.append(element("ins", { textContent: after }));
-    const buttons = chip.appendChild(element("span", { className: "buttons" }));
-    for (const [sign, word, isTaken] of [["✓", "Take", true], ["✕", "Leave", false]]) {
+    if (old) mark.append(element("del", { textContent: old }));
+    if (text) mark.append(element("ins", { textContent: text }));
+    const decide = (isTaken) => {
+      if (this.taken.get(key) === isTaken) this.taken.delete(key);
+      else this.taken.set(key, isTaken);
+      this.mark(key, made);
+      this.onDecision();
+    };
+    const choices = element("span", { className: "choices", role: "group", ariaLabel: said });
+    choices.append(element("span", { className: "said", textContent: `${why}${said}` }));
+    for (const [word, isTaken] of [["Take", true], ["Leave", false]]) {
       const button = element("button", {
-        type: "button", textContent: sign, className: word.toLowerCase(),
-        title: `${word}: ${said}`, ariaLabel: `${word}: ${said}`,
+        type: "button", textContent: word, className: word.toLowerCase(), ariaLabel: `${word}: ${said}`,
       });
-      button.addEventListener("click", () => {
-        if (this.taken.get(key) === isTaken) this.taken.delete(key);
-        else this.taken.set(key, isTaken);
-        this.mark(key, chip);
-        this.onDecision();
-      });
-      buttons.append(button);
+      button.addEventListener("click", () => decide(isTaken));
+      choices.append(button);
     }
-    this.mark(key, chip);
-    return chip;
+    made.append(mark, choices);
+    for (const event of ["mouseenter", "focusin"]) made.addEventListener(event, () => put(choices, mark));
+    mark.addEventListener("click", () => mark.focus());
+    mark.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const isTaken = { Enter: true, " ": true, Delete: false, Backspace: false }[event.key];
+      if (isTaken === undefined) return;
+      event.preventDefault();
+      decide(isTaken);
+    });
+    this.mark(key, made);
+    return made;
   }
 
-  mark(key, chip) {
+  mark(key, made) {
     const isTaken = this.taken.get(key);
-    chip.dataset.decision = isTaken === undefined ? "open" : isTaken ? "taken" : "left";
-    chip.querySelector(".take").ariaPressed = isTaken === true;
-    chip.querySelector(".leave").ariaPressed = isTaken === false;
+    made.dataset.decision = isTaken === undefined ? "open" : isTaken ? "taken" : "left";
+    made.querySelector(".take").ariaPressed = isTaken === true;
+    made.querySelector(".leave").ariaPressed = isTaken === false;
   }
 }
+
+// Put choices below their mark, within the window.
+function put(choices, mark) {
+  const rows = mark.getClientRects();
+  const [row, { width, height }] = [rows[rows.length - 1], choices.getBoundingClientRect()];
+  const room = document.documentElement;
+  const below = row.bottom + height <= room.clientHeight ? row.bottom : rows[0].top - height;
+  choices.style.left = `${Math.max(4, Math.min(row.left, room.clientWidth - width - 4))}px`;
+  choices.style.top = `${below}px`;
+}
+
+addEventListener("scroll", () => {
+  for (const made of document.querySelectorAll(".change:is(:hover, :focus-within)")) {
+    put(made.querySelector(".choices"), made.querySelector(".mark"));
+  }
+}, true);
 
 const keyOf = ({ start, end, text }) => `${start} ${end} ${text}`;
 

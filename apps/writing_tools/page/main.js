@@ -2,10 +2,12 @@
 
 import { Changes } from "./changes.js";
 import { element } from "./elements.js";
-import { figuresOf, memoryOf, Panel, stepElement } from "./panel.js";
+import { memoryOf, Panel } from "./panel.js";
+import { BY_PARAGRAPH, wrongForm } from "./parts.js";
 import { race, replay } from "./race.js";
 import { Record } from "./record.js";
 import { models, written } from "./server.js";
+import { Work } from "./work.js";
 
 const at = (id) => document.getElementById(id);
 const [text, output, status] = [at("text"), at("output"), at("status")];
@@ -14,7 +16,7 @@ const panel = new Panel(at("panel"));
 
 const EXAMPLE = `hi ana,
 
-can you send me the sales report for march? we needs it on friday, and i has not seen it yet.
+The printer on the second floor are broken again. Call the shop and ask them when they comes.
 
 thanks, ben`;
 
@@ -59,19 +61,29 @@ function reading(share) {
   status.textContent = share < 1 ? `Reading your text, ${Math.round(100 * share)}%…` : "Writing…";
 }
 
-// The text, or what of it is selected, if there is any; else the user is told.
-function given() {
+function tell(sentence, isError) {
+  status.classList.toggle("error", isError);
+  status.textContent = sentence;
+  return null;
+}
+
+// The work of a tool on the text, or on what of it is selected; null: the user is told why not.
+function workOf(tool, instruction) {
   const { value, selectionStart, selectionEnd } = text;
   const isPart = value.slice(selectionStart, selectionEnd).trim() !== "";
   const [start, end] = isPart ? [selectionStart, selectionEnd] : [0, value.length];
-  if (value.trim()) {
-    source = { value, start, end };
-    return value.slice(start, end);
+  if (!value.trim()) {
+    text.focus();
+    return tell("Write or paste a text first.", false);
   }
-  status.classList.remove("error");
-  status.textContent = "Write or paste a text first.";
-  text.focus();
-  return null;
+  const before = value.slice(start, end);
+  const wrong = wrongForm(before, tool);
+  if (wrong) return tell(wrong, true);
+  try {
+    return Object.assign(new Work(tool, before, instruction), { source: { value, start, end } });
+  } catch (error) {
+    return tell(error.message, true);
+  }
 }
 
 function begin(title) {
@@ -85,6 +97,7 @@ function begin(title) {
   for (const id of ["replace", "copy"]) at(id).hidden = isAll;
   at("cards").replaceChildren();
   output.replaceChildren();
+  showOriginal(false);
   panel.clear();
   [at("lanes").hidden, at("replay").hidden] = [true, true]; // the race was another answer's
   at("verdict").textContent = "";
@@ -92,50 +105,88 @@ function begin(title) {
   showActions();
 }
 
+function showOriginal(isShown) {
+  at("original").ariaPressed = isShown;
+  output.classList.toggle("original", isShown);
+}
+
 function showActions() {
   for (const id of ["take-all", "leave-all"]) at(id).hidden = !changes?.changes.length;
+  if (!changes) at("original").hidden = true;
   at("grammar").hidden = !changes;
   at("copy").disabled = !result;
   const isOld = source !== null && text.value !== source.value;
   const isEmpty = !result || (changes !== null && !changes.count(true));
   at("replace").disabled = isEmpty || !isComplete || isOld;
-  at("replace").title = isOld ? "Your text has changed since: use the tool again." : "";
+  const isUntaken = isComplete && result && isEmpty;
+  const why = isOld ? "Your text has changed since: use the tool again." : "Take a change first.";
+  at("replace").title = isOld || isUntaken ? why : "";
 }
 
 // One tool ------------------------------------------------------------------------------------
 
-function apply(tool) {
-  const before = given();
-  if (before === null) return;
-  repeat = () => apply(tool);
-  begin(nameOf(tool));
-  const record = new Record();
-  const show = tool === "proofread" ? showChanges(before) : showText();
+function apply(tool, title = nameOf(tool), instruction = "") {
+  const work = workOf(tool, instruction);
+  if (!work) return;
+  repeat = () => apply(tool, title, instruction);
+  begin(title);
+  source = work.source;
+  const show = shown(work, output, () => {
+    if (!running) status.textContent = show();
+    showActions();
+  });
+  changes = show.changes ?? null;
+  at("original").hidden = !changes;
   run(async (signal) => {
-    for await (const piece of written([`base:${tool}`], before, signal, reading)) {
-      record.add(piece);
-      show(record);
-      panel.update(record);
+    show();
+    for await (const { number, ...piece } of written(work.chats, signal, reading)) {
+      work.add(number, piece);
+      show();
+      result = () => show.changes?.text ?? work.text;
+      showActions();
+      panel.update(work);
+      const all = work.parts.length;
+      if (all > 1) status.textContent = `Writing… ${work.ended} of ${all} parts are done.`;
     }
-    const cut = record.reason === "length" ? "The answer was cut, it is too long. " : "";
-    return `${cut}${show(record)}${figuresOf(record)}`;
+    return (work.isCut ? "The answer was cut, it is too long. " : "") + show();
   });
 }
 
-// These show a record as it grows, and return what there is to say of it.
+// What the user says in words of their own, the base does alone.
+function ask() {
+  const instruction = at("instruction").value.trim();
+  if (instruction) apply(null, "Your own words", instruction);
+  else at("instruction").focus();
+}
 
-function showText() {
-  const shown = output.appendChild(element("span", { className: "written" }));
-  return (record) => {
-    shown.textContent = record.text.trimStart();
-    result = () => record.text.trim();
-    showActions();
+// A function that shows a work as it grows, and returns what there is to say of it.
+function shown(work, place, onDecision) {
+  if (work.tool === "proofread") return showChanges(work, place, onDecision);
+  if (work.tool === "key_points") return () => {
+    const points = work.points.map((textContent) => element("li", { textContent }));
+    place.replaceChildren(...(points.length ? [element("ul", {}, ...points)] : []));
+    return "";
+  };
+  return () => {
+    place.replaceChildren();
+    let end = 0;
+    const add = (textContent, className = "") => textContent && place.append(element("span", { className, textContent }));
+    for (const { record, ...part } of BY_PARAGRAPH.has(work.tool) ? work.parts : []) {
+      add(work.before.slice(end, part.start));
+      const said = record.text.trimStart() || work.before.slice(part.start, part.end);
+      add(said, record.text.trim() || record.reason ? "written" : "unread");
+      end = part.end;
+    }
+    if (end) add(work.before.slice(end));
+    else add(work.text, "written");
     return "";
   };
 }
 
-function showChanges(before) {
-  const told = () => {
+function showChanges(work, place, onDecision) {
+  const own = new Changes(place, work.before, at("grammar-only").checked, onDecision);
+  const show = () => {
+    own.update(work.parts);
     const [all, taken, left] = [own.changes.length, own.count(true), own.count(false)];
     const others = own.leftOut ? `${own.leftOut} with other words left out. ` : "";
     if (!all) return `Nothing to correct. ${others}`;
@@ -144,51 +195,60 @@ function showChanges(before) {
     const counts = `${taken} taken, ${left} left, ${open} open`;
     return `${all} ${all === 1 ? "change" : "changes"}: ${counts}. ${check}${others}`;
   };
-  const own = new Changes(output, before, at("grammar-only").checked, () => {
-    if (!running) status.textContent = told();
-    showActions();
-  });
-  changes = own;
-  result = () => own.text;
-  return (record) => {
-    own.update(record.text, record.reason === "stop");
-    showActions();
-    return told();
-  };
+  return Object.assign(show, { changes: own });
 }
 
 // All tools -----------------------------------------------------------------------------------
 
 function applyAll() {
-  const before = given();
-  if (before === null) return;
+  const tools = toolButtons.filter((button) => !button.closest(".more"));
+  const works = tools.map((button) => workOf(button.dataset.tool));
+  if (works.includes(null)) return;
   repeat = applyAll;
   begin("All at once");
-  const tools = toolButtons.filter((button) => !button.closest(".more"));
-  const cards = tools.map((button) => {
-    const record = new Record();
-    const shown = element("p", { className: "answer tokens" });
-    const note = element("p", { className: "note", textContent: "Waiting…" });
-    const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
-    copy.ariaLabel = `Copy: ${button.textContent}`;
-    copy.addEventListener("click", () => copied(record.text.trim(), copy));
-    const head = element("div", { className: "head" }, element("h3", { textContent: button.textContent }), copy);
-    at("cards").append(element("article", { className: "card" }, head, shown, note));
-    return { record, shown, note };
-  });
-  const whole = new Record(); // the steps of all, in the order in which they came
+  source = works[0].source;
+  const cards = works.map((work, number) => cardOf(work, tools[number].textContent));
+  const [records, whole] = [works.flatMap((one) => one.records), new Record()];
+  const chats = cards.flatMap(({ work }, card) => work.chats.map((chat, number) => ({ ...chat, card, number })));
   run(async (signal) => {
-    const names = tools.map((one) => `base:${one.dataset.tool}`);
-    for await (const piece of written(names, before, signal, reading)) {
-      const { record, shown, note } = cards[piece.number];
-      record.add(piece);
-      whole.add(piece);
-      if (piece.step?.length) shown.append(stepElement(record.steps.at(-1)));
-      note.textContent = figuresOf(record);
-      panel.showFigures(whole);
+    try {
+      for await (const { number: chat, ...piece } of written(chats, signal, reading)) {
+        const { card, number } = chats[chat];
+        cards[card].work.add(number, piece);
+        cards[card].update();
+        whole.add(piece);
+        panel.update({ records, whole });
+      }
+    } finally {
+      for (const card of cards) card.update(true);
     }
-    return `${cards.length} answers. ${figuresOf(whole)}`;
+    return `${cards.length} answers.`;
   });
+}
+
+function cardOf(work, name) {
+  const place = element("div", { className: "answer" });
+  const note = element("p", { className: "note", textContent: "Waiting…" });
+  const update = (isOver) => {
+    const said = show();
+    const all = work.parts.length;
+    const share = all > 1 ? ` ${work.ended} of ${all} parts are done.` : "";
+    const how = isOver ? "Not complete." : work.isBegun ? "Writing…" : "Waiting…";
+    note.textContent = work.isComplete ? said || "Done." : `${how}${share}`;
+  };
+  const show = shown(work, place, () => update());
+  update();
+  const button = (textContent, act) => {
+    const made = element("button", { type: "button", className: "quiet", textContent });
+    made.ariaLabel = `${textContent}: ${name}`;
+    made.addEventListener("click", () => act(made));
+    return made;
+  };
+  const buttons = [button("Copy", (made) => copied((show.changes ?? work).text.trim(), made))];
+  if (show.changes) buttons.unshift(button("Take all", () => show.changes.decideAll(true)));
+  const head = element("div", { className: "head" }, element("h3", { textContent: name }), ...buttons);
+  at("cards").append(element("article", { className: "card" }, head, place, note));
+  return { work, update };
 }
 
 // The text itself -----------------------------------------------------------------------------
@@ -223,9 +283,10 @@ function setText(value) {
 // Put the result in the place of what it was made of, and close it.
 function replace() {
   const { value, start, end } = source;
+  const made = changes ? `, with ${changes.count(true)} of ${changes.changes.length} changes` : "";
   setText(value.slice(0, start) + result() + value.slice(end));
   begin("Result");
-  status.textContent = "Your text is replaced. Undo brings the old one back.";
+  status.textContent = `Your text is replaced${made}. Undo brings the old one back.`;
 }
 
 function undo() {
@@ -250,10 +311,10 @@ async function copied(value, button) {
 // The race ------------------------------------------------------------------------------------
 
 function startRace() {
-  const before = given();
-  if (before === null) return;
-  const pressed = toolButtons.find((one) => one.ariaPressed === "true");
-  const model = `base:${(pressed ?? toolButtons[0]).dataset.tool}`;
+  const pressed = toolButtons.find((one) => one.ariaPressed === "true") ?? toolButtons[0];
+  const work = workOf(null); // of a long text its first part
+  if (!work) return;
+  const chat = { ...work.chats[0], model: `base:${pressed.dataset.tool}` };
   const lanes = at("lanes").querySelectorAll(".tokens");
   at("lanes").hidden = false;
   at("replay").hidden = true;
@@ -261,7 +322,7 @@ function startRace() {
   run(async (signal) => {
     let said = "";
     try {
-      const { records, verdict } = await race(model, before, lanes, signal);
+      const { records, verdict } = await race(chat, lanes, signal);
       [raced, said] = [{ records, lanes }, verdict];
       at("replay").hidden = false;
       replay(records, lanes);
@@ -274,6 +335,11 @@ function startRace() {
 
 for (const button of toolButtons) button.addEventListener("click", () => apply(button.dataset.tool));
 at("all").addEventListener("click", applyAll);
+at("ask").addEventListener("click", ask);
+at("instruction").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) ask();
+});
+at("original").addEventListener("click", () => showOriginal(at("original").ariaPressed !== "true"));
 at("stop").addEventListener("click", () => running?.abort());
 at("take-all").addEventListener("click", () => changes.decideAll(true));
 at("leave-all").addEventListener("click", () => changes.decideAll(false));

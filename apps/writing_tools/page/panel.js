@@ -14,12 +14,6 @@ export function stepElement(step) {
   return made;
 }
 
-export function figuresOf(record) {
-  if (!record.steps.length) return "";
-  const rate = record.rate === null ? "" : ` · ${record.rate.toFixed(1)} tokens/s`;
-  return `${record.acceptedLength.toFixed(2)} tokens per step${rate}`;
-}
-
 export class Panel {
   constructor(place) {
     for (const name of ["tokens", "length", "rate", "streams", "lookup", "model"]) {
@@ -29,16 +23,17 @@ export class Panel {
   }
 
   clear() {
-    this.shown = 0;
     this.tokens.replaceChildren();
     for (const name of ["length", "rate", "streams", "lookup", "model"]) this[name].textContent = "–";
   }
 
-  // Show a record, of which more may have come since the last time.
-  update(record) {
-    for (const step of record.steps.slice(this.shown)) this.tokens.append(stepElement(step));
-    this.shown = record.steps.length;
-    this.showFigures(record);
+  // Show a work, of which more may have come since the last time.
+  update({ records, whole }) {
+    for (const [number, { steps }] of records.entries()) {
+      const place = this.tokens.children[number] ?? this.tokens.appendChild(element("span"));
+      for (const step of steps.slice(place.childElementCount)) place.append(stepElement(step));
+    }
+    this.showFigures(whole);
   }
 
   showFigures(record) {

@@ -8,13 +8,13 @@ let newest = 0; // the replay that goes on, all before it end
 
 // Write with drafts and then without, each alone, so that neither takes time from the other.
 // Returns both records and a sentence on them.
-export async function race(model, text, lanes, signal) {
+export async function race(chat, lanes, signal) {
   newest += 1;
   const records = [];
   for (const [number, draft] of [true, false].entries()) {
     lanes[number].replaceChildren();
     const record = new Record();
-    for await (const piece of written([model], text, signal, undefined, draft)) {
+    for await (const piece of written([chat], signal, undefined, draft)) {
       record.add(piece);
       if (piece.step?.length) lanes[number].append(stepElement(record.steps.at(-1)));
     }

@@ -1,12 +1,12 @@
 // Requests to the server that this page came from.
 
-// Writes one text for each of `models`, with drafts or without, and yields what comes of them, step
-// by step: {number, text, step}, or {number, reason} where a text ends. `step` holds the tokens of
-// one forward pass: {id, text, drafted_by}. `reading(share)` is called while a long text is read.
-// Throws an Error with one sentence.
-export async function* written(models, text, signal, reading = () => {}, draft = true) {
-  const chats = models.map((model) => ({
-    model, stream: true, draft, messages: [{ role: "user", content: text.trim() }],
+// Writes a text for each of `chats` [{model, text}, ..], with drafts or without, and yields what comes
+// of them, step by step: {number, text, step}, or {number, reason} where a text ends. `step` holds
+// the tokens of one forward pass: {id, text, drafted_by}. `reading(share)` is called while a single
+// long text is read. Throws an Error with one sentence.
+export async function* written(asked, signal, reading = () => {}, draft = true) {
+  const chats = asked.map(({ model, text }) => ({
+    model, stream: true, draft, max_tokens: 1024, messages: [{ role: "user", content: text.trim() }],
   }));
   const isOne = chats.length === 1;
   // Browsers open six connections to a server at most, so several texts come in one stream.
@@ -15,8 +15,13 @@ export async function* written(models, text, signal, reading = () => {}, draft =
     method: "POST", signal, body: JSON.stringify(body),
     headers: { "Content-Type": "application/json" },
   });
-  for await (const data of events(reply.body, reading)) {
+  for await (const { comment, data } of events(reply.body)) {
+    const read = comment?.match(/^(\d+) of (\d+) prompt tokens/);
+    const ended = comment?.match(/^text (\d+) has ended: (\w+)/);
+    if (read && isOne) reading(read[1] / read[2]);
+    if (ended) yield { number: Number(ended[1]), reason: ended[2] };
     if (data === "[DONE]") return;
+    if (!data) continue;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     for (const choice of chunk.choices) {
@@ -46,8 +51,8 @@ async function answer(path, request) {
   throw new Error(said?.error?.message ?? `The server answered with status ${reply.status}.`);
 }
 
-// The data of server-sent events; of the comments, how much of the prompt is read.
-async function* events(body, reading) {
+// Server-sent events: each is {data}, or a {comment} on how far the server is.
+async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let unread = "";
   while (true) {
@@ -56,9 +61,8 @@ async function* events(body, reading) {
     const lines = (unread + value).split("\n");
     unread = lines.pop();
     for (const line of lines) {
-      const read = line.match(/^: (\d+) of (\d+) prompt tokens/);
-      if (read) reading(read[1] / read[2]);
-      if (line.startsWith("data: ")) yield line.slice(6);
+      if (line.startsWith(": ")) yield { comment: line.slice(2) };
+      if (line.startsWith("data: ")) yield { data: line.slice(6) };
     }
   }
 }

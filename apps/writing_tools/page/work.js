@@ -1,0 +1,63 @@
+// One tool's work on a text: what is written of each of its parts.
+
+import { applied } from "./diff.js";
+import { BY_PARAGRAPH, partsOf } from "./parts.js";
+import { Record } from "./record.js";
+
+export class Work {
+  // With an `instruction` the base does the work. Throws an Error with one sentence.
+  constructor(tool, before, instruction = "") {
+    [this.tool, this.before] = [tool, before];
+    this.parts = partsOf(before, tool).map((part) => ({ ...part, record: new Record() }));
+    this.whole = new Record(); // all steps, in the order in which they came
+    const model = instruction ? "base" : `base:${tool}`;
+    this.chats = this.parts.map(({ start, end }) => {
+      const text = before.slice(start, end);
+      return { model, text: instruction ? `${instruction}\n\n${text}` : text };
+    });
+  }
+
+  // Take in a `piece` of what is written of a part.
+  add(number, piece) {
+    this.parts[number].record.add(piece);
+    this.whole.add(piece);
+  }
+
+  get records() {
+    return this.parts.map(({ record }) => record);
+  }
+
+  get isBegun() {
+    return this.records.some((record) => record.text || record.reason);
+  }
+
+  get ended() {
+    return this.records.filter((record) => record.reason).length;
+  }
+
+  get isComplete() {
+    return this.ended === this.parts.length;
+  }
+
+  get isCut() {
+    return this.records.some((record) => record.reason === "length");
+  }
+
+  // The points of a list, none twice.
+  get points() {
+    const said = this.records.map((record) => record.text).join("\n");
+    const points = said.split(/(?:^|\n|;\s)\s*[-•*]\s+|\n/).map((one) => one.trim().replace(/;(?:\s*-)?$/, ""));
+    return [...new Set(points.filter(Boolean))];
+  }
+
+  // The result; parts that are not written yet are as they were.
+  get text() {
+    if (this.tool === "key_points") return this.points.map((one) => `- ${one}`).join("\n");
+    if (!BY_PARAGRAPH.has(this.tool)) {
+      return this.records.map((record) => record.text.trim()).filter(Boolean).join("\n\n");
+    }
+    return applied(this.before, this.parts.map(({ start, end, record }) => {
+      return { start, end, text: record.text.trim() || this.before.slice(start, end) };
+    }));
+  }
+}
