@@ -372,6 +372,9 @@ def test_a_text_is_worked_on_in_parts(page):
     page.click("#replace")
     item = "three copy of the contract that we has signed in may"
     assert written(page) == LETTER.replace(met, "We met!").replace(item, "three copies of it")
+    asked(page, "proofread", "buy:\n- two bread")
+    answered(page, "Buy:", "two breads.")
+    assert changes(page) == [["buy", "Buy"], ["bread", "breads"]]  # items stay without a stop
     long = " ".join(["We meets on sunday, and we has to go."] * 150)
     for tool, most in (("proofread", 600), ("summarize", 4000)):
         asked(page, tool, long)

@@ -26,11 +26,12 @@ export class Changes {
     const wanted = [];
     let [place, left] = [0, 0];
     this.changes = [];
-    for (const { start, end, record } of parts) {
+    for (const { start, end, record, isItem } of parts) {
       const old = this.before.slice(start, end);
       const { changes, read } = difference(old, record.text, record.reason === "stop");
       for (const found of changes) {
         const change = { ...found, start: start + found.start, end: start + found.end };
+        if (isItem && found.start === old.length && found.text === ".") continue; // as the others have none
         const isGone = !found.text.trim() && found.end - found.start === old.length;
         change.meaning = isGone ? "a line" : meaningOf(this.before, change);
         if (this.grammarOnly && !isGrammar(old.slice(found.start, found.end), found.text)) {

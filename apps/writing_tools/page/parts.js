@@ -55,7 +55,7 @@ function trimmed(text, start, end) {
 }
 
 // A part as parts of `most` bytes at most: of whole paragraphs, else sentences, else words.
-function cut(text, { start, end }, most) {
+function cut(text, { start, end, isItem }, most) {
   const parts = [];
   const room = new Uint8Array(most);
   while (start < end) {
@@ -67,7 +67,7 @@ function cut(text, { start, end }, most) {
       const kinds = [/[\s\S]*\n/, /[\s\S]*[.!?…]["'”’)]*\s/, /[\s\S]*\s/];
       size = kinds.map((kind) => said.match(kind)?.[0].length).find((n) => n > read / 4) ?? read;
     }
-    parts.push(trimmed(text, start, start + size));
+    parts.push({ ...trimmed(text, start, start + size), isItem });
     start += size;
   }
   return parts.filter((part) => part.start < part.end);
