@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -20,7 +21,7 @@ from .adapters.files import Adapter, mounted, read_adapter
 from .adapters.user_adapters import user_adapters
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
-from .drafting.eagle3 import head_files, read_head
+from .drafting.eagle3 import head_config, head_files, read_head
 from .drafting.published_heads import head_for, heads_of_size, repository_of
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
@@ -201,12 +202,18 @@ class SpeculativeModel:
         where = ""
         if isinstance(head, str | Path):
             path = head_directory(head, self.path, self.config)
-            where, head = (
-                f" {repository_of(path) or path}",
-                read_head(path, self.model, self.config),
-            )
+            where = f" {repository_of(path) or path}{_made_for(path)}"
+            head = read_head(path, self.model, self.config)
         self.head = head
         self.head_watch = HeadWatch(f"{head.config.kind} head{where}")
+
+
+def _made_for(head: Path) -> str:
+    """What a head says of its model, as those of ``speculators`` do."""
+    values: Any = head_config(head).get("speculators_config")
+    verifier = values.get("verifier") if isinstance(values, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return f", made for {Path(name).name}," if isinstance(name, str) and name else ""
 
 
 def _check_divided(directory: Path, ranks: Ranks) -> None:
@@ -399,18 +406,20 @@ def head_directory(
     if text == "auto":
         head = head_for(model, config)
         if head is None:
-            known = " or ".join(
-                f"{each.base}, whose head is {each.repository}" for each in heads_of_size(config)
-            )
-            raise UserError(
-                f"no published EAGLE-3 head is known for {repository_of(model) or model}"
-                + (f", expected one: it has the sizes of {known}" if known else "")
-            )
+            sentence = f"no published EAGLE-3 head is known for {repository_of(model) or model}"
+            for other in heads_of_size(config):
+                sentence += f"; if it is {other.base}, whose sizes it has: {other.repository}"
+            raise UserError(f"{sentence}, expected a head's directory or repository, not 'auto'")
         say(f"Draft head: {head}")
         text = head.repository
     directory = _from_hub("the draft head", text, ["config.json", "*.safetensors"])
     if any(directory.glob("*.safetensors")):
         return directory
+    if find_spec("torch") is None:  # said before a GB is downloaded
+        raise UserError(
+            f"the draft head {text} is in torch's files, which need torch: "
+            "pip install 'specstream-mlx[torch]'"
+        )
     return _from_hub("the draft head", text, ["config.json", "*.bin"])
 
 

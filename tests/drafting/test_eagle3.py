@@ -1,6 +1,7 @@
 """Draft heads from their files: converted, mounted, and refused with one sentence."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,8 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
     [wrong, *_] = set(range(VOCAB_SIZE)) - set(text)
     tensors, _, config = eagle3(np.random.default_rng(0), model, drafted=1)
     tensors |= {"d2t": np.array([wrong]), "t2d": np.arange(VOCAB_SIZE) == wrong}
+    verifier = {"verifier": {"name_or_path": "/models/Other-8B"}}
+    config = config | {"speculators_config": verifier}
     model.mount_head(write(tmp_path / "head", tensors, config))
     settings = DraftSettings(tree_width=1, tree_size=1)
     for length in (STEPS // 2, 2 * STEPS):
@@ -158,7 +161,7 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
         list(decode(model, request(PROMPT, settings, max_tokens=length)))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    name = f"eagle3 head {tmp_path / 'head'}"
+    name = f"eagle3 head {tmp_path / 'head'}, made for Other-8B,"
     assert said[0].startswith(f"The {name} foresaw none of 64 tokens: unless")
 
 
@@ -212,7 +215,7 @@ def hub(tmp_path, monkeypatch):
     return base, asked
 
 
-def test_a_published_head_is_named_and_found_where_it_is_asked_for(hub, tmp_path):
+def test_a_published_head_is_named_and_found_where_it_is_asked_for(hub, tmp_path, monkeypatch):
     base, asked = hub
     plain = generate(base)
     assert (
@@ -230,7 +233,9 @@ def test_a_published_head_is_named_and_found_where_it_is_asked_for(hub, tmp_path
     other = base.rename(tmp_path / "Tiny-1M-Instruct-tuned")  # as large, and maybe another model
     assert "published" not in generate(other).stderr
     sentence = refusal(generate(other, "--draft-head", "auto"))
-    assert "it has the sizes of org/Tiny-1M-Instruct, whose head is someone/tiny.eagle3" in sentence
+    assert "if it is org/Tiny-1M-Instruct, whose sizes it has: someone/tiny.eagle3" in sentence
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "in torch's files" in refusal(generate(other, "--draft-head", "someone/tiny.eagle3"))
 
 
 QWEN3 = {"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "vocab_size": 151936}
