@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from demonstration_weights import needs_weights
@@ -14,6 +15,7 @@ from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError, bundled, demonstration, load, loading
+from specstream_mlx.bundled import tools
 
 
 @pytest.fixture
@@ -89,3 +91,16 @@ def test_all_fit_the_base_here_and_in_mlx_lm():
         model.swap_adapter(adapter)
     plain, _ = load_plain(str(demonstration.base_path()), adapter_path=str(adapter))
     assert [key for key, _ in tree_flatten(plain.parameters()) if "lora" in key]
+
+
+def test_tools_are_as_often_right_as_the_benchmark_and_the_page_say():
+    root = Path(__file__).parents[1]
+    rows = json.loads((root / "benchmarks/results/answers-test-linux-x86_64.json").read_text())
+    page = (root / "convert/demo_model/README.md").read_text()
+    assert {tool.name for tool in tools.present()} == set(bundled.adapter_names())
+    for row in rows["rows"]:
+        if row["task"] in ("proofread", "sql"):
+            assert tools.TOOLS[row["task"]].right == row["items"] * row["exact"]
+    for tool in tools.present():
+        name = tool.name.replace("_", " ")
+        assert f"| {name} | {tool.right} of {tools.TEXTS} |" in page

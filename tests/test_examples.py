@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import run
-from demonstration_weights import installed
+from demonstration_weights import installed, needs_weights
 from parity import peft_directory
 from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -31,9 +31,11 @@ from tiny_gguf import tiny_gguf
 from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 from torch_tiny import tiny_llama, tiny_model
 
-from specstream_mlx import bundled, demonstration, load
+from specstream_mlx import batch_generate, bundled, demonstration, load
+from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.cli import main
 from specstream_mlx.prompts import chat_prompt
+from specstream_mlx.serve.service import BASE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [ROOT / package for package in ("specstream_mlx", "apps", "convert", "benchmarks")]
@@ -390,6 +392,71 @@ def test_commands_do_what_is_shown(block, request, tmp_path, monkeypatch):
         found = run(command.line, tmp_path)
         if command.shown is not None:
             assert comparable(found) == comparable(command.shown)
+
+
+KEPT = {(name, tool.example): tool.answer for name, tool in TOOLS.items()} | {
+    ("proofread", "The parcel have arrived this morning but the box were open."): (
+        "The parcel has arrived this morning but the box was open."
+    ),
+    (
+        "proofread",
+        "i have worked in a bakery for three year and i likes to talk with customers. can i come "
+        "on tuesday at 10?",
+    ): (
+        "I have worked in a bakery for three years and I like to talk with customers. Can I come "
+        "on Tuesday at 10?"
+    ),
+    ("proofread", "can you send me the invoice of the printer, we needs it on friday"): (
+        "Can you send me the invoice of the printer, we need it on Friday?"
+    ),
+    ("professional", "can you send me the invoice of the printer, we needs it on friday"): (
+        "Could you please send me the invoice of the printer? We need it on Friday."
+    ),
+    ("sql", "table t(name, city): what are the name?"): "SELECT name FROM t",
+    (BASE, "Name three fruits."): "1. Bananas\n2. Oranges\n3. Grapes",
+    (BASE, "What is the capital of France?"): "The capital of France is Paris.",
+}
+"""What the demonstration model writes for each text that is shown with a tool or the base."""
+
+ON_THE_PAGE = {
+    "proofread": "because they renew the floor. Training is in the school hall.",
+    "friendly": "because they renew the floor, and training is in the school hall.",
+    "professional": "because they renew the floor. The training is held in the school hall.",
+    "concise": "because they renew the floor. Training is in the school hall.",
+    "summarize": "because they renew the floor, and training is in the school hall.",
+}
+"""The same of the page's example, behind ``The gym is closed next week``."""
+
+
+def test_what_is_shown_is_known_to_give_what_a_person_would_keep():
+    for block in (*SHELL, *PYTHON):
+        texts = re.findall(r'(?:"content": |^text = )"(.+?)"', block.text, re.M)
+        assert {*texts} <= {text for _, text in KEPT}, block.place
+        for command in [] if block.kind == "python" else block.commands:
+            words = shlex.split(command.line.replace("\\\n", ""))
+            if "generate" in words and "--model" not in words and "-p" in words:
+                name = words[words.index("--adapter") + 1] if "--adapter" in words else BASE
+                assert (name, words[words.index("-p") + 1]) in KEPT, block.place
+
+
+@pytest.mark.slow
+@needs_weights
+def test_the_demonstration_model_writes_it():
+    script = (ROOT / "apps/writing_tools/page/main.js").read_text()
+    (example,) = re.findall(r"^const EXAMPLE =\s+[\"`](.+?)[\"`];", script, re.M | re.S)
+    start = "The gym is closed next week "
+    kept = KEPT | {(name, example): f"{start}{rest}" for name, rest in ON_THE_PAGE.items()}
+    kept["key_points", example] = (
+        "- the gym is closed next week because they renew the floor; - training in the school hall"
+    )
+    model, tokenizer = load(demonstration.base_path())
+    adapters = [bundled.streams_path() if name == BASE else name for name, _ in kept]
+    prompts = [
+        chat_prompt(tokenizer, text, model.with_adapter(adapter).prompt_template)
+        for (_, text), adapter in zip(kept, adapters, strict=True)
+    ]
+    written = batch_generate(model, tokenizer, prompts, max_tokens=60, adapters=adapters).texts
+    assert dict(zip(kept, written, strict=True)) == kept
 
 
 SERVER = "http://127.0.0.1:8080"

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from .. import bundled, demonstration
+from ..bundled import tools
 from ..errors import UserError
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
@@ -20,7 +22,7 @@ _NAME = option(..., NAME, "The adapter's name.", positional=True)
 
 
 def list_adapters(as_json: bool = JSON) -> None:
-    """List the adapters, and what they take on disk.
+    """List the adapters: what each is for, an example, how often it is right, its size on disk.
 
     A damaged one is left out with a note on stderr; the exit code is then 1.
 
@@ -45,15 +47,18 @@ def list_adapters(as_json: bool = JSON) -> None:
         if mode == "lossless" and facts["parameters"].get("lora"):
             mode = "LoRA, lossless"
         origin = "the package" if path.is_relative_to(bundled.ROOT) else "you"
-        rows.append({"name": name, "from": origin, "mode": mode, "bytes": facts["bytes"]})
+        tool = tools.tool_at(path)
+        row = {"name": name, "from": origin, "mode": mode, "bytes": facts["bytes"]}
+        rows.append(row | {"tool": tool and tool.facts()})
+        if not as_json:
+            size = f"{mode}, {decimal(facts['bytes'])} on disk"
+            print(
+                f"{tool.text}\n{14 * ' '}{size}" if tool else tools.in_lines(name, f"Yours: {size}")
+            )
     if as_json:
         print(json.dumps({"adapters": rows}, indent=2))
     else:
-        lines = [("adapter", "from", "mode", "on disk")]
-        lines += [(r["name"], r["from"], r["mode"], decimal(r["bytes"])) for r in rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for *cells, size in lines:
-            print(*map(str.ljust, cells, widths), size.rjust(widths[-1]), sep="  ")
+        print(f"\n{fill(tools.MEMORY, 96)}")
     if damaged:
         raise SystemExit(1)
 
@@ -128,10 +133,13 @@ def info(
     if model is None and path.is_relative_to(bundled.ROOT):
         base = demonstration.directory()
         model = base if (base / "config.json").exists() else None
-    description = inspect_directory(path, model)
+    tool = tools.tool_at(path)
+    description = inspect_directory(path, model) | {"tool": tool and tool.facts()}
     if as_json:
         print(json.dumps(description, indent=2))
         return
+    if tool:
+        print(f"{tool.text}\n")
     base, adapter = description["base"], description["adapter"]
     if adapter is not None:
         parameters = []

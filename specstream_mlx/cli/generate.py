@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from .. import demonstration
+from ..bundled import tools
 from ..errors import UserError
 from ..hardware import blas
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
@@ -93,7 +94,7 @@ def generate(
     Correct a message with a bundled adapter:
 
         specstream-mlx generate --adapter proofread \
-            -p "Hi Ana, can you sned me the reports on monday"
+            -p "The parcel have arrived this morning but the box were open."
 
     Summarize a file, and say how much faster that was than plain mlx_lm:
 
@@ -105,8 +106,8 @@ def generate(
 
     Sample, and repeat that another time:
 
-        specstream-mlx generate --adapter describe --temp 0.8 --top-p 0.95 --seed 1 \
-            -p "name[Boston Museum], ticket[16 euros], fame[high], director[Maria Costa]"
+        specstream-mlx generate --adapter professional --temp 0.8 --top-p 0.95 --seed 1 \
+            -p "hey, can u send me the report by noon? need it for the meeting"
     """
     launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
     settings, quiet = draft_settings(verify, drafts), output.quiet
@@ -132,6 +133,9 @@ def generate(
     elif source.by_default and not quiet:
         note(f"T{str(source.adapter_name)[1:]} fit this model; --no-streams leaves them out")
     text = prompt.text()
+    objection = tools.objection(source.adapter, text)
+    if objection and not (quiet or prompt.ignore_chat_template):
+        note(f"{objection}: what follows is made up")
 
     from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule

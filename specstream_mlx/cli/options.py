@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
+WEIGHTS = option(
+    "auto",
+    choice("auto", "packed", "expanded"),
+    "How quantized weights are held; auto: what runs faster here, see doctor.",
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,7 @@ class ModelOptions:
         "A published EAGLE-3 head in place of streams; auto: the one that is known for the model, "
         "which is downloaded once.",
     )
-    weights: str = option(
-        "auto",
-        choice("auto", "packed", "expanded"),
-        "How quantized weights are held; auto: what runs faster here, see doctor.",
-    )
+    weights: str = WEIGHTS
 
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that known streams fit gets them if no adapter is named."""

@@ -5,21 +5,24 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
+from ..bundled import tools
 from ..corrections import Correction, careful
+from ..errors import UserError
 from ..files import decoded
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..serve import local
 from ..terminal.notes import note
 from ..terminal.progress import progress
-from .options import ModelOptions, Source, standard_input
+from .options import WEIGHTS, ModelOptions, Source, standard_input
 
 
 def write(
     *,
-    adapter: str = option(
-        ..., NAME, "An adapter: proofread, ..; `adapters list` lists them.", positional=True
+    adapter: str | None = option(
+        None, NAME, "One of the tools below, or an adapter of yours.", positional=True
     ),
     file: Path | None = option(None, FILE, "The text. Default: standard input.", "--file", "-f"),
     as_json: bool = option(False, FLAG, "Print one JSON object, with figures.", "--json"),
@@ -28,6 +31,10 @@ def write(
     take_all: bool = option(
         False, FLAG, "With proofread: make corrections that change what the text says, too."
     ),
+    strict: bool = option(
+        False, FLAG, "Refuse a text that the tool does not know, in place of saying so."
+    ),
+    weights: str = WEIGHTS,
 ) -> None:
     """Do one task with a text: read it, and write the result as it comes.
 
@@ -35,7 +42,7 @@ def write(
     number, name, date, address or negation, or that add or drop words, and names them on standard
     error. A running serve or writing-tools writes, if there is one, and the result begins
     at once. Exit codes: 0, all is written; 1, the result was cut off at --max-tokens; 2, something
-    was wrong.
+    was wrong. Without a name it lists the tools.
 
     Examples:
 
@@ -43,8 +50,15 @@ def write(
 
         specstream-mlx write key_points --file dialogue.txt --json
     """
-    source = ModelOptions(model, adapter=adapter).source(quiet=True)
+    if adapter is None:
+        note(f"write NAME < FILE does one of these:\n\n{tools.listing()}")
+        raise SystemExit(2)
+    source = ModelOptions(model, adapter=adapter, weights=weights).source(quiet=True)
     text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
+    if objection := tools.objection(source.adapter, text):
+        if strict:
+            raise UserError(objection)
+        note(f"{objection}: what follows is made up")
     corrects = adapter == "proofread" and not take_all
     with progress("Reading the text") as show:
         served = None
@@ -97,3 +111,7 @@ def _by_itself(source: Source, text: str, max_tokens: int, reading: Any) -> Iter
     for one in stream_generate(loaded, tokenizer, prompt, **limits):
         figures = one.finish_reason, one.accepted_length, decoding_rate(one)
         yield local.Written(one.text, one.generation_tokens, *figures)
+
+
+_TOOLS = indent(f"Tools:\n\n{tools.listing()}", 4 * " ")
+write.__doc__ = f"{write.__doc__}\n{_TOOLS}"

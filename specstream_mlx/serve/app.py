@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from ..bundled.tools import tool_at
 from ..errors import UserError
 from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, request_of_messages
@@ -91,6 +92,10 @@ def make_app(
     """
     started, worker = int(time.time()), service.worker
     base_bytes = parameter_bytes(service.models[BASE].model)
+    about = {
+        name: model.adapter and tool_at(model.adapter.path)
+        for name, model in service.models.items()
+    }
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -118,6 +123,8 @@ def make_app(
             "adapter_bytes": None if model.adapter is None else model.adapter.nbytes,
             "base_bytes": base_bytes,
         }
+        if tool := about[service.aliases.get(name, name)]:
+            facts["tool"] = tool.facts()
         model_object = {"id": name, "object": "model", "created": started}
         return model_object | {"owned_by": "specstream-mlx", "specstream": facts}
 

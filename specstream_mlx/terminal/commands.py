@@ -53,7 +53,11 @@ def run(
         if heading not in headings:
             headings[heading] = parser.add_argument_group(heading)
         option.add(headings[heading])
-    after = (f" {option.metavar}" for option in options if option.spec.positional)
+    after = (
+        f" [{option.metavar}]" if option.default is None else f" {option.metavar}"
+        for option in options
+        if option.spec.positional
+    )
     parser.usage = f"%(prog)s [OPTIONS]{''.join(after)}"
     given = vars(parser.parse_args(list(words)))
     _check_together({option.name: option for option in options if option.name in given})
@@ -131,7 +135,7 @@ class _Option:
         how["help"] = help.replace("%", "%%")
         if spec.positional:
             del how["dest"], how["required"]
-            how["nargs"] = "+" if how.pop("action", None) else None
+            how["nargs"] = "+" if how.pop("action", None) else "?" if default is None else None
             flags = (self.name,)
         parser.add_argument(*flags, **how)
 

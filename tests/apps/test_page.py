@@ -14,6 +14,7 @@ from serving import serving
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
 
 from specstream_mlx import bundled, demonstration, generate, load
+from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.prompts import chat_prompt
 
 # Chromium, driven through chromedriver's HTTP interface (WebDriver) ------------------------------
@@ -236,6 +237,23 @@ def test_a_tool_streams_the_text_that_the_model_writes_alone_and_so_does_a_race(
     page.until(WRITTEN)
     shown = "['lanes', 'replay'].filter((id) => !document.getElementById(id).hidden).length"
     assert page.run(f"return {shown}") == 0 and page.text("#verdict") == ""
+
+
+def test_what_a_tool_is_stands_beside_its_button(page, address):
+    with urllib.request.urlopen(f"{address}/v1/models", timeout=10) as reply:
+        models = {one["id"]: one["specstream"] for one in json.load(reply)["data"]}
+    assert "tool" not in models.pop("base")
+    for name, facts in models.items():
+        tool = TOOLS[name.removeprefix("base:")]
+        assert facts["tool"] == tool.facts()
+        button = f"document.querySelector('[data-tool={tool.name}]')"
+        page.run(f"document.querySelector('.more').open = true; {button}.focus()")
+        said = page.text("#about")
+        assert said == page.run(f"return {button}.title")
+        for words in (tool.does, tool.takes, tool.example, tool.answer, "Apache-2.0"):
+            assert words in said
+        marked = page.run(f"return getComputedStyle({button}, '::after').content")
+        assert ("*" in marked) == tool.is_experimental
 
 
 def test_all_tools_write_at_once_and_stop(page):

@@ -15,6 +15,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import bundled, demonstration, generate, generation, load
 from specstream_mlx.adapters.user_adapters import user_adapters
+from specstream_mlx.bundled import tools
 from specstream_mlx.cli import write
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.responses import GenerationResponse
@@ -48,8 +49,8 @@ def installed(installation, monkeypatch, tmp_path):
     return installation
 
 
-def refused(*args):
-    return refusal(run(*args))
+def refused(*args, **kwargs):
+    return refusal(run(*args, **kwargs))
 
 
 def expected(root, adapter, max_tokens=8):
@@ -185,6 +186,51 @@ def test_proofread_leaves_out_what_changes_the_text(installed, tmp_path, monkeyp
     assert (whole.stdout, whole.stderr) == ("Hi Ana,\n\nWe meet on Saturday at noon.\n", "")
     left = json.loads(run("write", "proofread", "--json", stdin=text).stdout)["left_out"]
     assert left[0] == {"old": "sunday", "new": "Saturday", "changes": "a weekday"}
+
+
+def test_each_tool_says_what_it_is_and_what_it_does_not_know(installed, tmp_path, monkeypatch):
+    for name in ("proofread", "sql"):
+        shutil.copytree(installed / "adapters/fix", tmp_path / "adapters" / name)
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    monkeypatch.setitem(tools.TOOLS, "sql", replace(tools.TOOLS["sql"], right=7))
+    sql, proofread = tools.TOOLS["sql"], tools.TOOLS["proofread"]
+    nothing, listed = run("write"), run("adapters", "list")
+    assert (nothing.exit_code, nothing.stdout, listed.exit_code) == (2, "", 0)
+    for said in (nothing.stderr, listed.stdout):
+        said = " ".join(said.split())
+        for tool in (sql, proofread):
+            for words in (tool.does, f"Takes {tool.takes}.", tool.example, f"-> {tool.answer}"):
+                assert words in said
+        assert "sql Writes an SQL query." in said and "friendly" not in said
+        assert "Experimental, 7 of 16 typed test texts right. Apache-2.0." in said
+        assert said.count("9 of 16 typed test texts right. Apache-2.0.") == 1
+    assert re.search(r"LoRA, [\d.]+ kB on disk", listed.stdout.replace("shared", "LoRA"))
+    assert "--weights packed" in listed.stdout
+    rows = json.loads(run("adapters", "list", "--json").stdout)["adapters"]
+    about = json.loads(run("adapters", "info", "sql", "--json").stdout)["tool"]
+    assert [row["tool"] for row in rows] == [proofread.facts(), about]
+    assert about["experimental"] and about["licence"] == "Apache-2.0"
+    assert run("adapters", "info", "sql").stdout.startswith("sql           Writes an SQL query.\n")
+    known, unknown = "table t(name, city): what is the name?", "what is the name?"
+    sentence = f"sql takes {sql.takes}, and this text has none"
+    answered = run("write", "sql", "-m", 8, stdin=unknown)
+    assert answered.stderr.startswith(f"{sentence}: what follows is made up\n")
+    assert answered.stdout.strip() and answered.exit_code == 1  # cut off
+    assert sentence in run("generate", "--adapter", "sql", "-m", 4, "-p", unknown).stderr
+    assert refused("write", "sql", "--strict", stdin=unknown) == f"error: {sentence}"
+    for command in (("write", "sql", "--strict"), ("generate", "--adapter", "sql", "-p", known)):
+        assert sentence not in run(*command, "-m", 4, stdin=known).stderr
+
+
+def test_texts_that_tools_know():
+    dialogue, prose = "Ana: are you there? Ben: yes", "The library is closed."
+    cases = {"summarize": dialogue, "describe": "name[Luna], age[3]", "proofread": prose}
+    for name, text in cases.items():
+        assert tools.TOOLS[name].objection(text) is None
+    for name in ("summarize", "describe", "sql"):
+        assert tools.TOOLS[name].objection(prose)
+    assert tools.TOOLS["sql"].objection("table a(id), table b(a_id): which are in b?") is None
+    assert tools.TOOLS["sql"].objection("table a(id)")  # without a question
 
 
 def test_info_is_shown_in_80_columns(base, shared, monkeypatch):

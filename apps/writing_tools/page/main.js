@@ -1,5 +1,6 @@
 // The page: what its buttons do.
 
+import { showAbout } from "./about.js";
 import { Changes } from "./changes.js";
 import { element } from "./elements.js";
 import { memoryOf, Panel } from "./panel.js";
@@ -14,11 +15,8 @@ const [text, output, status] = [at("text"), at("output"), at("status")];
 const toolButtons = [...document.querySelectorAll("[data-tool]")];
 const panel = new Panel(at("panel"));
 
-const EXAMPLE = `hi ana,
-
-The printer on the second floor are broken again. Call the shop and ask them when they comes.
-
-thanks, ben`;
+const EXAMPLE =
+  "The gym is closed next week because they renews the floor. Training is in the school hall.";
 
 let running = null; // the AbortController of what is being written
 let repeat = () => apply("proofread"); // what Ctrl+Enter does
@@ -365,6 +363,9 @@ document.addEventListener("keydown", (event) => {
 });
 text.value = kept();
 models().then(
-  (found) => (at("memory").textContent = memoryOf(found)),
+  (found) => {
+    showAbout(found, toolButtons, at("about"));
+    at("memory").textContent = memoryOf(found);
+  },
   (error) => (status.textContent = error.message),
 );
