@@ -334,6 +334,12 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
         raise UserError(
             f"{directory}: the layer is {shown(config)}, expected an object with its sizes"
         )
+    if config.get("hidden_act", "silu") != "silu":
+        raise UserError(
+            f"{directory}: hidden_act is {shown(config['hidden_act'])}, expected 'silu'"
+        )
+    if "sliding_attention" in str(config.get("layer_types")):
+        raise UserError(f"{directory}: its layer attends in a window, expected 'full_attention'")
     needed = "hidden_size", "intermediate_size", "num_attention_heads"
     for name in (*needed, "num_key_value_heads", "head_dim"):
         if name in needed or config.get(name) is not None:

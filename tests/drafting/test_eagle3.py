@@ -181,6 +181,8 @@ def test_a_head_that_is_never_right_is_reported_once(tmp_path, capsys):
         ({}, {AUX: [0, 1, 5]}, "is 5, expected an integer of at"),
         ({}, {"speculators_model_type": "peagle"}, "is 'peagle', expected"),
         ({}, {"head_dim": "8"}, "head_dim is '8', expected an integer"),
+        ({}, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({}, {"layer_types": ["sliding_attention"]}, "attends in a window, expected"),
     ],
 )
 def test_eagles_that_do_not_fit_are_refused(spoil, changes, sentence, tmp_path):
