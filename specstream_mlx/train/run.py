@@ -171,21 +171,21 @@ class Run:
         would take more than ``memory``.
         """
         settings, epoch = self.settings, self._batches.epoch(0)
-        longest = max(epoch, key=lambda batch: len(batch) * max(len(item.tokens) for item in batch))
+        longest = max(epoch, key=_size)
         rows = sorted(longest, key=lambda item: len(item.tokens), reverse=True)
         (_, one), (_, two) = self._timed(rows[:1]), self._timed(rows[:2])
         peak = one + (len(rows) - 1) * max(0, two - one)
         rates = []
         for batch in [epoch[0], longest] if peak < memory else [rows[:2]]:
-            self._timed(batch)
-            seconds, used = self._timed(batch)  # the second time is the one that counts
-            rates.append(seconds / _tokens(batch))
+            seconds, used = min(self._timed(batch), self._timed(batch))
+            rates.append(seconds / _size(batch))
             peak = used if peak < memory else peak
         self._model.eval()
         iterations = settings.iters - self.progress.iterations
-        tokens = iterations * sum(map(_tokens, epoch)) / len(epoch)
-        validated = (iterations // settings.steps_per_eval + 1) * sum(map(_tokens, self._valid))
-        seconds = (tokens + validated / 3) * sum(rates) / len(rates)  # these go forward alone
+        epochs = iterations / len(epoch)
+        validated = (iterations // settings.steps_per_eval + 1) * sum(map(_size, self._valid))
+        size = epochs * sum(map(_size, epoch)) + validated / 3  # these go forward alone
+        seconds, tokens = size * sum(rates) / len(rates), epochs * sum(map(_tokens, epoch))
         arrays: Any = [*self.trained.arrays().items(), *tree_flatten(self._optimizer.state)]
         state = sum(array.nbytes for _, array in arrays)
         parameters = sum(array.size for array in self.trained.arrays().values())
@@ -292,3 +292,8 @@ def duration(seconds: float) -> str:
 
 def _tokens(items: Sequence[Item]) -> int:
     return sum(item.completion_tokens for item in items)
+
+
+def _size(items: Sequence[Item]) -> int:
+    """Return the positions of a batch, filled up to its longest sequence."""
+    return len(items) * max(len(item.tokens) for item in items)
