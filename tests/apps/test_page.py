@@ -382,14 +382,18 @@ Head of sales, Acme
 def test_a_text_is_worked_on_in_parts(page):
     asked(page, "friendly", LETTER)
     met = LETTER.split("\n\n")[1]
-    assert page.run("return parts") == [met, "three copy of the contract that we has signed in may"]
-    page.run("feed('We met!', 0)")
+    lent = "dear ms okafor,\n\n"  # by which Friendly knows whose requests these are
+    assert page.run("return parts") == [
+        f"{lent}{met}",
+        f"{lent}three copy of the contract that we has signed in may",
+    ]
+    page.run("feed('Dear Ms Okafor, we', 0); feed(' met!', 0); feed('Dear ms', 1)")
     page.until(f"{OUTPUT} == {json.dumps(LETTER.replace(met, 'We met!'))}")
     assert page.run("return document.querySelector('.unread').textContent").startswith("three copy")
-    answered(page, "", "three copies of it")
+    answered(page, "", " okafor,\n\nthree copies of it")
     page.click("#replace")
     item = "three copy of the contract that we has signed in may"
-    assert written(page) == LETTER.replace(met, "We met!").replace(item, "three copies of it")
+    assert written(page) == LETTER.replace(met, "We met!").replace(item, "Three copies of it")
     asked(page, "proofread", "buy:\n- two bread")
     answered(page, "Buy:", "two breads.")
     assert changes(page) == [["buy", "Buy"], ["bread", "breads"]]  # items stay without a stop

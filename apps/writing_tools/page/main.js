@@ -169,10 +169,10 @@ function shown(work, place, onDecision) {
     place.replaceChildren();
     let end = 0;
     const add = (textContent, className = "") => textContent && place.append(element("span", { className, textContent }));
-    for (const { record, ...part } of BY_PARAGRAPH.has(work.tool) ? work.parts : []) {
+    for (const part of BY_PARAGRAPH.has(work.tool) ? work.parts : []) {
       add(work.before.slice(end, part.start));
-      const said = record.text.trimStart() || work.before.slice(part.start, part.end);
-      add(said, record.text.trim() || record.reason ? "written" : "unread");
+      const said = work.said(part);
+      add(said || work.before.slice(part.start, part.end), said || part.record.reason ? "written" : "unread");
       end = part.end;
     }
     if (end) add(work.before.slice(end));

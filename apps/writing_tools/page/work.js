@@ -4,16 +4,21 @@ import { applied } from "./diff.js";
 import { BY_PARAGRAPH, partsOf } from "./parts.js";
 import { Record } from "./record.js";
 
+const GREETING = /^\s*((?:hi|hello|hey|dear)\b[^\n.!?]{0,40},)\s*\n/i;
+
 export class Work {
   // With an `instruction` the base does the work. Throws an Error with one sentence.
   constructor(tool, before, instruction = "") {
     [this.tool, this.before] = [tool, before];
     this.parts = partsOf(before, tool).map((part) => ({ ...part, record: new Record() }));
     this.whole = new Record(); // all steps, in the order in which they came
+    // Friendly takes a request for one to itself, unless it sees that it is a letter's.
+    this.greeting = tool === "friendly" ? (before.match(GREETING)?.[1] ?? "") : "";
     const model = instruction ? "base" : `base:${tool}`;
     this.chats = this.parts.map(({ start, end }) => {
       const text = before.slice(start, end);
-      return { model, text: instruction ? `${instruction}\n\n${text}` : text };
+      const front = instruction || (start && this.greeting);
+      return { model, text: front ? `${front}\n\n${text}` : text };
     });
   }
 
@@ -21,6 +26,15 @@ export class Work {
   add(number, piece) {
     this.parts[number].record.add(piece);
     this.whole.add(piece);
+  }
+
+  // What is written of a part, without the greeting that was lent to it.
+  said({ start, record }) {
+    const text = record.text.trim();
+    const [own, lent] = [text.toLowerCase(), start ? this.greeting.toLowerCase() : ""];
+    if (!lent || !own.startsWith(lent.slice(0, own.length))) return text;
+    const rest = text.slice(lent.length).trim();
+    return rest.slice(0, 1).toUpperCase() + rest.slice(1);
   }
 
   get records() {
@@ -56,8 +70,9 @@ export class Work {
     if (!BY_PARAGRAPH.has(this.tool)) {
       return this.records.map((record) => record.text.trim()).filter(Boolean).join("\n\n");
     }
-    return applied(this.before, this.parts.map(({ start, end, record }) => {
-      return { start, end, text: record.text.trim() || this.before.slice(start, end) };
+    return applied(this.before, this.parts.map((part) => {
+      const { start, end } = part;
+      return { start, end, text: this.said(part) || this.before.slice(start, end) };
     }));
   }
 }
