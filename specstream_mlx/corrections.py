@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|[^\w\s]|_")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_BEFORE_NUMBER, _AFTER_NUMBER = re.compile(r"[\d.,:/-]*\Z"), re.compile(r"[\d.,:/-]*")
 _MONEY = re.compile(r"[€£$¥%]")
 _ADDRESS = re.compile(r"\S*(?:@|://|www\.)\S*")
 _DATES = {
@@ -50,6 +51,17 @@ _FORMS = [
     ).split("|")
 ]
 """Irregular forms of a word, and short ways to write it."""
+_SAYING = [
+    [set(group.split()) for group in kind.split("|")]
+    for kind in (
+        "i me my mine|you your yours u ur|he him his|she her hers|we us our ours|"
+        "they them their theirs",
+        "and|or|but|if",
+    )
+]
+"""Small words, of kinds, of which one in the place of another says something else."""
+_MODALS = set("will would shall should can could may might must".split())
+_STEMS = {"cannot": "can", "cant": "can", "wont": "will"}
 _TITLE = re.compile(r"\b(?:mr|mrs|ms|dr|prof|st)\.\s*$", re.IGNORECASE)
 _POSITIVES = set("does have would could should must need were want cant".split())
 _GREETING = re.compile(
@@ -82,14 +94,14 @@ class Correction:
             return "a line"
         if self._in_an_address():
             return "an address"
+        if self._changes_a_number(old, new):
+            return "a number"
         if old and old == new:
             return None
         if len(new) - len(old) > _MOST_WORDS:
             return "words that were not there"
         if len(old) - len(new) > _MOST_WORDS:
             return "words that are gone"
-        if _differs(_NUMBER, self.old, self.text) or (_NUMBERS & {*old}) - {*new}:
-            return "a number"
         if _differs(_MONEY, self.old, self.text):
             return "an amount"
         for name, dates in _DATES.items():
@@ -99,7 +111,10 @@ class Correction:
             return "a negation"
         if self._changes_a_name(new):
             return "a name"
-        return None if _same_words(old, new) else "a word"
+        if self._signs() and not (_is_spelling(old, new) and self.text.strip() != "."):
+            return "a signature"
+        said = _exchanges(old, new) or _changes_a_modal(old, new)
+        return "a word" if said or not _same_words(old, new) else None
 
     def _loses_a_line(self, old: list[str], new: list[str]) -> bool:
         whole = "\n" in self.old or (self._is_line() and not new)
@@ -113,6 +128,25 @@ class Correction:
         places = ((m.start(), m.end()) for m in _ADDRESS.finditer(self.before))
         inside = any(start < self.end and self.start < end for start, end in places)
         return inside or _differs(_ADDRESS, self.old, self.text)
+
+    def _changes_a_number(self, old: list[str], new: list[str]) -> bool:
+        # What is written at the number, such as its other half, is part of it.
+        front = _BEFORE_NUMBER.search(self.before[: self.start])[0]  # type: ignore[index]
+        rest = _AFTER_NUMBER.match(self.before[self.end :])[0]  # type: ignore[index]
+        if _differs(_NUMBER, front + self.old + rest, front + self.text + rest):
+            return True
+        written = any(letter.isdigit() for letter in self.old + self.text)
+        lost = (_NUMBERS & {*old}) - {*new} or (written and not _same_words(old, new))
+        return bool(lost) or _gains(old, new, _NUMBERS)
+
+    def _signs(self) -> bool:
+        """Whether it is in the last lines, of few words each and no sentence or list."""
+        lines = self.before.rstrip().split("\n")
+        first = len(lines)
+        while first and _signs(lines[first - 1].strip()):
+            first -= 1
+        start = sum(len(line) + 1 for line in lines[:first])
+        return 0 < first < len(lines) - 1 and start <= self.start
 
     def _changes_a_date(self, old: list[str], new: list[str], dates: list[str]) -> bool:
         written = {*_WORD.findall(self.old), *_WORD.findall(self.text)}
@@ -238,6 +272,51 @@ def _negations(words: list[str], others: list[str]) -> int:
     )
 
 
+def _signs(line: str) -> bool:
+    words = line.split()
+    return not words or (len(words) <= 4 and line[0].isalpha() and line[-1] not in ".!?")
+
+
+def _is_spelling(old: list[str], new: list[str]) -> bool:
+    """Whether words are the same but for a letter each."""
+    pairs = zip(map(_plain, old), map(_plain, new), strict=False)
+    alike = (_distance(a, b) < 2 or any(a in one and b in one for one in _FORMS) for a, b in pairs)
+    return len(old) == len(new) and all(alike)
+
+
+def _gains(old: list[str], new: list[str], kind: set[str]) -> bool:
+    """Whether words of a kind come that were not there in another spelling."""
+    words = [*map(_plain, old)]
+    return any(not any(_is_near(word, one) for word in words) for one in (kind & {*new}) - {*old})
+
+
+def _exchanges(old: list[str], new: list[str]) -> bool:
+    for kind in _SAYING:
+        was, made = (
+            {i for i, group in enumerate(kind) for word in words if word.split("'")[0] in group}
+            for words in (old, new)
+        )
+        if was - made and made - was:
+            return True
+    return False
+
+
+def _changes_a_modal(old: list[str], new: list[str]) -> bool:
+    was, made = _modals(old, new), _modals(new, old)
+    return bool(was - made) or _gains([*old, *was], [*made], _MODALS)
+
+
+def _modals(words: list[str], others: list[str]) -> set[str]:
+    """Return the modals of words, but for those that are the others' in another spelling."""
+    same, found = {*map(_plain, others)}, set[str]()
+    for word in words:
+        if _plain(word) not in same:
+            stem = _STEMS.get(_plain(word), _plain(word).removesuffix("nt"))
+            stem = "will" if word.endswith("'ll") else "would" if word.endswith("'d") else stem
+            found |= {stem} & _MODALS
+    return found
+
+
 def _is_near(a: str, b: str) -> bool:
     return a[0] == b[0] and _distance(a, b) <= 2
 
@@ -259,8 +338,10 @@ def _same_words(old: list[str], new: list[str]) -> bool:
 
 
 def _is_form(a: str, b: str) -> bool:
-    """Whether two words are spellings or forms of one."""
+    """Whether two words are spellings or forms of one; a number is not misspelt."""
     a, b = _plain(a), _plain(b)
+    if any(map(str.isdigit, a + b)):
+        return a == b
     if any(a in group and b in group for group in _FORMS):
         return True
     if len(a) > 2 and b in _DAYS and b.startswith(a):

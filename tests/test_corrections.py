@@ -28,6 +28,11 @@ def test_what_is_left_out_stays_as_it_was():
     text, left = careful(before, after)
     assert text == "Hi ana,\n\nWe meet on sunday at 5. Don't be late\n\ngreets\nBen\n"
     assert [one.meaning for one in left] == ["a name", "a weekday", "a line"]
+    before = "it costs 1.249,50.\nWith kind regards\nJo Vermeer"
+    after = "It costs 1.249, 50. With kind regards.\nJo Vermeer"
+    text, left = careful(before, after)
+    assert text == "It" + before[2:]
+    assert [one.meaning for one in left] == ["a number", "a signature"]
 
 
 def test_all_corrections_make_the_text():

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .client_request import ClientRequest, request_of, text_of
+from .client_request import ClientRequest, request_of, text_of, tools_of
 from .fields import RefusedError
 from .replies import Choice, Choices, Events, ItemWriter, event
 from .tool_calls import called
@@ -14,10 +14,11 @@ def request_of_messages(body: dict[str, Any]) -> ClientRequest:
     turns = [turn for message in body["messages"] for turn in _turns(message)]
     if system := text_of(body.get("system")):
         turns.insert(0, {"role": "system", "content": system})
-    tools = None
-    if "tools" in body and body.get("tool_choice", {}).get("type") != "none":
-        tools = [_tool(tool) for tool in body["tools"]]
-    return request_of(body, turns, stop=body.get("stop_sequences", ()), tools=tools)
+    offered = tools_of(body, "custom")
+    offered["tools"] = offered["tools"] and [*map(_tool, offered["tools"])]
+    if body.get("thinking", {}).get("type", "disabled") != "disabled":
+        offered["ignored"].append("thinking")
+    return request_of(body, turns, stop=body.get("stop_sequences", ()), **offered)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _turns(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(blocks, str):
         yield {"role": role, "content": blocks}
         return
-    wrong = "tool_use" if role == "user" else "tool_result"
+    wrong = "tool_result" if role == "assistant" else "tool_use"
     if any(block["type"] == wrong for block in blocks):
         raise RefusedError(400, f"a {wrong} stands in a turn of the {role}", "messages")
     for block in blocks:

@@ -26,6 +26,7 @@ class ClientRequest:
     schema: dict[str, Any] | None = None  # of JSON, that a text is to fit
     penalties: Mapping[str, Any] = field(default_factory=dict)  # of mlx_lm's make_logits_processors
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    ignored: Sequence[str] = ()  # what the client offers and the model does not get
 
 
 _SAME = "model max_tokens seed stop n draft".split()
@@ -46,6 +47,16 @@ def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientReq
     filters = {name: body[name] for name in ("top_p", "top_k", "min_p") if name in body}
     sampling = Sampling(body.get("temperature", 0.0), **filters)
     return ClientRequest(prompt=prompt, sampling=sampling, penalties=penalties, **same)
+
+
+def tools_of(body: dict[str, Any], kind: str = "function") -> dict[str, Any]:
+    """Return the functions that a model may call, of this type, and which tools are left out."""
+    choice, tools = body.get("tool_choice"), body.get("tools", ())
+    if "none" in (choice, choice.get("type") if isinstance(choice, dict) else None):
+        tools = ()
+    others = [f"tools.{i}" for i, tool in enumerate(tools) if tool.get("type", kind) != kind]
+    known = [tool for tool in tools if tool.get("type", kind) == kind]
+    return {"tools": known or None, "ignored": others}
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str | None:

@@ -81,6 +81,17 @@ def _nothing(value: Any) -> Any:
     return value
 
 
+def tool(kind: str, function: Any) -> Any:
+    """Make the kind of tools: functions, of this type, and others, which no model here knows."""
+
+    def its_tag(value: Any) -> str:
+        found = value.get("type") if isinstance(value, dict) else None
+        return "a function" if found == kind or not isinstance(found, str) else "another"
+
+    kinds = Annotated[function, Tag("a function")] | Annotated[OBJECT, Tag("another")]
+    return Annotated[kinds, Discriminator(its_tag)]
+
+
 NOTHING = Annotated[Any, AfterValidator(_nothing)]
 OBJECT = dict[str, Any]
 LABEL = text(512)
@@ -97,7 +108,10 @@ SAMPLED = {
     "draft": bool,
 }
 STOPS = some(text(256, 1), 16, least=0)
-HINTS = dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "user"), LABEL)
+HINTS = dict.fromkeys(
+    ("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"),
+    LABEL,
+)
 AUTO = Literal["auto", "none"]
 PART_TYPE = Literal["text", "input_text", "output_text"]
 NOTED = {"annotations": NOTHING, "logprobs": NOTHING, "cache_control": OBJECT}
@@ -154,12 +168,13 @@ CHAT = shape(
     max_completion_tokens=integer(1),
     logprobs=bool,
     top_logprobs=integer(0, 20),
-    tools=some(shape("type function", **TOOL), 128),
+    tools=some(tool("function", shape("type function", **TOOL)), 128),
     tool_choice=AUTO,
     parallel_tool_calls=bool,
     chat_template_kwargs=OBJECT,
     reasoning_effort=LABEL,
     verbosity=LABEL,
+    prediction=OBJECT,
     response_format=by_type(ANY_TEXT, ANY_OBJECT, shape("type json_schema", **NAMED)),
     metadata=LABELS,
     store=NOTHING,
@@ -192,6 +207,7 @@ ITEM: Any = Annotated[
         custom_error_message="one whose type is message, function_call or function_call_output",
     ),
 ]
+FLAT_TOOL = shape("type name", type=Literal["function"], **FUNCTION)
 NAMED_SCHEMA = shape("type schema", type=Literal["json_schema"], **SCHEMA)
 RESPONSE = shape(
     "model input",
@@ -200,13 +216,14 @@ RESPONSE = shape(
     instructions=text(),
     max_output_tokens=integer(1),
     text=shape(format=by_type(ANY_TEXT, ANY_OBJECT, NAMED_SCHEMA), verbosity=LABEL),
-    tools=some(shape("type name", type=Literal["function"], **FUNCTION), 128),
+    tools=some(tool("function", FLAT_TOOL), 128),
     tool_choice=AUTO,
     parallel_tool_calls=bool,
     reasoning=shape(effort=LABEL, summary=LABEL),
     include=some(LABEL, least=0),
     truncation=LABEL,
     metadata=LABELS,
+    client_metadata=OBJECT,
     **dict.fromkeys(("previous_response_id", "background", "store"), NOTHING),
     **HINTS,
 )
@@ -221,16 +238,27 @@ BLOCK = by_type(
     shape("type tool_use_id", cache_control=OBJECT, **RESULT),
 )
 CUSTOM = {"type": Literal["custom"], "name": text(128, 1), "description": str}
+CUSTOM_TOOL = shape(
+    "name input_schema",
+    input_schema=OBJECT,
+    cache_control=OBJECT,
+    input_examples=list,
+    allowed_callers=list,
+    **dict.fromkeys(("strict", "eager_input_streaming", "defer_loading"), bool),
+    **CUSTOM,
+)
+THOUGHT = Literal["disabled", "adaptive", "enabled"]
 BLOCKS = some(BLOCK, least=0)
-TURN = shape("role content", role=Literal["user", "assistant"], content=text() | BLOCKS)
+TURN = shape("role content", role=Literal["user", "assistant", "system"], content=text() | BLOCKS)
 INPUT = {
     "messages": some(TURN, 1024),
     "system": CONTENT,
-    "tools": some(
-        shape("name input_schema", input_schema=OBJECT, cache_control=OBJECT, **CUSTOM), 128
-    ),
+    "tools": some(tool("custom", CUSTOM_TOOL), 128),
     "tool_choice": shape("type", type=AUTO, disable_parallel_tool_use=bool),
-    "thinking": shape("type", type=Literal["disabled"]),
+    "thinking": shape("type", type=THOUGHT, budget_tokens=integer(1), display=LABEL),
+    "output_config": shape(effort=LABEL),
+    "context_management": OBJECT,
+    "cache_control": OBJECT,
 }
 MESSAGES = shape(
     "model messages max_tokens",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of
+from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
 from .decoding import Token
 from .fields import RefusedError, without_nulls
 from .replies import Choice, Choices, Events, Writer, event, usage
@@ -22,7 +22,7 @@ def request_of_chat(body: dict[str, Any]) -> ClientRequest:
         body,
         [_turn(message) for message in body["messages"]],
         top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
-        tools=body.get("tools") if body.get("tool_choice") != "none" else None,
+        **tools_of(body),
         schema=schema_of(body.get("response_format")),
         template_kwargs=body.get("chat_template_kwargs", {}),
     )

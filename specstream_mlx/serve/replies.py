@@ -83,7 +83,7 @@ class Writer:
             "draft": first.client_request.draft,
             "mode": first.model.mode,
             "seed": first.seed if first.client_request.sampling.temp else None,
-        }
+        } | ({"ignored": [*ignored]} if (ignored := first.client_request.ignored) else {})
 
 
 class ItemWriter(Writer):

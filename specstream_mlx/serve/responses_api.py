@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of
+from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
 from .fields import FUNCTION
 from .replies import Choice, Choices, Events, ItemWriter, event, usage
 
@@ -11,14 +11,13 @@ from .replies import Choice, Choices, Events, ItemWriter, event, usage
 def request_of_response(body: dict[str, Any]) -> ClientRequest:
     if "max_output_tokens" in body:
         body = body | {"max_tokens": body["max_output_tokens"]}
-    tools = None
-    if "tools" in body and body.get("tool_choice") != "none":
-        tools = [
-            {"type": "function", "function": {n: v for n, v in tool.items() if n != "type"}}
-            for tool in body["tools"]
-        ]
+    offered = tools_of(body)
+    offered["tools"] = offered["tools"] and [
+        {"type": "function", "function": {n: v for n, v in tool.items() if n != "type"}}
+        for tool in offered["tools"]
+    ]
     schema = schema_of(body.get("text", {}).get("format"))
-    return request_of(body, _turns(body), tools=tools, schema=schema)
+    return request_of(body, _turns(body), schema=schema, **offered)
 
 
 def _turns(body: dict[str, Any]) -> list[dict[str, Any]]:

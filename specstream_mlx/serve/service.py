@@ -81,13 +81,13 @@ class Service:
         """Count the tokens of a request's prompt, without holding up others."""
         model = self.model(request.model)
         async with self._one_at_a_time:
-            return len(await asyncio.to_thread(self._prompt, request, model))
+            return len((await asyncio.to_thread(self._prompt, request, model))[0])
 
     def jobs(self, request: ClientRequest) -> list[Job]:
         """Make the texts that a request asks for."""
         request = replace(request, model=self.aliases.get(request.model, request.model))
         model = self.model(request.model)
-        prompt = self._prompt(request, model)
+        prompt, request = self._prompt(request, model)
         masks = [] if request.schema is None else [self._grammars.json(request.schema, len(prompt))]
         for token in request.penalties.get("logit_bias", ()):
             if token >= (size := model.config["vocab_size"]):
@@ -114,27 +114,30 @@ class Service:
             raise RefusedError(404, f"there is no model {name!r}, see /v1/models", "model")
         return self.models[name]
 
-    def _prompt(self, request: ClientRequest, model: SpeculativeModel) -> list[int]:
-        """Encode the prompt; what users say stands in the adapter's template."""
+    def _prompt(
+        self, request: ClientRequest, model: SpeculativeModel
+    ) -> tuple[list[int], ClientRequest]:
+        """Encode the prompt; what users say stands in the adapter's template.
+
+        The request comes back without tools that the chat template has no place for: they are an
+        offer, which clients make to any model.
+        """
         template = model.prompt_template
         if isinstance(request.prompt, str):
-            return encode_prompt(self.tokenizer, request.prompt, template)
+            return encode_prompt(self.tokenizer, request.prompt, template), request
         messages: list[Any] = list(request.prompt)
         if not isinstance(messages[0], dict):
-            return encode_prompt(self.tokenizer, messages)
+            return encode_prompt(self.tokenizer, messages), request
         if template is not None:
             for number, one in enumerate(messages):
                 if one["role"] == "user":
                     messages[number] = one | {"content": in_template(one["content"], template)}
         encode = partial(encode_prompt, self.tokenizer, template_kwargs=request.template_kwargs)
         ids = encode(messages, tools=request.tools)
+        if request.tools and ids == encode(messages):
+            request = replace(request, tools=None, ignored=[*request.ignored, "tools"])
         silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
-        without = {
-            "tools": request.tools and encode(messages),
-            "tool_calls": silent != messages and encode(silent, tools=request.tools),
-        }
-        for name, others in without.items():
-            if ids == others:
-                sentence = "are not supported: the model's chat template has no place for them"
-                raise RefusedError(400, f"{name} {sentence}", name)
-        return ids
+        if silent != messages and ids == encode(silent, tools=request.tools):
+            sentence = "are not supported: the model's chat template has no place for them"
+            raise RefusedError(400, f"tool_calls {sentence}", "tool_calls")
+        return ids, request

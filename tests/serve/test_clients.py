@@ -115,7 +115,6 @@ def test_texts_that_fit_a_schema(chat, openai_client):
     [
         ({"messages": [{"role": "user"}]}, "a message of the user has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
-        ({"tools": [TOOL]}, "tools are not supported: the model's chat template"),
         ({"messages": [*CHAT, CALLS]}, "tool_calls are not supported: the model's chat template"),
         ({"top_logprobs": 2}, "top_logprobs was given without logprobs"),
         ({"max_completion_tokens": 3}, "expected one"),
@@ -134,6 +133,71 @@ def test_what_is_not_supported_is_refused_by_its_name(chat, fields, sentence):
         message = error.value.body["message"]
         assert sentence in message
         assert "\n" not in message
+
+
+LONG = {"role": "system", "content": "please send the report to the team. " * 80}
+PARTS = [{"type": "text", "text": "noon", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+FLAT = {"type": "function", "name": "noon", "strict": False, "parameters": {"type": "object"}}
+NAMESPACE = {"type": "namespace", "name": "x", "tools": [FLAT]}
+PROGRAMS = {
+    "llm": ("/v1/chat/completions", {"messages": CHAT, "tools": [TOOL]}, ["tools"]),
+    "aider": ("/v1/chat/completions", {"messages": [LONG, *CHAT, CHAT[0]], "temperature": 0}, None),
+    "Continue": ("/v1/chat/completions", {"messages": [LONG, *CHAT], "tools": [TOOL]}, ["tools"]),
+    "opencode": (
+        "/v1/chat/completions",
+        {"messages": [LONG, *CHAT], "max_tokens": 32000, "tools": [TOOL], "tool_choice": "auto"},
+        ["tools"],
+    ),
+    "codex": (
+        "/v1/responses",
+        {
+            "input": [
+                {"type": "message", "id": "msg_1", "role": role, "content": [part]}
+                for role in ("developer", "user")
+                for part in [{"type": "input_text", "text": LONG["content"]}]
+            ],
+            "tools": [FLAT, NAMESPACE, {"type": "web_search", "external_web_access": False}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "x",
+            "client_metadata": {"session_id": "x"},
+        },
+        ["tools.1", "tools.2", "tools"],
+    ),
+    "Claude Code": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": PARTS}, LONG],
+            "system": PARTS,
+            "tools": [{"name": "noon", "input_schema": {"type": "object"}}],
+            "metadata": {"user_id": "x"},
+            "max_tokens": 32000,
+            "thinking": {"type": "adaptive"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "high"},
+        },
+        ["thinking", "tools"],
+    ),
+}
+"""By program: where it asks, what it says by default, and what the model does not get of it."""
+
+
+@pytest.mark.parametrize(("path", "body", "ignored"), PROGRAMS.values(), ids=PROGRAMS)
+def test_what_programs_ask_by_default_is_answered(address, path, body, ignored):
+    usage = {"stream_options": {"include_usage": True}} if "chat" in path else {}
+    for further in ({}, {"stream": True, **usage}):
+        asked = {"model": "base", **body, **further}
+        reply = httpx2.post(f"{address}{path}", json=asked, timeout=60)
+        assert reply.status_code == 200, reply.text
+        events = [line[6:] for line in reply.text.split("\n") if line.startswith("data: {")]
+        *_, last = (
+            found for found in map(json.loads, events or [reply.text]) if "specstream" in str(found)
+        )
+        figures = last.get("response", last)["specstream"]
+        assert figures.get("ignored") == ignored
 
 
 MESSAGES = {"model": "base", "max_tokens": 12, "messages": CHAT}

@@ -115,8 +115,9 @@ def test_chats_call_and_get_results(openai_client, planting):
 
 
 def test_responses_call_and_get_results(openai_client, planting):
-    ask = {"model": "base", "tools": FLAT_TOOLS}
+    ask = {"model": "base", "tools": [*FLAT_TOOLS, {"type": "web_search"}]}
     reply = openai_client.responses.create(input=CHAT, **ask)
+    assert reply.specstream["ignored"] == ["tools.2"]  # the model never hears of it
     assert planting.prompts[-1].startswith(f"<|system|>{json.dumps(TOOLS)}<|end|>")
     with openai_client.responses.stream(input=CHAT, **ask) as stream:
         events = list(stream)

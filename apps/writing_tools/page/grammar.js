@@ -15,7 +15,7 @@ const SMALL = new Set(
   ).split(" "),
 );
 
-const FORMS = (
+export const FORMS = (
   "take took taken|give gave given|go goes went gone|see saw seen|buy bought|bring brought|" +
   "think thought|teach taught|catch caught|eat ate eaten|speak spoke spoken|get got gotten|" +
   "say said|know knew known|tell told|stand stood|sell sold|make made|pay paid|lie lay lain|" +

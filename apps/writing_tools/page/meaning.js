@@ -3,7 +3,7 @@
 // The rules are those of specstream_mlx/corrections.py, and both have the same tests.
 
 import { WORD } from "./diff.js";
-import { DATES, MONTHS, WEEKDAYS, distance, isGrammar, plain, wordsOf } from "./grammar.js";
+import { DATES, FORMS, MONTHS, WEEKDAYS, distance, isGrammar, plain, wordsOf } from "./grammar.js";
 
 const NUMBER = /\d+(?:[.,:/-]\d+)*/g;
 const MONEY = /[€£$¥%]/g;
@@ -25,6 +25,12 @@ const NEGATIONS = new Set(
 const GREETING = /(?:^|\n)[^\p{L}\p{N}]*(?:(?:hi|hello|hey|dear)[^\p{L}\p{N}]+|(?:thanks|cheers),\s*)$/iu;
 const TITLE = /\b(?:mr|mrs|ms|dr|prof|st)\.\s*$/i;
 const POSITIVES = new Set("does have would could should must need were want cant".split(" "));
+// Small words, of kinds, of which one in the place of another says something else.
+const SAYING = [
+  "i me my mine|you your yours u ur|he him his|she her hers|we us our ours|they them their theirs",
+  "and|or|but|if",
+].map((kind) => kind.split("|").map((group) => group.split(" ")));
+const MODALS = new Set("will would shall should can could may might must".split(" "));
 const MOST_WORDS = 3; // that may come or go with a correction
 
 // What a change {start, end, text} of `before` changes besides spelling and grammar, such as
@@ -34,11 +40,10 @@ export function meaningOf(before, { start, end, text }) {
   const [old, made] = [wordsOf(was), wordsOf(text)];
   if (losesLine(before, start, end, old, made)) return "a line";
   if (isInAddress(before, start, end) || differs(ADDRESS, was, text)) return "an address";
+  if (changesNumber(before, start, end, text)) return "a number";
   if (old.length && old.join(" ") === made.join(" ")) return null;
   if (made.length - old.length > MOST_WORDS) return "words that were not there";
   if (old.length - made.length > MOST_WORDS) return "words that are gone";
-  const lost = old.some((word) => NUMBERS.has(word) && !made.includes(word));
-  if (lost || differs(NUMBER, was, text)) return "a number";
   if (differs(MONEY, was, text)) return "an amount";
   const written = new Set([...wordsAsWritten(was), ...wordsAsWritten(text)]);
   for (const [name, dates] of [["a weekday", WEEKDAYS], ["a month", MONTHS]]) {
@@ -53,7 +58,67 @@ export function meaningOf(before, { start, end, text }) {
   }
   if (negations(old, made) !== negations(made, old)) return "a negation";
   if (changesName(before, start, end, made)) return "a name";
-  return isGrammar(was, text) ? null : "a word";
+  if (signs(before, start) && (!isSpelling(old, made) || text.trim() === ".")) return "a signature";
+  const says = exchanges(old, made) || changesModal(old, made);
+  return says || !isGrammar(was, text) ? "a word" : null;
+}
+
+function changesNumber(before, start, end, text) {
+  const [was, old, made] = [before.slice(start, end), ...[before.slice(start, end), text].map(wordsOf)];
+  // What is written at the number, such as its other half, is part of it.
+  const front = before.slice(0, start).match(/[\d.,:/-]*$/)[0];
+  const rest = before.slice(end).match(/^[\d.,:/-]*/)[0];
+  if (differs(NUMBER, front + was + rest, front + text + rest)) return true;
+  if (/\d/.test(was + text) && !isGrammar(was, text)) return true;
+  return old.some((word) => NUMBERS.has(word) && !made.includes(word)) || gains(old, made, NUMBERS);
+}
+
+// Is a place in the last lines, of few words each and no sentence or list?
+function signs(before, start) {
+  const lines = before.trimEnd().split("\n");
+  let first = lines.length;
+  while (first && isSign(lines[first - 1].trim())) first -= 1;
+  const place = lines.slice(0, first).join("\n").length + 1;
+  return first > 0 && first < lines.length - 1 && place <= start;
+}
+
+const isSign = (line) =>
+  !line || (line.split(/\s+/).length <= 4 && /^\p{L}/u.test(line) && !/[.!?]$/.test(line));
+
+// Are words the same but for a letter each?
+function isSpelling(old, made) {
+  const isAlike = (a, b) => distance(a, b) < 2 || FORMS.some((group) => group.has(a) && group.has(b));
+  return old.length === made.length && old.every((word, i) => isAlike(plain(word), plain(made[i])));
+}
+
+// Do words of a kind come that were not there in another spelling?
+function gains(old, made, kind) {
+  const isNew = (word) => !old.includes(word) && !old.some((one) => isNear(word, plain(one)));
+  return made.some((word) => kind.has(word) && isNew(word));
+}
+
+function exchanges(old, made) {
+  return SAYING.some((kind) => {
+    const groups = (words) =>
+      kind.filter((group) => words.some((word) => group.includes(word.split("'")[0])));
+    const [was, is] = [groups(old), groups(made)];
+    return was.some((group) => !is.includes(group)) && is.some((group) => !was.includes(group));
+  });
+}
+
+function changesModal(old, made) {
+  const [was, is] = [modals(old, made), modals(made, old)];
+  return was.some((word) => !is.includes(word)) || gains([...old, ...was], is, MODALS);
+}
+
+// The modals of words, but for those that are the others' in another spelling.
+function modals(words, others) {
+  const same = others.map(plain);
+  return words
+    .filter((word) => !same.includes(plain(word)))
+    .map((word) => (word.endsWith("'ll") ? "will" : word.endsWith("'d") ? "would" : plain(word)))
+    .map((word) => ({ cannot: "can", cant: "can", wont: "will" })[word] ?? word.replace(/nt$/, ""))
+    .filter((word) => MODALS.has(word));
 }
 
 function losesLine(before, start, end, old, made) {
@@ -92,10 +157,10 @@ const wordsAsWritten = (text) => [...text.matchAll(WORD)].map(([word]) => word);
 
 const differs = (kind, old, made) => sorted(kind, old) !== sorted(kind, made);
 const sorted = (kind, text) => (text.match(kind) ?? []).sort().join(" ");
+const isNear = (a, b) => a[0] === b[0] && distance(a, b) <= 2;
 // The negations, those in another spelling included if it is right in the other words.
 function negations(words, others) {
   const known = others.map(plain).filter((word) => NEGATIONS.has(word));
-  const isNear = (a, b) => a[0] === b[0] && distance(a, b) <= 2;
   const isMisspelt = (word) =>
     word.length > 3 && !POSITIVES.has(word) && known.some((one) => isNear(word, one));
   return words.map(plain).filter((word) => NEGATIONS.has(word) || isMisspelt(word)).length;
