@@ -35,6 +35,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import DraftSettings, SpeculativeModel
 from specstream_mlx.drafting.fixed import fixed_planner
+from specstream_mlx.engine.compiled import CompiledSteps
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
@@ -60,7 +61,7 @@ SHAPES = {  # layers, hidden size, heads, heads of keys and values, MLP, tokens
 """Those of the demonstration model, and of models of 0.6 and 4 B."""
 
 CONTEXT = 512  # rows of the KV cache
-WARM_UP, TIMED = 3, 24  # steps until trees have their size, and those that are timed
+WARM_UP, TIMED = 6, 24  # steps until trees have their size and traces are there, and timed ones
 
 FAST = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
 DEQUANTIZE = "dequantize"
@@ -77,6 +78,7 @@ class StepGraph:
     first_ms: float | None  # Python from reading the step before to the first hand-over
     last_ms: float | None  # the same to the last one
     all_ms: float | None  # the same to where the host waits; medians
+    slowest_ms: float | None  # of the steps before, of compiled ones the one that is traced
 
 
 # Models without weights ---------------------------------------------------------------------
@@ -143,8 +145,10 @@ def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
 class _Uncomputed(Decoder):
     """A decoder of made-up results, each with one accepted draft, whose graphs are kept."""
 
-    def __init__(self, model: SpeculativeModel):
-        super().__init__(model.model, model.streams, make_caches(model.model, model.config))
+    def __init__(self, model: SpeculativeModel, compiled: bool):
+        steps = CompiledSteps(model.model, model.streams) if compiled else None
+        caches = make_caches(model.model, model.config)
+        super().__init__(model.model, model.streams, caches, compiled=steps)
         self.graphs: list[Sequence[mx.array]] = []
 
     def prefill(self, tokens: mx.array) -> None:
@@ -247,6 +251,7 @@ def measured(
     """A step's operations by kind, and the fields of ``StepGraph`` that are milliseconds."""
     handed: list[float] = []
     marks: list[tuple[float, float, float]] = []
+    slowest = 0.0
     with as_on_a_gpu(lambda *_: handed.append(time.perf_counter())):
         for number in range(WARM_UP + timed):
             handed.clear()
@@ -255,16 +260,20 @@ def measured(
             whole = time.perf_counter() - began
             if number >= WARM_UP:
                 marks.append((handed[0] - began, handed[-1] - began, whole))
+            else:
+                slowest = max(slowest, 1e3 * whole)
         next(run)
     # Nothing has been evaluated, so the steps before are in the last graph, too.
     earlier, last = graphs[-2:]
     found = operations([*earlier, *last]) - operations(earlier)
     medians = [1e3 * statistics.median(column) for column in zip(*marks, strict=True)]
-    return dict(found.most_common()), medians or [None] * 3
+    return dict(found.most_common()), [*medians, slowest] if medians else [None] * 4
 
 
-def step_graph(model: SpeculativeModel, settings: DraftSettings, timed: int = 0) -> StepGraph:
-    decoder = _Uncomputed(model)
+def step_graph(
+    model: SpeculativeModel, settings: DraftSettings, timed: int = 0, compiled: bool = False
+) -> StepGraph:
+    decoder = _Uncomputed(model, compiled)
     decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
     request = Request([0], fixed_planner(settings, model, [0]))
     run = steps_of(TokenSequence(None, request, decoder))
@@ -301,6 +310,7 @@ COLUMNS = {
     "to the last": "{last_ms:.2f}",
     "in all": "{all_ms:.2f}",
     "of mlx_lm's step": "{time_share:.2f}",
+    "slowest before": "{slowest_ms:.1f}",
 }
 
 
@@ -312,6 +322,7 @@ def rows_of_model(name: str, timed: int) -> list[dict[str, Any]]:
         graphs = {} if rows else {MLX_LM: plain_graph(model, timed)}
         for method, settings in fixed_ways(streams_of(model).config).items():
             graphs[method] = step_graph(model, settings, timed)
+            graphs[f"{method}, compiled"] = step_graph(model, settings, timed, compiled=True)
         rows += [{"model": name, "method": method} | vars(one) for method, one in graphs.items()]
     return rows
 

@@ -23,6 +23,7 @@ from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_config, head_files, read_head
 from .drafting.published_heads import head_for, heads_of_size, repository_of
+from .engine.compiled import CompiledSteps
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
@@ -37,6 +38,7 @@ from .files import (
     tensor_headers,
     tokenizer_files,
 )
+from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
 from .models.architectures import (
     architecture_of,
@@ -72,6 +74,7 @@ class SpeculativeModel:
         held: whether the base's weights are packed or expanded in memory, and why.
         ranks: the processes that run the model together; ``None``: it is this one alone.
         head: the mounted draft head, which guesses where there are no streams, or ``None``.
+        compiles: whether steps are compiled; ``None``: where that pays, see ``device.compiles``.
     """
 
     model: nn.Module
@@ -82,12 +85,14 @@ class SpeculativeModel:
     held: HeldWeights | None = None
     ranks: Ranks | None = None
     head: MountedHead | None = None
+    compiles: bool | None = None
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
     _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
     _is_other: bool = field(default=False, init=False, repr=False, compare=False)
+    _compiled: CompiledSteps | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.base = self.model
@@ -131,6 +136,16 @@ class SpeculativeModel:
     def layout(self) -> Layout:
         """What other adapters must share for their texts to go through one pass."""
         return layout_of(self.model, self.streams)
+
+    @property
+    def compiled(self) -> CompiledSteps | None:
+        """The traces of this model's steps; ``None`` where steps are not compiled."""
+        if not (device.compiles() if self.compiles is None else self.compiles):
+            return None
+        own = self._compiled
+        if own is None or own.model is not self.model or own.streams is not self.streams:
+            self._compiled = own = CompiledSteps(self.model, self.streams)
+        return own
 
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
@@ -303,6 +318,7 @@ def load(
     weights: str = "auto",
     group: mx.distributed.Group | None = None,
     draft_head: str | Path | None = None,
+    compiled: bool | None = None,
 ) -> tuple[Any, ...]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
@@ -321,6 +337,7 @@ def load(
             its part of the model, and what rank 0 decides all do.
         draft_head: directory or repository of a published EAGLE-3 head for the base; ``auto``: that
             of ``drafting.published_heads``.
+        compiled: whether steps are compiled; ``None``: where that pays.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -354,7 +371,8 @@ def load(
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
-    speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks)
+    further: dict[str, Any] = {"held": held, "ranks": ranks, "compiles": compiled}
+    speculative = SpeculativeModel(model, config, path, **further)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     speculative.mount_head(draft_head)

@@ -81,7 +81,8 @@ class TokenSequence:
                 self._generation = self._cache.begin(model, request.prompt, request.quantization)
                 caches, reused = self._cache.caches, self._cache.reused
             share = model.ranks.share if model.ranks else None
-            decoder = Decoder(model.model, model.streams, caches, share=share, head=model.head)
+            more: dict[str, Any] = {"head": model.head, "compiled": model.compiled}
+            decoder = Decoder(model.model, model.streams, caches, share=share, **more)
             if self._cache is not None:
                 self._cache.caches = decoder.caches
         self.decoder = decoder

@@ -19,7 +19,6 @@ from typing import Any, get_args
 import numpy as np
 
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
-from specstream_mlx.engine.borrowed_model import FIRST_HANDED_OVER
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program
@@ -45,10 +44,10 @@ MOST_NODES = 24
 MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
 
-HOST_STEP_MS, HOST_LAYER_MS = 0.3, 0.05
-"""Assumptions: the host reads the accepted tokens before it can build the next step's graph;
-plain decoding in mlx_lm builds ahead. On the Linux test machine, a layer's graph takes 0.06 to
-0.11 ms (NOTES.md)."""
+HOST_STEP_MS, HOST_LAYER_MS = 0.1, 0.012
+"""The host reads the accepted tokens before it can build the next step; plain decoding in mlx_lm
+builds ahead. That is what a compiled step with streams takes on the Linux test machine, by its
+number of layers (NOTES.md); that a Mac takes as long is an assumption."""
 
 HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
 """Of the trainers' heads: paths that a stream guesses for, their rank, tokens of a shortlist."""
@@ -57,9 +56,8 @@ ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
     f"{metal_cost.ULTRA_SHARE:.0%} of that",
     f"{metal_cost.LAYER_MS} ms of small kernels a layer in every pass",
-    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides; "
-    f"of a step's the device waits for that before layer {FIRST_HANDED_OVER + 2}, and computes "
-    "during the rest",
+    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides "
+    "and for which the device waits in a step that drafts",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
     f"a stream of a conditioned head costs what it reads and {metal_cost.LAYER_MS} ms of small "
     "kernels",
@@ -142,9 +140,7 @@ class Setting:
         heads = head_ms(chip, model, bits, rows) + stream_heads_ms(chip, model, bits, streams)
         device = layers(rows, model.layers - self.msa_layers)
         device += layers(rows * (1 + streams), self.msa_layers) + heads
-        first = FIRST_HANDED_OVER + 1
-        rest = HOST_LAYER_MS * (model.layers - first) + heads  # these are handed over last
-        return HOST_STEP_MS + HOST_LAYER_MS * first + max(device, rest)
+        return HOST_STEP_MS + HOST_LAYER_MS * model.layers + device
 
 
 USUAL = Setting()

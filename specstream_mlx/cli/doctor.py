@@ -73,6 +73,7 @@ def doctor(
         )
         if held["row_blocks"]:
             lines[""] = f"rows filled up to {BLOCK}s, which this BLAS is faster at"
+    lines["steps"] = facts["steps"]
     lines["costs of steps"] = facts["step_costs"]
     for place, points in (facts["step_seconds"] or {}).items():
         times = ", ".join(f"{nodes}: {1e3 * seconds:.1f} ms" for nodes, seconds in points)
@@ -114,6 +115,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         curve = history_of(speculative).costs.curve
     return {
         "device": device.describe(),
+        "steps": "compiled" if device.compiles() else "built by Python",
         "packages": packages,
         "demonstration_model": str(made) if made.exists() else None,
         "bundled_adapters": bundled.adapter_names(),

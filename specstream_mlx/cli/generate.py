@@ -51,6 +51,7 @@ class Run:
     responses: "Callable[[Progress], Iterator[GenerationResponse]]"
     compare: "Callable[[list[int]], Comparison] | None" = None
     hint: str | None = None
+    steps: Callable[[], str] | None = None
 
 
 def generate(
@@ -195,6 +196,7 @@ def generate(
         decoding.responses,
         partial(compare, decoding),
         hint,
+        loaded.compiled.sentence if loaded.compiled else None,
     )
     _generate(run, output)
 
@@ -370,6 +372,8 @@ def _report(
         rate = "" if comparison else f", {last.generation_tps:.3f} tokens-per-sec"
         seed = "" if run.seed is None else f", seed {run.seed}"
         note(f"Generation: {count} tokens{rate}{seed}")
+        if output.verbose and run.steps is not None:
+            note(f"Steps: {run.steps()}")
         if output.verbose:
             note(f"Peak memory: {last.peak_memory:.3f} GB")
             accepted = f"{last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"

@@ -60,6 +60,7 @@ class Source:
             weights=self.options.weights,
             group=launched.group(),
             draft_head=self.head,
+            compiled=self.options.compiled,
         )
 
 
@@ -96,6 +97,12 @@ class ModelOptions:
         "which is downloaded once.",
     )
     weights: str = WEIGHTS
+    compiled: bool | None = option(
+        None,
+        FLAG,
+        "Compile steps, so that Python builds each shape of them once. Default: on a GPU.",
+        "--compile/--no-compile",
+    )
 
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that known streams fit gets them if no adapter is named."""

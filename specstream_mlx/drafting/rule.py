@@ -310,4 +310,6 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
         "processes": ranks and [ranks.size, ranks.route],
         "device": {name: described[name] for name in ("machine", "cpu", "mlx", "backend", "blas")},
     }
+    if model.compiled is not None:
+        facts["steps"] = "compiled"
     return json.loads(json.dumps(facts, default=str))

@@ -216,6 +216,16 @@ class BorrowedModel:
             self._drafted = self._streams.head_rows(self._lm_head)
         return self._drafted
 
+    @property
+    def drafted_rows(self) -> nn.Module | None:
+        """The head's rows of the tokens that may be drafted, a copy; ``None``: all may, or none."""
+        streams = self._streams
+        return None if streams is None or streams.vocabulary is None else self._stream_head
+
+    @drafted_rows.setter
+    def drafted_rows(self, rows: nn.Module | None) -> None:
+        self._drafted = rows
+
     def release_vocabulary(self) -> None:
         """Let go of the head's rows until the streams guess again."""
         self._drafted, self._holder[self._head_name] = None, self._lm_head

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
-from .rows import Beside, Rows, at
+from .rows import Rows, at
 
 
 class AskingRope:
@@ -48,7 +48,7 @@ class SelectingRows(UncommittedRows):
         count: int,
         num_streams: int,
         main: int,
-        beside: Beside,
+        beside: mx.array | None,
     ):
         super().__init__(cache, rows, map_values)
         self._count, self._num_streams, self._first, self._beside = count, num_streams, main, beside
@@ -86,8 +86,7 @@ class SelectingRows(UncommittedRows):
         seen = mask[..., first::gamma, :] & is_main
         queries = self._queries[:, :, :first]
         if self._beside is not None:
-            nodes = mx.array([list(nodes) for nodes in self._beside])
-            queries = at(queries.swapaxes(1, 2), nodes).swapaxes(1, 2)
+            queries = at(queries.swapaxes(1, 2), self._beside).swapaxes(1, 2)
         weights = self._weights(queries, keys, seen).reshape(seen.shape)
         least = mx.topk(weights, min(self._count, weights.shape[-1])).min(-1, keepdims=True)
         stays = (weights >= least) | ~is_main

@@ -7,7 +7,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from ..errors import UserError
 from ..models.architectures import layer_windows
 from .rows import Rows
 
@@ -43,8 +42,7 @@ class SideBySideKVCache:
 
     step = KVCache.step
 
-    def __init__(self, caches: Sequence[KVCache], capacity: int | None = None):
-        self._capacity = capacity
+    def __init__(self, caches: Sequence[KVCache]):
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self._set_lengths([cache.offset for cache in caches])
@@ -57,12 +55,7 @@ class SideBySideKVCache:
 
     def columns(self, rows: int) -> int:
         """Return the number of columns that ``write`` returns for ``rows`` new rows."""
-        columns = max(self.lengths) + rows
-        if self._capacity is None:
-            return columns
-        if columns > self._capacity:
-            raise UserError(f"the KV cache has room for {self._capacity} rows, expected {columns}")
-        return self._capacity
+        return max(self.lengths) + rows
 
     def advance(self, counts: Sequence[int]) -> None:
         self._set_lengths([sum(pair) for pair in zip(self.lengths, counts, strict=True)])
@@ -87,12 +80,18 @@ class SideBySideKVCache:
         rows = keys.shape[2]
         columns = self.columns(rows)
         held = self._reserve(len(keys), keys, values, columns)
-        places = (self.offset[:, None] + mx.arange(rows))[:, None, :, None]
-        self.keys, self.values = (
-            mx.put_along_axis(old, mx.broadcast_to(places, new.shape), new, axis=2)
-            for old, new in zip(held, (keys, values), strict=True)
-        )
+        self.keys, self.values = self.put(*held, keys, values)
         return self.keys[..., :columns, :], self.values[..., :columns, :]
+
+    def put(
+        self, held_keys: mx.array, held_values: mx.array, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Return buffers with new rows after each sequence's own."""
+        places = (self.offset[:, None] + mx.arange(keys.shape[2]))[:, None, :, None]
+        return (
+            mx.put_along_axis(held_keys, mx.broadcast_to(places, keys.shape), keys, axis=2),
+            mx.put_along_axis(held_values, mx.broadcast_to(places, values.shape), values, axis=2),
+        )
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths, self.offset = lengths, mx.array(lengths, mx.int32)
@@ -101,7 +100,7 @@ class SideBySideKVCache:
         self, sequences: int, keys: mx.array, values: mx.array, columns: int
     ) -> tuple[mx.array, mx.array]:
         """Grow to ``columns``, in whole steps; heads and sizes are those of the arrays."""
-        count = self._capacity or -(-columns // self.step) * self.step
+        count = -(-columns // self.step) * self.step
         if self.keys is None or self.values is None:
             self.keys, self.values = (
                 mx.zeros((sequences, like.shape[1], count, like.shape[3]), like.dtype)
@@ -143,8 +142,8 @@ class UncommittedRows:
         map_values: Callable[[mx.array], mx.array] | None = None,
         skip: int = 0,
     ):
-        self._cache, self._rows, self._map_values, self._skip = cache, rows, map_values, skip
-        self._new: tuple[mx.array, mx.array] | None = None
+        self.cache, self._rows, self._map_values, self._skip = cache, rows, map_values, skip
+        self.new: tuple[mx.array, mx.array] | None = None
         self.offset = rows.offset
         if isinstance(cache, QuantizedKVCache):  # by these mlx-lm's attention knows such a cache
             self.bits, self.group_size = cache.bits, cache.group_size
@@ -152,7 +151,7 @@ class UncommittedRows:
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        cache = self._cache
+        cache = self.cache
         if isinstance(cache, SideBySideKVCache):
             return self._rows.mask_side_by_side(cache.offset, cache.columns(count))
         window = getattr(cache, "window", window_size)
@@ -161,7 +160,7 @@ class UncommittedRows:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Fetched, Fetched]:
         if self._map_values is not None:
             values = self._map_values(values)
-        self._new, cache = (keys, values), self._cache
+        self.new, cache = (keys, values), self.cache
         if isinstance(cache, SideBySideKVCache):
             return cache.write(keys, values)
         committed = cache.offset
@@ -176,12 +175,12 @@ class UncommittedRows:
 
         ``None``: these are the first ``counts``.
         """
-        cache = self._cache
+        cache = self.cache
         if paths is not None:
-            assert self._new is not None  # the pass has written it
+            assert self.new is not None  # the pass has written it
             # If these were read from the cache, mlx would copy its whole buffer to write there.
             # ``mx.take`` would take one operation more.
-            keys, values = (mx.take_along_axis(array, paths, axis=2) for array in self._new)
+            keys, values = (mx.take_along_axis(array, paths, axis=2) for array in self.new)
         if isinstance(cache, SideBySideKVCache):
             if paths is not None:
                 cache.write(keys, values)
@@ -191,14 +190,29 @@ class UncommittedRows:
         else:
             cache.offset += counts[0]
 
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count rows as committed that lie where they belong."""
+        self.commit(counts, None)
 
-def commit(layers: Sequence[UncommittedRows], paths: Sequence[Sequence[int]]) -> None:
-    """Commit in several layers the accepted rows: each sequence's indices among the new ones."""
+
+def commit(
+    layers: Sequence[UncommittedRows],
+    paths: Sequence[Sequence[int]],
+    move: Callable[[Sequence[UncommittedRows], mx.array], bool] | None = None,
+) -> None:
+    """Commit in several layers the accepted rows: each sequence's indices among the new ones.
+
+    ``move`` may write them where they belong, and returns whether it has.
+    """
     counts = [len(path) for path in paths]
     rows = None
     if any(list(path) != list(range(len(path))) for path in paths):
         most = max(counts)
         padded = [[*path, *[0] * (most - len(path))] for path in paths]
         rows = mx.array(padded)[:, None, :, None]
+        if move is not None and move(layers, rows):
+            for layer in layers:
+                layer.advance(counts)
+            return
     for layer in layers:
         layer.commit(counts, rows)

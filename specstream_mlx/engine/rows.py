@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from .plan import DraftTree
+from .plan import DraftTree, Plan
 
 _MOST_CACHED = 64  # nodes whose tables, which grow with their square, are cached
 
@@ -218,28 +218,46 @@ def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
     return at(at(array, index).swapaxes(1, 2), index).swapaxes(1, 2)
 
 
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What a pass verifies: each sequence's plan, the one that all follow, and the trees."""
+
+    plans: Sequence[Plan]
+    plan: Plan
+    shapes: TreeShapes
+    tokens: mx.array  # (sequences, n) int32
+    sees: mx.array | None = None  # of rows with streams, see ``TreeShapes.visibility``
+    beside: mx.array | None = None  # (sequences, few) nodes with streams; ``None``: all
+
+    @property
+    def trees(self) -> list[DraftTree]:
+        return [plan.tree for plan in self.plans]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(plan.tree) for plan in self.plans]
+
+    def nodes(self, offset: int | mx.array) -> TreeNodes:
+        positions = (offset if isinstance(offset, int) else offset[:, None]) + self.shapes.depths
+        return TreeNodes(self.tokens, self.shapes.parents, self.shapes.ancestors, positions)
+
+
 # Rows with streams ----------------------------------------------------------------------------
 
 
 def rows_with_streams(
-    nodes: TreeNodes,
-    shapes: TreeShapes,
-    gamma: int,
-    main_sees_streams: Sequence[bool],
-    beside: Beside,
+    nodes: TreeNodes, whole: int, gamma: int, sees: mx.array, beside: mx.array | None
 ) -> Rows:
     """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
 
-    ``shapes`` are of the whole trees; ``beside`` is ``None`` where any was pruned.
+    ``sees`` is the ``visibility`` in whole trees, of ``whole`` nodes; ``beside`` (sequences, few)
+    is ``None`` where any was pruned.
     """
-    sees = shapes.visibility(gamma, main_sees_streams, beside)
     if nodes.kept is not None:
-        streams = len(shapes) + nodes.kept[..., None] * gamma + mx.arange(gamma)
+        streams = whole + nodes.kept[..., None] * gamma + mx.arange(gamma)
         sees = rows_and_columns(sees, mx.concatenate([nodes.kept, streams.flatten(1)], axis=1))
     positions = nodes.positions
-    seeds = positions
-    if beside is not None:
-        seeds = mx.take_along_axis(positions, mx.array(list(map(list, beside))), axis=1)
+    seeds = positions if beside is None else mx.take_along_axis(positions, beside, axis=1)
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)

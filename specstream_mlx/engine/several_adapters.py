@@ -23,6 +23,7 @@ from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from ..stream_config import StreamConfig
 from .borrowed_model import BorrowedModel
+from .compiled import CompiledSteps
 
 _LORA = ("lora_a", "lora_b")
 
@@ -72,6 +73,7 @@ class Mounted:
     model: nn.Module
     streams: Streams | None
     borrowed: BorrowedModel
+    compiled: CompiledSteps | None = None  # its traces, if its steps are compiled
 
     @property
     def is_shared(self) -> bool:
@@ -103,6 +105,8 @@ class Gathered:
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
+        compiles = first.compiled is not None
+        self.compiled = CompiledSteps(self._model, self.streams) if compiles else None
 
     def takes(self, adapters: Sequence[Mounted]) -> bool:
         """Check if adapters fit all that it was made for, and have the same tensors in all."""
@@ -110,6 +114,8 @@ class Gathered:
         return _names_of(adapters) == self._names and all(one.fits(own) for one, own in pairs)
 
     def gather(self, adapters: Sequence[Mounted]) -> None:
+        if self.compiled is not None:
+            self.compiled.forget()
         self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
         if self.streams is not None:
             each = [one.stream_tensors for one in adapters]

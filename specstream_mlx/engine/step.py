@@ -1,12 +1,14 @@
 """One decoding step: the seven moves of Speculative Streaming (arXiv 2402.11131, section 3).
 
-The first six stand top to bottom in ``Decoder.step``, which only enqueues; the host then reads
-which nodes were accepted, and ``Decoder.commit`` is the seventh. Hidden states have an axis of
-sequences; after the head every sequence is by itself.
+Five stand top to bottom in ``Decoder.forward``, the sixth is ``Decoder.decide``, and both only
+enqueue; the host then reads which nodes were accepted, and ``Decoder.commit`` is the seventh.
+Hidden states have an axis of sequences; after the head every sequence is by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,13 +17,14 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
+from .compiled import CompiledSteps
 from .draft_head import AcceptedRows, DraftHead, MountedHead, Rank, accepted_rows
 from .guess import NO_GUESSES, WHOLE_HEAD, Scorer, StreamGuesses, guess, without_barred
 from .key_selection import SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
-from .rows import Rows, TreeNodes, at, rows_with_streams, shapes_of
+from .rows import Drafts, Rows, TreeNodes, at, rows_with_streams, shapes_of
 from .several_adapters import Gathered, Mounted
 from .verify.rule import PathEnd, VerifyRule
 
@@ -52,6 +55,16 @@ class StepResult:
     kept: mx.array | None = None  # (m,) indices of the kept nodes; ``None``: all
     in_play: mx.array | None = None  # (m,) bool, not below pruning's threshold; ``None``: all
     streams: StreamResult | None = None
+
+    def as_fields(self) -> tuple[Any, ...]:
+        *own, streams = vars(self).values()
+        return *own, None if streams is None else tuple(vars(streams).values())
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[Any]) -> "StepResult":
+        last, predictions, logits, kept, in_play, streams = fields
+        guessed = None if streams is None else StreamResult(*streams)
+        return cls(last, predictions, logits, kept, in_play, guessed)
 
     def guesses(self) -> StreamGuesses:
         """Read the streams' guesses to the host; there are none where no streams ran."""
@@ -92,6 +105,15 @@ class StepResult:
         return [array for array in arrays if array is not None]
 
 
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What the model made of the trees."""
+
+    nodes: TreeNodes
+    logits: list[mx.array]  # of each sequence, (nodes, vocab)
+    hidden: mx.array | None = None  # streams (sequences, rows, h); ``None``: none ran
+
+
 class Decoder:
     """One model, its streams and its KV caches: the state of the sequences being decoded.
 
@@ -109,6 +131,7 @@ class Decoder:
         shortlists: bool | None = None,
         share: Callable[[mx.array], mx.array] | None = None,
         head: MountedHead | None = None,
+        compiled: CompiledSteps | None = None,
     ):
         self._share, self._shortlists = share, shortlists
         self.caches: list[CommittedRows] = list(caches)
@@ -117,8 +140,10 @@ class Decoder:
         # Of each sequence, none where no head is mounted.
         self._heads: list[DraftHead] = [] if head is None else [head.begin(borrowed)]
         self._gathered: Gathered | None = None
-        self._mount([Mounted(model, streams, borrowed)])
-        self._uncommitted: list[UncommittedRows] = []
+        # Draft heads keep rows of their own, and ranks wait for each other within a step.
+        compiled = compiled if share is None and head is None else None
+        self._mount([Mounted(model, streams, borrowed, compiled)])
+        self.uncommitted: list[UncommittedRows] = []
 
     # The sequences ------------------------------------------------------------------------------
 
@@ -127,7 +152,7 @@ class Decoder:
 
         ``joining`` are of one sequence each, whose adapter's layout fits.
         """
-        self._uncommitted = []
+        self.uncommitted = []
         adapters = [self._adapters[number] for number in staying]
         for other in joining:
             own = other._adapters[0]
@@ -157,7 +182,7 @@ class Decoder:
                 self._gathered = Gathered(adapters)
             self._gathered.gather(adapters)
             first = self._gathered
-        self.model, self.streams = first.borrowed, first.streams
+        self.model, self.streams, self.compiled = first.borrowed, first.streams, first.compiled
         self._adapters, self._are_shared = adapters, [one.is_shared for one in adapters]
         layers = len(self.caches)
         self._first_msa_layer = self.streams.config.first_msa_layer if self.streams else layers
@@ -169,6 +194,22 @@ class Decoder:
         several = (cache for cache in self.caches if isinstance(cache, SideBySideKVCache))
         return [cache.of(number) for cache in several]
 
+    # Traces -------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """What a step's graph depends on besides the plans, the model and its KV buffers."""
+        without_streams = tuple(one.streams is None for one in self._adapters)
+        return self._shortlists, *self._are_shared, *without_streams
+
+    def with_model(self, model: BorrowedModel) -> "Decoder":
+        """Make a decoder for a trace, which has no KV rows yet."""
+        other = copy(self)
+        other.model, other.compiled, other.caches, other.uncommitted = model, None, [], []
+        other._adapters = [replace(adapter, borrowed=model) for adapter in self._adapters]
+        other._gathered = None
+        return other
+
     # Steps --------------------------------------------------------------------------------------
 
     def prefill(self, tokens: mx.array) -> None:
@@ -177,17 +218,15 @@ class Decoder:
         self.model.logits(tokens[None], self._new_rows(Rows(self.caches[0].offset)))
         for head, features in self._read_by_heads():
             head.read(tokens, features)
-        commit(self._uncommitted, [range(tokens.size)])
-        self._uncommitted = []  # else the prompt's keys and values stay in memory twice
+        commit(self.uncommitted, [range(tokens.size)])
+        self.uncommitted = []  # else the prompt's keys and values stay in memory twice
 
     def next_token(self, tokens: mx.array, rules: Sequence[VerifyRule]) -> list[StepResult]:
         """Plain decoding: commit ``tokens`` (sequences, 1), which may be unevaluated."""
-        offset = self.caches[0].offset
-        rows = Rows(offset)
-        if not isinstance(offset, int):
-            rows = Rows(offset[:, None], mx.ones((len(tokens), 1, 1), mx.bool_))
-        logits = self.model.logits(tokens, self._new_rows(rows))
-        commit(self._uncommitted, [range(1)] * len(rules))
+        logits = None if self.compiled is None else self.compiled.logits(self, tokens)
+        if logits is None:
+            logits = self.logits_after(tokens)
+        commit(self.uncommitted, [range(1)] * len(rules))
         pairs = [rule.next_token(logits[number]) for number, rule in enumerate(rules)]
         predictions = self._shared([predictions for predictions, _ in pairs])
         for number, (head, features) in enumerate(self._read_by_heads()):
@@ -195,6 +234,14 @@ class Decoder:
             head.commit(1)
         results = zip(predictions, pairs, strict=True)
         return [StepResult(mx.array(0), shared, own) for shared, (_, own) in results]
+
+    def logits_after(self, tokens: mx.array) -> mx.array:
+        """Run the model over one row of each sequence; returns logits (sequences, 1, vocab)."""
+        offset = self.caches[0].offset
+        rows = Rows(offset)
+        if not isinstance(offset, int):
+            rows = Rows(offset[:, None], mx.ones((len(tokens), 1, 1), mx.bool_))
+        return self.model.logits(tokens, self._new_rows(rows))
 
     def uncommit(self, count: int) -> None:
         for rows in (*self.caches, *self._heads):
@@ -205,26 +252,94 @@ class Decoder:
 
         The results are unevaluated; read them, then call ``commit``.
         """
-        trees, shared = [plan.tree for plan in plans], self._are_shared
-        plan = widest(plans, shared)
-        count, sizes = plan.streams, [len(tree) for tree in trees]
+        drafts = self._drafts(plans)
+        if self.compiled is not None:
+            if all(rule.is_greedy for rule in rules):
+                found = self.compiled.step(self, drafts)
+                if found is not None:
+                    return [StepResult.of_fields(one) for one in found]
+            else:  # rules that draw have a state on the host
+                made = self.compiled.forward(self, drafts)
+                if made is not None:
+                    nodes, logits, hidden = made
+                    forward = Forward(TreeNodes(*nodes), logits, hidden)
+                    return self.decide(drafts, rules, forward)
+        return self.decide(drafts, rules, self.forward(drafts))
 
-        # 1. Embed the nodes; a node's position is that of the root plus its depth.
-        shapes, offset = shapes_of(trees), self.caches[0].offset
-        positions = (offset if isinstance(offset, int) else offset[:, None]) + shapes.depths
+    def _drafts(self, plans: Sequence[Plan]) -> Drafts:
+        trees, shared = [plan.tree for plan in plans], self._are_shared
+        plan, shapes = widest(plans, shared), shapes_of(trees)
         padded = np.zeros((len(trees), len(shapes)), np.int32)
         for row, tree in zip(padded, trees, strict=True):
             row[: len(tree)] = tree.tokens
         tokens = mx.array(padded)
-        nodes = TreeNodes(tokens, shapes.parents, shapes.ancestors, positions)
-        rows = Rows(positions, nodes.ancestors)
-        if shapes.chains and isinstance(offset, int):
+        if not plan.runs_streams:
+            return Drafts(plans, plan, shapes, tokens)
+        chosen = _nodes_with_streams(plan, trees)
+        sees = shapes.visibility(plan.streams, shared, chosen)
+        beside = None if chosen is None else mx.array(chosen)
+        return Drafts(plans, plan, shapes, tokens, sees, beside)
+
+    def forward(self, drafts: Drafts) -> Forward:
+        """Run moves one to five, and the head."""
+        plan, count, sizes = drafts.plan, drafts.plan.streams, drafts.sizes
+
+        # 1. Embed the nodes; a node's position is that of the root plus its depth.
+        offset = self.caches[0].offset
+        tokens, nodes = drafts.tokens, drafts.nodes(offset)
+        rows = Rows(nodes.positions, nodes.ancestors)
+        if drafts.shapes.chains and isinstance(offset, int):
             rows = Rows(offset)
         if not plan.runs_streams:
             logits = self.model.logits(tokens, self._new_rows(rows), early=True)
-            each, results = self._verified(rules, trees, nodes, _of_each(logits, sizes))
+            return Forward(nodes, _of_each(logits, sizes))
+
+        # 2. MHA layers, over the nodes alone.
+        main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
+
+        # 3. Prune by the early exit's scores.
+        if plan.prunes:
+            inner, place = drafts.shapes.inner
+            logits, drafted = self.model.early_exit(at(main, inner)), None
+            if min(sizes) < len(nodes):
+                drafted = mx.arange(len(nodes)) < mx.array(sizes)[:, None]
+            known = tokens, place, nodes.ancestors
+            [scores] = self._shared([path_scores(logits, *known, plan.threshold, drafted)])
+            kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
+            nodes, main = nodes.keep(kept, in_play), at(main, kept)
+            sizes = [min(size, len(nodes)) for size in sizes]
+
+        # 4. Seed the streams beside the nodes.
+        streams, beside, sees = self.streams, drafts.beside, drafts.sees
+        assert streams is not None and sees is not None
+        seeded = main if beside is None else at(main, beside)
+        seeds = streams.seed(seeded, count).flatten(1, 2)
+        rows = rows_with_streams(nodes, tokens.shape[1], count, sees, beside)
+
+        # 5. MSA layers, over nodes and streams.
+        first, keys = self._first_msa_layer, streams.config.stream_keys
+        rotate = streams.value_rotation(len(nodes), seeds.shape[1], count)
+        for number in range(first, len(self.caches)):
+            common = self.caches[number], rows, rotate
+            self.uncommitted[number] = (
+                SelectingRows(*common, keys, count, len(nodes), beside)
+                if keys
+                else UncommittedRows(*common)
+            )
+        hidden = mx.concatenate([main, seeds], axis=1)
+        hidden = self.model.layers(hidden, self.uncommitted, first, main_rows=len(nodes))
+        main, hidden = mx.split(hidden, [len(nodes)], axis=1)
+        return Forward(nodes, self._head(main, sizes), hidden)
+
+    def decide(
+        self, drafts: Drafts, rules: Sequence[VerifyRule], forward: Forward
+    ) -> list[StepResult]:
+        """Run move six: verification, then the streams of the last accepted nodes."""
+        plan, trees, streams = drafts.plan, drafts.trees, self.streams
+        each, results = self._verified(rules, trees, forward.nodes, forward.logits)
+        if streams is None or forward.hidden is None:
             for number, (head, features) in enumerate(self._read_by_heads()):
-                own, tree, result = plans[number], trees[number], results[number]
+                own, tree, result = drafts.plans[number], trees[number], results[number]
                 features = tuple(one[: len(tree)] for one in features)
                 found = result.predictions, result.last, tree
                 head.follow(accepted_rows(features, each[number], *found))
@@ -233,51 +348,10 @@ class Decoder:
                     guessed = StreamResult(*head.guess(rank, own.expand, own.width))
                     results[number] = replace(result, streams=guessed)
             return results
-
-        streams = self.streams
-        assert streams is not None  # as wherever they are to run
-
-        # 2. MHA layers, over the nodes alone.
-        main = self.model.lower(tokens, self._new_rows(rows), self._first_msa_layer)
-
-        # 3. Prune by the early exit's scores.
-        if plan.prunes:
-            inner, place = shapes.inner
-            logits, drafted = self.model.early_exit(at(main, inner)), None
-            if min(sizes) < len(shapes):
-                drafted = mx.arange(len(shapes)) < mx.array(sizes)[:, None]
-            known = nodes.tokens, place, nodes.ancestors
-            [scores] = self._shared([path_scores(logits, *known, plan.threshold, drafted)])
-            kept, in_play = keep_best(scores, min(plan.keep or len(nodes), len(nodes)))
-            nodes, main = nodes.keep(kept, in_play), at(main, kept)
-            sizes = [min(size, len(nodes)) for size in sizes]
-
-        # 4. Seed the streams beside the nodes.
-        beside = _nodes_with_streams(plan, trees)
-        seeded = main if beside is None else at(main, mx.array(beside))
-        seeds = streams.seed(seeded, count).flatten(1, 2)
-        rows = rows_with_streams(nodes, shapes, count, shared, beside)
-
-        # 5. MSA layers, over nodes and streams.
-        first, keys = self._first_msa_layer, streams.config.stream_keys
-        rotate = streams.value_rotation(len(nodes), seeds.shape[1], count)
-        for number in range(first, len(self.caches)):
-            common = self.caches[number], rows, rotate
-            self._uncommitted[number] = (
-                SelectingRows(*common, keys, count, len(nodes), beside)
-                if keys
-                else UncommittedRows(*common)
-            )
-        hidden = mx.concatenate([main, seeds], axis=1)
-        hidden = self.model.layers(hidden, self._uncommitted, first, main_rows=len(nodes))
-        main, hidden = mx.split(hidden, [len(nodes)], axis=1)
-
-        # 6. Head and verification; then the streams of the last accepted nodes.
-        each, results = self._verified(rules, trees, nodes, self._head(main, sizes))
         if not plan.width:  # shared streams run all the same: the main stream sees them
             return results
         last = mx.stack([one.last for one in results])[:, None]
-        hidden, present = _streams_of(hidden, count, last, beside)
+        hidden, present = _streams_of(forward.hidden, plan.streams, last, drafts.beside)
         ranks = [
             _ranking(*one, plan.width) for one in zip(rules, trees, each, results, strict=True)
         ]
@@ -294,16 +368,17 @@ class Decoder:
         ``kept_paths`` those of the same nodes among the kept ones.
         """
         first = self._first_msa_layer
-        commit(self._uncommitted[:first], paths)
-        commit(self._uncommitted[first:], kept_paths)
+        move = None if self.compiled is None else self.compiled.move
+        commit(self.uncommitted[:first], paths, move)
+        commit(self.uncommitted[first:], kept_paths, move)
         for head, path in zip(self._heads, paths, strict=bool(self._heads)):
             head.commit(len(path))
 
     # Parts of a step ----------------------------------------------------------------------------
 
     def _new_rows(self, rows: Rows) -> list[UncommittedRows]:
-        self._uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
-        return list(self._uncommitted)
+        self.uncommitted = [UncommittedRows(cache, rows) for cache in self.caches]
+        return list(self.uncommitted)
 
     def _head(self, main: mx.array, sizes: Sequence[int]) -> list[mx.array]:
         """Compute each sequence's logits (nodes, vocab), padding left out."""
@@ -414,12 +489,12 @@ def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int
 
 
 def _streams_of(
-    streams: mx.array, count: int, last: mx.array, beside: Sequence[Sequence[int]] | None
+    streams: mx.array, count: int, last: mx.array, beside: mx.array | None
 ) -> tuple[mx.array, mx.array | None]:
     """Select the accepted nodes' streams (sequences, count, h), and say which are present."""
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
     if beside is None:
         return at(streams, last)[:, 0], None
-    is_last = mx.array([list(nodes) for nodes in beside]) == last
+    is_last = beside == last
     place = mx.argmax(is_last, axis=1, keepdims=True)
     return at(streams, place)[:, 0], is_last.any(axis=1)

@@ -33,6 +33,16 @@ def backend() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def compiles() -> bool:
+    """Tell whether steps are compiled: on a GPU, which would wait for Python to build them.
+
+    ``SPECSTREAM_COMPILE=1`` or ``0`` decides otherwise. For a CPU ``mx.compile`` needs a C++
+    compiler, which takes a second for each of its kernels, and nothing waits there.
+    """
+    said = os.environ.get("SPECSTREAM_COMPILE", "")
+    return said != "0" if said else backend() != "cpu"
+
+
 def slow_blas() -> bool:
     """Tell whether MLX computes on the CPU with the slow reference BLAS."""
     return backend() == "cpu" and BLAS.startswith("reference")

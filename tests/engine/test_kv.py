@@ -1,16 +1,14 @@
 """What a step writes into the KV cache, and what it takes: the accepted rows, in place."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
-from random_models import PROMPT, decoder_after, random_prompt, request, speculative_model, take
-from trees import full_tree
+from random_models import random_prompt, request, speculative_model
 
-from specstream_mlx import PromptCache, UserError
+from specstream_mlx import PromptCache
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.engine.kv import SideBySideKVCache, UncommittedRows, commit
+from specstream_mlx.engine.kv import UncommittedRows, commit
 from specstream_mlx.engine.rows import Rows
 from specstream_mlx.scheduler import decode
 
@@ -77,24 +75,3 @@ def test_prefill_takes_no_more_than_that_of_mlx_lm():
         assert peak < plain + max(0.05 * plain, AHEAD)
         assert held <= 1.02 * 4 * 2 * (length + KVCache.step) * 256 * 4
         assert peak < 1.3 * held + 2.5 * 4 * CHUNK * length * 4  # the scores of attention
-
-
-def test_rows_of_a_fixed_capacity():
-    """Steps are those of a growing cache, and their arrays have the same shapes at any offset."""
-    model, capacity, shapes = speculative_model(seed=2, mode="shared"), 60, set()
-    tree = full_tree(PROMPT[-1], np.array([[5, 6], [7, 8]]), 2)
-    growing, fixed = (decoder_after(model, PROMPT) for _ in range(2))
-    fixed.caches = [SideBySideKVCache([cache], capacity) for cache in fixed.caches]
-    for _ in range(3):
-        expected, found = (take(decoder, tree, "beside") for decoder in (growing, fixed))
-        assert mx.allclose(found.logits, expected.logits, atol=1e-4)
-        assert mx.allclose(found.streams.logits, expected.streams.logits, atol=1e-4)
-        for decoder in (growing, fixed):
-            decoder.commit([[0, 2]], [[0, 2]])
-        assert isinstance(fixed.caches[0].offset, mx.array)
-        shapes |= {cache.keys.shape for cache in fixed.caches}
-    assert shapes == {(1, 2, capacity, 8)}
-    for _ in range(10):
-        fixed.commit([[0, 1]], [[0, 1]])
-    with pytest.raises(UserError, match="has room for 60 rows, expected "):
-        take(fixed, tree, "beside")

@@ -56,7 +56,12 @@ class VerifyRule:
     @property
     def needs_logits(self) -> bool:
         """Whether more is needed of the target than its arg-max at each node."""
-        return type(self) is not VerifyRule or self._processors is not None
+        return not self.is_greedy
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether this is plain ``greedy``, which depends on a step's arrays alone."""
+        return type(self) is VerifyRule and self._processors is None
 
     def verify(
         self, tree: DraftTree, nodes: TreeNodes, logits: mx.array

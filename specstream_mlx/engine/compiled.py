@@ -1,0 +1,278 @@
+"""Steps under ``mx.compile``: Python builds a step's graph once for each shape, MLX from then on.
+
+What a step computes depends on its numbers of rows and streams, on the room of the KV buffers and
+on the model. All else goes in as arrays: tokens, the tree's parents, depths and masks, the number
+of committed rows. Buffers go in whole, and masks hide what lies after the committed rows. So one
+trace serves all trees of a size, and a GPU need not wait for Python to build one more.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache
+
+from ..models.shared_copy import shared_copy
+from ..models.streams import Streams
+from .borrowed_model import BorrowedModel
+from .kv import CommittedRows, SideBySideKVCache, UncommittedRows
+from .rows import Drafts, Rows
+from .verify.rule import VerifyRule
+
+Decoder = Any
+"""``step.Decoder``, which stands above: it is run with arrays of a trace in place of its own."""
+
+MOST_TRACES = 32
+"""Traces of a model that are kept; then the one that was not used for longest goes."""
+
+TRACED_AT = 3
+"""The step of a shape that is traced: tracing takes as long as some ten steps save."""
+
+_LEAST_ROOM = 256
+
+
+def room_for(rows: int) -> int:
+    """Return the room of KV buffers that take so many rows: 256, 384, 512, 768, 1024, .."""
+    room = _LEAST_ROOM
+    while room < rows:
+        room = room * 3 // 2 if room & (room - 1) == 0 else room * 4 // 3
+    return room
+
+
+class _TracedRows(SideBySideKVCache):
+    """One layer's buffers in a trace, which have room for what is written."""
+
+    def __init__(self, keys: mx.array, values: mx.array, offset: mx.array):
+        self.keys, self.values, self.offset = keys, values, offset
+        self._room = keys.shape[2]
+
+    def columns(self, rows: int) -> int:
+        return self._room
+
+    def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        assert self.keys is not None and self.values is not None
+        if len(keys) > 1:
+            self.keys, self.values = self.put(self.keys, self.values, keys, values)
+        else:
+            self.keys = mx.slice_update(self.keys, keys, self.offset, (2,))
+            self.values = mx.slice_update(self.values, values, self.offset, (2,))
+        return self.keys, self.values
+
+
+class CompiledSteps:
+    """The traces of a model with its streams; ``counts`` says how steps were built."""
+
+    def __init__(self, model: nn.Module, streams: Streams | None):
+        self.model, self.streams = model, streams
+        self.counts: Counter[str] = Counter()
+        self.forget()
+
+    def __len__(self) -> int:
+        return len(self._traces)
+
+    def forget(self) -> None:
+        """Drop all traces, since tensors of the model are others now."""
+        self._borrowed: BorrowedModel | None = None
+        self._traces: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+        self._seen: Counter[Hashable] = Counter()
+
+    def sentence(self) -> str:
+        """Say how steps were built so far."""
+        counts = self.counts.most_common()
+        return ", ".join(f"{count} {how}" for how, count in counts) or "none yet"
+
+    def logits(self, decoder: Decoder, tokens: mx.array) -> mx.array | None:
+        """Run a plain step: logits (sequences, 1, vocab); ``None``: it is to be built in Python."""
+
+        def plain(own: Decoder, tokens: mx.array) -> mx.array:
+            return own.logits_after(tokens)
+
+        return self._run(decoder, 1, ("plain", len(tokens)), plain, tokens)
+
+    def forward(self, decoder: Decoder, drafts: Drafts) -> tuple[Any, ...] | None:
+        """Run moves one to five and the head: nodes' fields, logits, hidden; or ``None``."""
+
+        def forward(own: Decoder, *arrays: Any) -> tuple[Any, ...]:
+            made = own.forward(_with_arrays(drafts, *arrays))
+            return tuple(vars(made.nodes).values()), made.logits, made.hidden
+
+        return self._run_trees(decoder, drafts, "forward", forward)
+
+    def step(self, decoder: Decoder, drafts: Drafts) -> list[Any] | None:
+        """Run moves one to six, for ``greedy``: each sequence's result by fields, or ``None``."""
+        rules = [VerifyRule() for _ in drafts.plans]
+
+        def step(own: Decoder, *arrays: Any) -> list[Any]:
+            inside = _with_arrays(drafts, *arrays)
+            results = own.decide(inside, rules, own.forward(inside))
+            return [one.as_fields() for one in results]
+
+        return self._run_trees(decoder, drafts, "step", step)
+
+    def _run_trees(
+        self, decoder: Decoder, drafts: Drafts, name: str, function: Callable[..., Any]
+    ) -> Any:
+        plan, shapes, sees = drafts.plan, drafts.shapes, drafts.sees
+        rows = drafts.tokens.shape[1] if sees is None else sees.shape[1]
+        tables = [shapes.parents, shapes.depths, shapes.ancestors]
+        if plan.prunes:
+            tables += shapes.inner
+        numbers = [None if one is None else mx.array(one) for one in plan.expand]
+        arrays = drafts.tokens, tables, sees, drafts.beside, numbers
+        sizes = [None if one is None else one.shape for one in (*tables, drafts.beside, *numbers)]
+        plans = plan.streams, plan.width, plan.keep, plan.threshold, *drafts.sizes
+        return self._run(decoder, rows, (name, rows, *plans, *sizes), function, *arrays)
+
+    def move(self, layers: Sequence[UncommittedRows], paths: mx.array) -> bool:
+        """Write the accepted of the new rows after the committed ones, see ``kv.commit``.
+
+        ``paths`` are as in ``UncommittedRows.commit``. ``False``: it is to be done in Python.
+        """
+        caches = [rows.cache for rows in layers]
+        if not caches or not all(map(_is_known, caches)):
+            return False
+        offset, keys, values = _state(caches)
+        new: list[Any] = [rows.new for rows in layers]
+        key = "move", len(layers), keys[0].shape, new[0][0].shape, paths.shape
+        trace = self._trace(key, lambda: mx.compile(_moved))
+        if trace is None:
+            return False
+        _replace(caches, *trace(offset, keys, values, new, paths))
+        return True
+
+    # Traces ---------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        decoder: Decoder,
+        rows: int,
+        shape: Sequence[Hashable],
+        function: Callable[..., Any],
+        *arrays: Any,
+    ) -> Any:
+        """Run a function of a decoder and of arrays, which write so many rows, by its trace."""
+        caches = decoder.caches
+        if not all(map(_is_known, caches)):
+            self.counts["built by Python (another KV cache)"] += 1
+            return None
+        _make_room(caches, rows)
+        offset, keys, values = _state(caches)
+        key = *shape, keys[0].shape, decoder.kind
+        trace = self._trace(key, lambda: self._traced(decoder, function))
+        if trace is None:
+            self.counts["built by Python (few of their shape)"] += 1
+            return None
+        self.counts["compiled"] += 1
+        drafted = decoder.model.drafted_rows  # a copy, which no trace may keep
+        tensors = None if drafted is None else drafted.parameters()
+        found, keys, values, new = trace(offset, keys, values, tensors, *arrays)
+        _replace(caches, keys, values)
+        decoder.uncommitted = [UncommittedRows(cache, Rows(0)) for cache in caches]
+        for one, pair in zip(decoder.uncommitted, new, strict=True):
+            one.new = pair
+        return found
+
+    def _trace(
+        self, key: Hashable, make: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any] | None:
+        trace = self._traces.get(key)
+        if trace is None:
+            self._seen[key] += 1
+            if self._seen[key] < TRACED_AT:
+                return None
+            trace = self._traces[key] = make()
+            if len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return trace
+
+    def _traced(self, decoder: Decoder, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self._borrowed is None:
+            self._borrowed = BorrowedModel(self.model, self.streams, traced=True)
+            self._borrowed.release_vocabulary()
+        model, outside = self._borrowed, decoder.with_model(self._borrowed)
+        drafted = decoder.model.drafted_rows
+        rows = None if drafted is None else shared_copy(drafted)
+
+        def run(
+            offset: mx.array, keys: list[Any], values: list[Any], tensors: Any, *arrays: Any
+        ) -> Any:
+            own = copy(outside)
+            pairs = zip(keys, values, strict=True)
+            layers = [_TracedRows(one, other, offset) for one, other in pairs]
+            own.caches = list[CommittedRows](layers)
+            model.drafted_rows = None if rows is None else rows.update(tensors)
+            found = function(own, *arrays)
+            model.release_vocabulary()
+            new = [rows.new for rows in own.uncommitted]
+            return found, [one.keys for one in layers], [one.values for one in layers], new
+
+        return mx.compile(run)
+
+
+# KV buffers -----------------------------------------------------------------------------------
+
+
+def _is_known(cache: Any) -> bool:
+    return type(cache) in (KVCache, SideBySideKVCache) and cache.keys is not None
+
+
+def _make_room(caches: Sequence[Any], rows: int) -> None:
+    """Let all layers' buffers have a room of ``room_for``, and enough of it for new rows."""
+    first = caches[0]
+    committed = first.offset if isinstance(first, KVCache) else max(first.lengths)
+    present, least = first.keys.shape[2], room_for(committed + rows)
+    room = present if present >= least and present == room_for(present) else least
+    if room == present:
+        return
+    for cache in caches:
+        for name in ("keys", "values"):
+            array = getattr(cache, name)[..., :room, :]
+            missing = [(0, 0), (0, 0), (0, room - array.shape[2]), (0, 0)]
+            setattr(cache, name, mx.pad(array, missing))
+
+
+def _state(caches: Sequence[Any]) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+    offset = caches[0].offset
+    offset = mx.array([offset]) if isinstance(offset, int) else offset
+    return offset, [cache.keys for cache in caches], [cache.values for cache in caches]
+
+
+def _replace(caches: Sequence[Any], keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+    for cache, one, other in zip(caches, keys, values, strict=True):
+        cache.keys, cache.values = one, other
+
+
+def _moved(
+    offset: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    new: Sequence[tuple[mx.array, mx.array]],
+    paths: mx.array,
+) -> tuple[list[mx.array], list[mx.array]]:
+    written = []
+    for layer, pair in zip(zip(keys, values, strict=True), new, strict=True):
+        rows = (mx.take_along_axis(one, paths, axis=2) for one in pair)
+        written.append(_TracedRows(*layer, offset).write(*rows))
+    return [one for one, _ in written], [other for _, other in written]
+
+
+def _with_arrays(
+    drafts: Drafts,
+    tokens: mx.array,
+    tables: Sequence[mx.array],
+    sees: mx.array | None,
+    beside: mx.array | None,
+    numbers: Sequence[Any],
+) -> Drafts:
+    """Return drafts whose arrays are those of a trace."""
+    shapes = copy(drafts.shapes)
+    shapes.parents, shapes.depths, shapes.ancestors, *inner = tables
+    if inner:
+        shapes.inner = inner[0], inner[1]
+    plan = replace(drafts.plan, expand=tuple(numbers))
+    return replace(drafts, plan=plan, shapes=shapes, tokens=tokens, sees=sees, beside=beside)
