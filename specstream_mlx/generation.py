@@ -19,7 +19,7 @@ from .engine.kv_quantization import KVQuantization
 from .engine.verify.by_name import VerifyName
 from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown
-from .hardware import device
+from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .models.architectures import text_limit
@@ -37,7 +37,7 @@ def stream_generate(
     prompt: Prompt,
     max_tokens: int = 256,
     draft_model: nn.Module | None = None,
-    stream: mx.Stream | mx.ThreadLocalStream = device.generation_stream,
+    stream: mx.Stream | mx.ThreadLocalStream = running.generation_stream,
     *,
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
@@ -145,7 +145,7 @@ def drafting_of(
 
 
 def refuse_stream(stream: Any) -> None:
-    if stream is not None and stream is not device.generation_stream:
+    if stream is not None and stream is not running.generation_stream:
         raise UserError(
             f"stream is {shown(stream)}, expected mlx_lm's generation_stream: all runs there"
         )

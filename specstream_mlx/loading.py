@@ -1,5 +1,6 @@
 """Loading: ``load`` finds, reads and checks a base model and mounts an adapter on it."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,10 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
-from . import bundled
 from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, mounted, read_adapter
-from .adapters.user_adapters import user_adapters
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_config, head_files, read_head
@@ -29,12 +28,10 @@ from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, naming, shown
 from .files import (
-    model_headers,
     not_finite,
     read_json,
     reason,
     sampled_digest,
-    short,
     tensor_headers,
     tokenizer_files,
 )
@@ -42,20 +39,23 @@ from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
 from .models.architectures import (
     architecture_of,
-    check_config,
     check_end_tokens,
+    check_types,
     explicit_fields,
     model_classes,
-    tied_where_untold,
 )
 from .models.fingerprint import fingerprint
-from .models.rope import with_changes
 from .models.streams import Streams
-from .options import check_arguments, checked
+from .options import checked
+from .places import (
+    adapter_directory,
+    from_hub,
+    is_repository,
+    model_directory,
+    read_config,
+    weight_files,
+)
 from .stream_config import StreamConfig
-
-INDEX_FILE = "model.safetensors.index.json"
-WEIGHTS = "model*.safetensors"
 
 Say = Callable[[str], None]
 
@@ -250,48 +250,6 @@ def _check_divided(directory: Path, ranks: Ranks) -> None:
         )
 
 
-def adapter_directory(directory: str | Path) -> str | Path:
-    """Return an adapter's directory, by its path or else by its name; it may be missing."""
-    check_arguments(adapter_path=directory)
-    if Path(directory).exists():
-        return directory
-    return named_adapters().get(str(directory), directory)
-
-
-def named_adapters() -> dict[str, Path]:
-    """Return the directories of the adapters that have names: bundled ones, then the user's."""
-    own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
-    return own | {name: path for name, path in user_adapters().items() if name not in own}
-
-
-def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
-    """Return streams that were trained for a base without a flag naming them, and what they are.
-
-    They are the bundled ones, or such of the user's adapters as are streams and nothing else.
-    """
-    if (path := bundled.streams_for(config)) is not None:
-        return path, "the bundled streams"
-    own = fingerprint(config)
-    for name, path in user_adapters().items():
-        with suppress(UserError):  # a damaged one is none
-            found = describe(path)
-            streams = found.stream_config
-            fits = streams and streams.mode == "lossless" and streams.base_fingerprint == own
-            if fits and not found.lora_headers():
-                return path, f"the streams {name}"
-    return None
-
-
-def adapter_named(name: str) -> Path:
-    """Return the directory of a bundled adapter or one of the user's."""
-    known = named_adapters()
-    if not known:
-        return bundled.adapter_path(name)  # says what this installation lacks
-    if name not in known:
-        raise UserError(f"there is no adapter {shown(name)}, expected one of {', '.join(known)}")
-    return known[name]
-
-
 @overload
 def load(  # type: ignore[overload-overlap]
     path_or_hf_repo: str | Path, *further: Any, return_config: Literal[True], **named: Any
@@ -395,23 +353,6 @@ def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -
 # The base -----------------------------------------------------------------------------------
 
 
-def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
-    """Find the directory of a model; a Hugging Face repository is downloaded."""
-    if not str(path_or_hf_repo).strip():  # pathlib takes '' for the working directory
-        raise UserError(f"the model is {path_or_hf_repo!r}, expected a directory or a repository")
-    path = Path(path_or_hf_repo)
-    if os.path.isdir(path):
-        return path
-    text = str(path_or_hf_repo)
-    if os.path.exists(path):
-        made = ", as convert makes of a GGUF file" if text.endswith(".gguf") else ""
-        raise UserError(f"the model {text} is a file, expected a directory{made}")
-    if not _is_repository(text):
-        raise UserError(f"the model directory {short(text)} does not exist")
-    patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
-    return _from_hub("the model", text, patterns, revision)
-
-
 def head_directory(
     draft_head: str | Path, model: Path, config: Mapping[str, Any], say: Say = lambda _: None
 ) -> Path:
@@ -419,7 +360,7 @@ def head_directory(
 
     ``auto`` is the repository of the head that is published for the model.
     """
-    if os.path.isdir(draft_head) or not _is_repository(text := str(draft_head), "auto"):
+    if os.path.isdir(draft_head) or not is_repository(text := str(draft_head), "auto"):
         return Path(draft_head)
     if text == "auto":
         head = head_for(model, config)
@@ -430,7 +371,7 @@ def head_directory(
             raise UserError(f"{sentence}, expected a head's directory or repository, not 'auto'")
         say(f"Draft head: {head}")
         text = head.repository
-    directory = _from_hub("the draft head", text, ["config.json", "*.safetensors"])
+    directory = from_hub("the draft head", text, ["config.json", "*.safetensors"])
     if any(directory.glob("*.safetensors")):
         return directory
     if find_spec("torch") is None:  # said before a GB is downloaded
@@ -438,66 +379,7 @@ def head_directory(
             f"the draft head {text} is in torch's files, which need torch: "
             "pip install 'specstream-mlx[torch]'"
         )
-    return _from_hub("the draft head", text, ["config.json", "*.bin"])
-
-
-def _is_repository(text: str, *further: str) -> bool:
-    """Whether a text may name a repository, or is one of ``further``."""
-    is_name = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
-    return text in further or (is_name and len(text) <= 200)
-
-
-def _from_hub(what: str, text: str, patterns: list[str], revision: str | None = None) -> Path:
-    """Return the snapshot of a repository, downloaded if need be."""
-    from huggingface_hub import is_offline_mode, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError:
-        offline = "HF_HUB_OFFLINE forbids to download it"
-        obstacle = offline if is_offline_mode() else "the hub cannot be reached"
-        raise UserError(
-            f"{what} {text} is neither a directory nor complete in the Hugging Face cache, "
-            f"and {obstacle}"
-        ) from None
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise UserError(
-            f"{what} {text} is neither a directory nor a repository in reach: {reason(error)}"
-        ) from None
-
-
-def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read a model's ``config.json``, with the fields of ``changes`` in place of its own."""
-    path = directory / "config.json"
-    config = with_changes(read_json(path), changes or {})
-    headers = model_headers(sorted(directory.glob(WEIGHTS)))
-    config = tied_where_untold(config, headers)
-    with naming(path):
-        check_config(config, headers)
-    return config
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """List the safetensors files of a model; one at least, and all that the index lists."""
-    files = sorted(directory.glob(WEIGHTS))
-    if not files:
-        sentence = f"{directory} has no model*.safetensors, expected weights in that format"
-        if any(directory.glob("pytorch_model*.bin")):
-            sentence += (
-                ", which transformers makes of pytorch_model*.bin: AutoModelForCausalLM"
-                ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
-            )
-        raise UserError(sentence)
-    index = directory / INDEX_FILE
-    if os.path.lexists(index):
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
-            raise UserError(f"{index} has no weight_map, expected names of files by tensor")
-        missing = sorted(set(listed.values()) - {file.name for file in files})
-        if missing:
-            raise UserError(f"{directory} lacks {shown(missing[0])}, which {INDEX_FILE} lists")
-    return files
+    return from_hub("the draft head", text, ["config.json", "*.bin"])
 
 
 def read_model(
@@ -518,17 +400,34 @@ def read_model(
         said = read_json(generation)
         with naming(generation):
             check_end_tokens(said)
+    with naming(path):
+        check_types(own | fields, model_classes(config)[1])
     try:
         model, full_config = load_model(
             directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
     except Exception as error:  # a wrong field may raise any error in mlx-lm
-        raise UserError(f"{path} and the weights do not fit: {reason(error)}") from None
+        why = _field_at_fault(directory, own | fields) or reason(error)
+        raise UserError(f"{path} and the weights do not fit: {why}") from None
     _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
         with naming(path):
             check_tree(model, config)
     return model, full_config
+
+
+def _field_at_fault(directory: Path, config: dict[str, Any]) -> str | None:
+    """Find the field of a configuration with whose default, or opposite, its weights fit."""
+    for each in dataclasses.fields(model_classes(config)[1]):
+        found = config.get(each.name, each.default)
+        other = not found if isinstance(found, bool) else each.default
+        if other == found or other is dataclasses.MISSING:
+            continue
+        with suppress(Exception):
+            changed = {**config, each.name: other}
+            load_model(directory, True, True, changed, model_classes)
+            return f"{each.name} is {shown(found)}, with {other} they do"
+    return None
 
 
 def read_tokenizer(

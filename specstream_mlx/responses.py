@@ -12,7 +12,7 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .errors import UserError
-from .hardware import device
+from .hardware import running
 from .loading import SpeculativeModel
 from .request import Request
 from .scheduler import Step, fill
@@ -44,7 +44,7 @@ def responses(
     """Yield responses while the weights are wired; in the end ``caches`` get the rows."""
     text: list[int] = []
     written: Any = respond(tokenizer, request, steps, stop)
-    with device.wired(model.model):
+    with running.wired(model.model):
         try:
             for response in written:
                 text.append(response.token)
@@ -77,7 +77,7 @@ def respond(
             start = now
         response.target_calls += 1
         response.drafted_tokens += step.tested_nodes - 1
-        with mx.stream(device.generation_stream):
+        with mx.stream(running.generation_stream):
             log_probs = step.log_probs()
         if log_probs is not None:
             mx.async_eval(log_probs)  # else a response that is stored would hold all rows' logits

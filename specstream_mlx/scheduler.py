@@ -22,7 +22,7 @@ from .engine.plan import DraftTree, Plan, Verified, root_only
 from .engine.step import Decoder, StepResult
 from .engine.verify.rule import VerifyRule, check_drawn
 from .errors import UserError
-from .hardware import device
+from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
@@ -103,7 +103,7 @@ class TokenSequence:
         unread = request.prompt[reused:-1]
         self._progress(reused)
         for start in range(0, len(unread), request.prefill_step_size):
-            with mx.stream(device.generation_stream):
+            with mx.stream(running.generation_stream):
                 part = unread[start : start + request.prefill_step_size]
                 decoder.prefill(mx.array(list(part)))
                 request.quantization.apply(caches)
@@ -326,7 +326,7 @@ class Scheduler:
         joining = [one for one in self._joining if not one.ended]
         self._joining = []
         if (joining or len(going) < len(self._present)) and (joining or going):
-            with mx.stream(device.generation_stream):
+            with mx.stream(running.generation_stream):
                 self._decoder.regroup(going, [one.decoder for one in joining])
             self._last_read = None  # the next call's time includes the change
             for one in joining:
@@ -336,7 +336,7 @@ class Scheduler:
         self._costs = {one for one in costs if one is not None}
 
     def _caches_of(self, sequence: TokenSequence) -> list[Any]:
-        with mx.stream(device.generation_stream):
+        with mx.stream(running.generation_stream):
             caches: list[Any] = self._decoder.rows_of(self._present.index(sequence))
         if caches is not self._decoder.caches:
             mx.eval([cache.state for cache in caches])  # else they would keep those of all
@@ -347,14 +347,14 @@ class Scheduler:
         if _are_plain(plans):
             roots = [mx.array([sequence.root]) for sequence in self._present]
             return self._enqueue_plain(plans, roots, start)
-        with mx.stream(device.generation_stream):
+        with mx.stream(running.generation_stream):
             results = self._decoder.step(plans, [one.rule for one in self._present])
         mx.async_eval(*_arrays(results))
         return plans, results, start
 
     def _enqueue_plain(self, plans: list[Plan], roots: list[mx.array], start: float) -> _Call:
         """Enqueue a call of one token a sequence, each after a root of its own, (1,)."""
-        with mx.stream(device.generation_stream):  # what comes from another stream is waited for
+        with mx.stream(running.generation_stream):  # what comes from another stream is waited for
             rules = [sequence.rule for sequence in self._present]
             results = self._decoder.next_token(mx.stack(roots), rules)
         mx.async_eval(*[result.predictions for result in results])
@@ -362,7 +362,7 @@ class Scheduler:
 
     def _read_plain(self, plans: list[Plan], results: list[StepResult], start: float) -> Steps:
         """Read plain steps; the next call is enqueued before."""
-        with mx.stream(device.generation_stream):
+        with mx.stream(running.generation_stream):
             for sequence, result in zip(self._present, results, strict=True):
                 sequence.rule.commit(result.predictions)
             self._quantize()
@@ -387,7 +387,7 @@ class Scheduler:
         mx.eval(*_arrays(results))
         accepted = [result.accepted(plan.tree) for plan, result in zip(plans, results, strict=True)]
         written = []
-        with mx.stream(device.generation_stream):
+        with mx.stream(running.generation_stream):
             for plan, result, (_, path, _) in zip(plans, results, accepted, strict=True):
                 written.append([*plan.tree.tokens[path[1:]].tolist(), result.prediction()])
                 check_drawn(written[-1])

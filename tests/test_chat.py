@@ -1,11 +1,16 @@
 """Conversations: each reply is that to all messages, and only new tokens are read for it."""
 
 import json
+import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
 
 from specstream_mlx import Chat, UserError, generate, load
+from specstream_mlx.cli import chat as command
+from specstream_mlx.terminal.wrapped import Wrapped
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     saved, notes = tmp_path / "chat.json", tmp_path / "notes.txt"
     notes.write_text("years of work")
     lines = ["/stats", "table t(name): list it", "/stats", "/nosuch"]
-    lines += ["/adapter nosuch", "and t(city)?", "caf\udce9", "/help"]
+    lines += ["/adapter nosuch", "and t\\", "(city)?", "caf\udce9", "/help"]
+    lines += [f"/adapter {toy_directory / 'adapters' / 'sql'}", "/adapter none"]
     lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
     arguments += ["--max-tokens", 3]
@@ -69,16 +75,71 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     messages = json.loads(saved.read_text())
     assert notes.read_text() == "years of work"
     assert found.stderr.count(f"Saved to {saved}") == 2
-    assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], lines[5]]
+    assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], "and t\n(city)?"]
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
     assert found.stdout == "".join(reply + "\n" for reply in replies)
     for sentence in (
         "error: /stats was given before the first reply",
         "error: /nosuch is no command; /help lists them",
-        "error: the adapter directory nosuch does not exist",
+        "error: there is no adapter 'nosuch', expected one of ",
+        f"Talking to {toy_directory / 'base'} with {toy_directory / 'adapters' / 'sql'}\n",
+        f"Talking to {toy_directory / 'base'}\n",
         "error: the line is not UTF-8 text: byte 0xe9 at 3",
         "(cut off at --max-tokens 3)",
         "Ctrl-C stops a reply",
         f"error: {notes} exists and is no saved chat, expected a new file",
     ):
         assert sentence in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "drawn"),
+    [
+        ({"temperature": 0.6, "top_k": 20}, (), "--temp 0.6, --top-k 20 (the model's own)"),
+        ({"temperature": 0.6}, ("--top-p", 0.5), "--temp 0.6, --top-p 0.5 (the model's own)"),
+        ({}, (), "--temp 0.7, --top-p 0.95 (the model names none)"),
+        ({"do_sample": False, "temperature": 0.6}, (), None),
+        ({"temperature": 0.6}, ("--temp", 0), None),
+    ],
+)
+def test_replies_are_drawn_as_the_models_makers_do(said, flags, drawn, toy_directory, tmp_path):
+    base = shutil.copytree(toy_directory / "base", tmp_path / "base")
+    (base / "generation_config.json").write_text(json.dumps(said))
+    note = run("chat", "--model", base, *flags, stdin="/quit").stderr.splitlines()[1:]
+    assert note == ([] if drawn is None else [f"Drawing with {drawn}"])
+    (base / "generation_config.json").write_text(json.dumps({"temperature": "hot"}))
+    refused = run("chat", "--model", base, stdin="/quit").stderr
+    assert "generation_config.json: temperature is 'hot', expected a number" in refused
+
+
+def test_turns_at_a_terminal(monkeypatch, capsys):
+    """What is pasted is one turn; Ctrl-C drops what was typed, and twice with nothing leaves."""
+    ctrl_c = KeyboardInterrupt
+    keys = ["a", "b", "", "c\\", "d", ctrl_c, "e\\", ctrl_c, "/stats", "f", ctrl_c, "g"]
+    keys += 2 * [ctrl_c]
+    pasted = iter([True, True, False, False, False, False, False, False])
+
+    def press(prompt):
+        key = keys.pop(0)
+        if key is ctrl_c:
+            raise key
+        return key
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", press)
+    monkeypatch.setattr(command, "_is_more", lambda: next(pasted))
+    assert list(command._lines()) == ["a\nb\n", "c\nd", "/stats", "f", "g"]
+    assert keys == []
+    assert capsys.readouterr().err == 3 * "Ctrl-C again leaves, as Ctrl-D and /quit do\n"
+
+
+def test_words_wrap(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "11")
+    printed = Wrapped()
+    for piece in ("one tw", "o thr", "ee four\nfive  ", "a" * 12, " six \u4f60\u597d\u4f60\u597d"):
+        printed.write(piece)
+    printed.flush()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rstrip() for line in lines] == [
+        *("one two", "three four", "five", "a" * 12, "six \u4f60\u597d\u4f60", "\u597d")
+    ]

@@ -251,11 +251,16 @@ SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"
 MODEL_FIELDS = [
     *(one for name in SIZES for one in each(name, "8", 0, True, None, 10**5, 10**9, HUGE)),
     *each("num_key_value_heads", 10**9),
-    *each("intermediate_size", []),
+    *each("intermediate_size", [], None),
     *each("head_dim", 31),
     *each("max_position_embeddings", {}),
-    *each("rms_norm_eps", "2", -1),
-    *each("rope_theta", 0, HUGE * 10**300),
+    *each("rms_norm_eps", "2", -1, 0, None),
+    *each("rope_theta", 0, HUGE * 10**300, None, []),
+    *each("rope_traditional", None, "x"),
+    *each("attention_bias", True, [1]),
+    *each("architectures", -1, "x", [3]),
+    *each("torch_dtype", "x", []),
+    *each("text_config", None, -1),
     *each("rope_scaling", "2", [1], {"rope_type": 3}, {"type": "dynamic"}),
     *each("rope_parameters", {"rope_type": "yarn", "factor": "x"}),
     *each("tie_word_embeddings", "false"),
@@ -263,7 +268,8 @@ MODEL_FIELDS = [
     *each("model_type", "olmo"),  # mlx-lm's file exits where a package is missing
     *each("eos_token_id", ["end"], -2),
     *each("layer_types", "x", ["full_attention"], [3] * 4),
-    *each("quantization", "4", {"bits": 4}, {"bits": 3.5}),
+    *each("quantization", "4", {"bits": 4}, {"bits": 3.5}, {}),
+    *each("quantization_config", {"a": 1}),
     *each("model_file", "model.py"),
     *each("hidden_act", "gelu"),
 ]
@@ -275,7 +281,8 @@ def test_fields_of_a_model(name, value, copy):
     (base / "generation_config.json").unlink()
     (base / "model.py").write_text(f"open({MARK!r}, 'w')")
     field(name, value)(base / "config.json")
-    refused(lambda: load(base), base / "config.json")
+    sentence = refused(lambda: load(base), base / "config.json")
+    assert name in sentence or (name.startswith("rope_") and "rope" in sentence)
     if name in SIZES[:3] and value in (10**5, HUGE):  # of an architecture that is not tested too
         field("model_type", "olmo2")(base / "config.json")
         refused(lambda: load(base), base / "config.json")

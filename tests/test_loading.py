@@ -9,9 +9,10 @@ from tiny_models import tiny_llama_config
 
 from specstream_mlx import UserError, load, loading
 from specstream_mlx.inspection import describe_base
-from specstream_mlx.loading import read_config, read_model
+from specstream_mlx.loading import read_model
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint
+from specstream_mlx.places import read_config
 
 
 @pytest.mark.parametrize(
@@ -62,5 +63,5 @@ def test_a_head_that_is_neither_there_nor_spoken_of_is_the_embedding(model_type,
     assert (report["refusal"], report["tied_head"]) == (None, True)
     assert report["fingerprint"] == fingerprint(read_config(tmp_path)) == fingerprint(tied)
     path.write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    with pytest.raises(UserError, match="Missing 1 parameters"):
+    with pytest.raises(UserError, match="tie_word_embeddings is False, with True they do"):
         read_model(tmp_path)

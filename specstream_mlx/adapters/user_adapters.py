@@ -6,12 +6,15 @@ Names are looked up in a list of what is there, so none of them ever becomes a p
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, shown
 from ..files import staged_directory
 from ..hardware import user_cache
 from .description import ADAPTER_CONFIG, ADAPTER_FILES
-from .files import Adapter
+
+if TYPE_CHECKING:
+    from .files import Adapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -30,7 +33,7 @@ def user_adapters() -> dict[str, Path]:
     return {folder.name: folder for folder in folders if _NAME.fullmatch(folder.name)}
 
 
-def add_adapter(name: str, adapter: Adapter, replace: bool = False) -> Path:
+def add_adapter(name: str, adapter: "Adapter", replace: bool = False) -> Path:
     """Copy an adapter directory to where it is found by a checked name; return the place."""
     if name in user_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
@@ -54,4 +57,4 @@ def remove_adapter(name: str) -> None:
 
 
 def _folder() -> Path:
-    return user_cache.directory() / "adapters"
+    return user_cache.directory() / user_cache.ADAPTERS

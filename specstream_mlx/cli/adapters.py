@@ -7,16 +7,18 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from .. import bundled, demonstration
+from ..adapters.description import describe
+from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
 from ..bundled import tools
 from ..errors import UserError
+from ..inspection import describe_adapter, inspect_directory
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
+from ..places import adapter_named, model_directory, named_adapters, read_config
 from ..terminal.notes import note
-from .options import JSON
+from .options import JSON, ModelOptions
 
 _NAME = option(..., NAME, "The adapter's name.", positional=True)
 
@@ -30,10 +32,6 @@ def list_adapters(as_json: bool = JSON) -> None:
 
         specstream-mlx adapters list
     """
-    from ..adapters.description import describe
-    from ..inspection import describe_adapter
-    from ..loading import named_adapters
-
     rows: list[dict[str, Any]] = []
     damaged = False
     for name, path in named_adapters().items():
@@ -81,13 +79,13 @@ def add(
 
         specstream-mlx adapters remove my-sql
     """
-    from ..adapters.files import read_adapter
-    from ..adapters.user_adapters import add_adapter, check_name
-    from ..loading import model_directory, read_config, read_model
-
     check_name(name)
     if name in bundled.adapter_names():
         raise UserError(f"{name} is an adapter of the package, expected another name")
+    ModelOptions(model, adapter_path=directory).check()
+    from ..adapters.files import read_adapter
+    from ..loading import read_model
+
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)
     adapter = read_adapter(directory, base, read_config(path), full=True)
@@ -96,8 +94,6 @@ def add(
 
 def remove(name: str = _NAME) -> None:
     """Remove an adapter that was added."""
-    from ..adapters.user_adapters import remove_adapter
-
     if name in bundled.adapter_names():
         raise UserError(f"{name} is an adapter of the package, expected one that was added")
     remove_adapter(name)
@@ -126,9 +122,6 @@ def info(
 
         specstream-mlx adapters info streams --model my-model --json
     """
-    from ..inspection import inspect_directory
-    from ..loading import adapter_named
-
     path = Path(name) if "/" in name or os.path.exists(name) else adapter_named(name)
     if model is None and path.is_relative_to(bundled.ROOT):
         base = demonstration.directory()
@@ -161,6 +154,9 @@ def info(
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
     """Print a table of names and values without empty ones."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False, title=title, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,21 +1,25 @@
 """``specstream-mlx chat``."""
 
 import json
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..options import TEXT, LengthOptions, option
+from ..options import TEXT, LengthOptions, number, option
+from ..places import adapter_named, named_adapters, own_sampling
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
+from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import ModelOptions, SamplingOptions
+from .options import ModelOptions, SamplingOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -28,7 +32,22 @@ HELP = """\
 /save FILE                write the conversation as JSON
 /clear                    begin anew
 /quit                     leave, as Ctrl-D does
-Ctrl-C stops a reply and keeps what there is of it."""
+Ctrl-C stops a reply and keeps what there is of it.
+A line that ends in \\ goes on in the next, and lines pasted at once are one text."""
+
+_USUAL = {"temp": 0.7, "top_p": 0.95}
+"""Of models whose makers do not say how they draw."""
+
+
+@dataclass(frozen=True)
+class _Sampling(SamplingOptions):
+    temp: float = option(
+        0.0,
+        number(0),
+        "Sampling temperature; 0 takes the likeliest token. Default of this and of the others: the "
+        "model's own, by its generation_config.json.",
+        metavar="T",
+    )
 
 
 def chat(
@@ -38,12 +57,12 @@ def chat(
         None, TEXT, "System prompt. Default: the chat template's own.", panel=LengthOptions.PANEL
     ),
     length: LengthOptions,
-    sampling: SamplingOptions,
+    sampling: Annotated[dict[str, Any], _Sampling],
 ) -> None:
     """Talk with a model; each turn reads only what is new.
 
-    Lines that begin with / are commands, /help lists them. Where standard input is no terminal,
-    each of its lines is a turn.
+    Lines that begin with / are commands, /help lists them. A line that ends in a backslash goes on
+    in the next. Where standard input is no terminal, each of its lines is a turn.
 
     Examples:
 
@@ -51,27 +70,48 @@ def chat(
 
         specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
+    source = model.source()
     from ..chat import Chat
 
-    source = model.source()
     loaded, tokenizer = source.load()
-    named = f" with {source.adapter_name}" if source.adapter else ""
-    note(f"Talking to {source.model_name}{named}; /help lists the commands")
-    options = {
-        "max_tokens": length.max_tokens,
-        "stop": tuple(length.stop or ()),
-        "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
-    }
     conversation = _Conversation(
         loaded,
         Chat(loaded, tokenizer, system_prompt),
-        lambda: options | {"sampler": sampling.sampler(tokenizer)},  # a new seed for each reply
+        source,
+        # A new seed for each reply; an adapter of one task takes the likeliest tokens unless asked.
+        lambda: (
+            options
+            if loaded.prompt_template is not None and "temp" not in sampling
+            else options | {"sampler": drawn.sampler(tokenizer)}
+        ),
         source.adapter if source.by_default else None,
     )
+    note(f"Talking to {conversation.named(source.adapter_name)}; /help lists the commands")
+    drawn = _sampling(sampling, loaded.path)
+    options = {
+        "max_tokens": length.max_tokens,
+        "stop": tuple(length.stop or ()),
+        "logits_processors": drawn.logits_processors(loaded.config["vocab_size"]),
+    }
     for line in launched.lines_of_first(_lines()):
         conversation.take(line)
         if conversation.is_over:
             break
+
+
+def _sampling(given: dict[str, Any], model: Path) -> SamplingOptions:
+    """What is given, for the rest the model's own; says which."""
+    own, whose = own_sampling(model), "the model's own"
+    if own is None and model == demonstration.directory():
+        own = demonstration.SAMPLING
+    if own is None:
+        own, whose = _USUAL, "the model names none"
+    if own.keys() <= given.keys() or given.get("temp") == 0:
+        return SamplingOptions(**given)
+    values = own | given
+    shown = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+    note(f"Drawing with {shown or '--temp 0'} ({whose})")
+    return SamplingOptions(**values)
 
 
 @dataclass
@@ -80,10 +120,15 @@ class _Conversation:
 
     model: "SpeculativeModel"
     chat: "Chat"
+    source: Source
     options: Callable[[], dict[str, Any]]
     streams: Path | None
     is_over: bool = False
     last: "GenerationResponse | None" = None
+
+    def named(self, adapter: str | None) -> str:
+        """The model and an adapter by the names that the user knows them by."""
+        return f"{self.source.model_name} with {adapter}" if adapter else self.source.model_name
 
     def take(self, line: str) -> None:
         """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
@@ -98,6 +143,7 @@ class _Conversation:
 
     def _answer(self, text: str) -> None:
         options = self.options()
+        wrapped = Wrapped() if sys.stdout.isatty() else None
         responses = self.chat.reply(text, **options)
         # Rank 0 says when a reply is over.
         noted = noted_interrupt() if launched.is_first() else nullcontext(lambda: False)
@@ -105,11 +151,16 @@ class _Conversation:
             try:
                 for response in responses:
                     self.last = response
-                    print(response.text, end="", flush=True)
+                    if wrapped is not None:
+                        wrapped.write(response.text)
+                    else:
+                        print(response.text, end="", flush=True)
                     if stopped():
                         break
             finally:
                 responses.close()
+                if wrapped is not None:
+                    wrapped.flush()
                 print(flush=True)
         if stopped():
             note("(stopped)")
@@ -120,11 +171,13 @@ class _Conversation:
         match name:
             case "help":
                 note(HELP)
+            case "adapter" if value == "none":
+                self.model.swap_adapter(self.streams)
+                note(f"Talking to {self.named('the bundled streams' if self.streams else None)}")
             case "adapter" if value:
-                self.model.swap_adapter(self.streams if value == "none" else value)
+                self.model.swap_adapter(value if Path(value).exists() else adapter_named(value))
+                note(f"Talking to {self.named(value)}")
             case "adapter":
-                from ..loading import named_adapters
-
                 note("Adapters: " + ", ".join(["none", *named_adapters()]))
             case "stats":
                 if self.last is None:
@@ -166,19 +219,52 @@ def _is_chat(path: Path) -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines that the user types, until Ctrl-D; Ctrl-C drops the line."""
-    if not sys.stdin.isatty():
+    """Yield what is said in each turn, until Ctrl-D or two times Ctrl-C with nothing typed."""
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        import readline  # lets input() edit lines and recall earlier ones
+    else:
         cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")  # checked line by line
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
-        return
-    import readline  # noqa: F401  # lets input() edit lines and recall earlier ones
-
+    lines: list[str] = []
+    warned = False
     while True:
+        prompt = ". " if lines else "> "
         try:
-            yield input("> ")
+            lines.append(input(prompt) if at_terminal else _next_line())
         except EOFError:
-            print()
+            if lines:
+                yield "\n".join(lines)
+            if at_terminal:
+                print()
             return
         except KeyboardInterrupt:
+            if not at_terminal:
+                raise
             print()
+            if not lines and not readline.get_line_buffer():
+                if warned:
+                    return
+                warned = True
+                note("Ctrl-C again leaves, as Ctrl-D and /quit do")
+            lines = []
+            continue
+        warned = False
+        if at_terminal and not lines[0].startswith("/") and _is_more():
+            continue  # pasted
+        if lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            continue
+        yield "\n".join(lines)
+        lines = []
+
+
+def _next_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _is_more() -> bool:
+    """Tell whether another line is there already, which nobody types as fast."""
+    return bool(select.select([sys.stdin], [], [], 0.05)[0])

@@ -1,8 +1,10 @@
 """What ``generate`` decodes, by this project and, with ``--compare``, by plain mlx_lm in turn.
 
-Both compute with the same arrays in the same dtype. mlx_lm by itself may hold another one.
+Both compute with the same arrays in the same dtype. mlx_lm by itself may hold others: as somebody
+would run it, it is timed, too.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_lm
+from mlx_lm.generate import generate_step
 
 from ..drafting.settings import DraftSettings
 from ..generation import stream_generate
 from ..hardware.cpu import stock_modules
+from ..models.architectures import architecture_of
 from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress, track
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from ..responses import GenerationResponse
 
 PAIRS = 5
+_FEW = 16  # tokens of a prompt and of a text by which mlx_lm is timed where it may be very slow
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,13 @@ class Comparison:
         """Print a pair of rates, the ratios of all pairs, and whether the outputs are the same."""
         values, dtype = self.values, self.values["dtype"]
         note("=" * 10)
-        if values["pairs"]:
+        rates = values["pairs"]
+        if rates:
             low, high = values["speedup_range"]
             note(f"mlx_lm: {values['plain']['generation_tps']:.3f} tokens-per-sec")
             note(f"specstream-mlx: {values['generation_tps']:.3f} tokens-per-sec")
             note(
-                f"Speedup: {values['speedup']:.2f} (the median pair of {values['pairs']}, "
+                f"Speedup: {values['speedup']:.2f} (the median pair of {rates}, "
                 f"{low:.2f} to {high:.2f}; first token left out)"
             )
         else:
@@ -85,6 +91,11 @@ class Comparison:
         if values["identical"] is None:
             note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
             return
+        if by_itself := values["mlx_lm_by_itself"]:
+            held = f"{by_itself['weights']} weights, {by_itself['dtype']}"
+            rate = by_itself["generation_tps"]
+            faster = f", {values['generation_tps'] / rate:.1f} times slower" if rates else ""
+            note(f"mlx_lm as a user runs it, {held}: {rate:.3f} tokens-per-sec{faster}")
         answer = "yes"
         if difference := values["first_difference"]:
             words = "where one of the two ends"
@@ -116,6 +127,7 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
             own = decoding.own | {"settings": DraftSettings(speculation=False)}
             expected = [one.token for one in replace(decoding, own=own).responses()]
         rates = _rates(decoding) if several else []
+        by_itself = _by_itself(model, decoding.prompt)
     same = tokens == expected if as_plain else None
     speedups, middle = [ours / plain for ours, plain in rates], (len(rates) - 1) // 2
     ours, plain = rates[middle] if rates else (None, None)
@@ -125,6 +137,7 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
         "speedup": speedups[middle] if speedups else None,
         "speedup_range": [speedups[0], speedups[-1]] if speedups else None,
         "pairs": len(speedups),
+        "mlx_lm_by_itself": by_itself,
         "dtype": held.dtype if held else None,
         "mlx_lm_dtype": held.stored_dtype if held and not shared else None,
         "identical": same,  # None: the verify rule draws otherwise
@@ -147,6 +160,27 @@ def _rates(decoding: Decoding) -> list[tuple[float, float]]:
         if all(rates):
             pairs.append((rates[0], rates[1]))
     return sorted(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def _by_itself(model: "SpeculativeModel", prompt: list[int]) -> dict[str, Any] | None:
+    """How fast mlx_lm is with the files' weights and dtype; ``None``: these are what is held."""
+    held, quantized = model.held, bool(model.config.get("quantization"))
+    own = architecture_of(model.config["model_type"]).own_module
+    as_stored = held is not None and held.dtype == held.stored_dtype
+    if held is None or own or (as_stored and (held.form == "packed") == quantized):
+        return None
+    adapter = model.adapter
+    lora = str(adapter.path) if adapter is not None and adapter.lora else None
+    plain = mlx_lm.load(str(model.path), adapter_path=lora)[0]
+    tokens = generate_step(mx.array(prompt[-_FEW:]), plain, max_tokens=_FEW)
+    next(tokens)
+    began = time.perf_counter()
+    count = sum(1 for _ in tokens)
+    return {
+        "weights": "packed" if quantized else "unquantized",
+        "dtype": held.stored_dtype,
+        "generation_tps": count / (time.perf_counter() - began),
+    }
 
 
 def _difference(decoding: Decoding, tokens: list[int], expected: list[int]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
+from ..places import local_directory, model_directory
 from ..terminal.notes import note
 
 _DIRECTORIES = each("a list of directories", lambda value: isinstance(value, Path))
@@ -96,7 +97,8 @@ def convert(
     if target is None:
         raise UserError("--mlx-path is missing, expected where the result goes")
 
-    from ..loading import model_directory
+    if not is_gguf:
+        local_directory(model)  # or fail before MLX is imported, which takes a while
     from ..terminal.progress import progress
 
     written = [target]

@@ -4,43 +4,65 @@ import json
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from .. import demonstration
-from ..errors import UserError
-from ..options import MODEL, option
+from rich.filesize import decimal
+
+from .. import bundled, demonstration
+from ..hardware import user_cache
+from ..hardware.blas import OPENBLAS_HINT
+from ..options import FLAG, MODEL, option
+from ..places import model_directory, read_config
+from ..terminal.notes import note
 from . import launched
-from .options import JSON
+from .options import JSON, ModelOptions
 
 _PLACES = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
-    "torch": "trains streams and verifies conversions: pip install 'specstream-mlx[torch]'",
-    "peft": "trains streams and LoRA: pip install 'specstream-mlx[torch]'",
-    "coremltools": "exports to Core ML: pip install coremltools",
+    "starlette": ("serve and writing-tools need it", "serve"),
+    "torch": ("training in PyTorch needs it", "torch"),
+    "peft": ("training in PyTorch needs it", "torch"),
+    "coremltools": ("export-coreml needs it", "coreml"),
 }
+"""Packages that are optional: what for, and the extra that brings them."""
 
 
 def doctor(
     *,
-    model: str | None = option(None, MODEL, "Whose weights to hold and weigh. Default: smollm2."),
+    model: str | None = option(
+        None, MODEL, "Measure how its weights are held, and show what its steps take; smollm2, say."
+    ),
+    clear_caches: bool = option(
+        False, FLAG, "Remove what is in the caches; adapters that you have added stay."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
     Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
 
-    Also what steps of --model with its bundled streams take, when that was timed, and how quiet the
-    machine was. Nobody has to time them: generate does it when it first meets a model or a machine.
-
-    How quantized weights are held is measured at first use and kept in the user's cache; this
-    command measures again.
+    With --model how its quantized weights are held, measured again; and what its steps take with
+    the bundled streams, when that was timed, and how quiet the machine was. Nobody has to measure:
+    generate does when it first meets a model or a machine, and keeps it in the caches, as it keeps
+    the weights of smollm2 in MLX format.
 
     Examples:
 
-        specstream-mlx doctor --json
+        specstream-mlx doctor --model smollm2
+
+        specstream-mlx doctor --clear-caches
     """
+    if model is not None:
+        ModelOptions(model).check()
+    if clear_caches:
+        removed = user_cache.sizes()
+        user_cache.clear()
+        for name, size in removed.items():
+            note(f"removed {name} ({decimal(size)}) of {user_cache.directory()}")
+        if not removed:
+            note(f"the caches in {user_cache.directory()} are empty")
+        return
     ranks, reductions = launched.ranks(), None
     if ranks is not None:
         from ..distributed.ranks import reduction_costs
@@ -54,17 +76,17 @@ def doctor(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    from ..hardware.cpu import BLOCK
-
-    found = facts["device"] | facts["packages"]
-    lines = {name: value or "not installed" for name, value in found.items()}
+    lines = facts["device"] | facts["packages"]
+    for name, how in facts["optional"].items():
+        lines[name] = f"not installed, optional: {how}"
     if reductions is not None:
         lines["processes"] = (
             f"{reductions['processes']} over {reductions['backend']}: a reduction of 4 kB takes "
             f"{1e3 * reductions['latency']:.2f} ms, one of 16 MB has "
             f"{reductions['bandwidth'] / 1e9:.2f} GB/s"
         )
-    lines[demonstration.NAME] = facts["demonstration_model"] or "not to be had"
+    absent = f"not here yet: the first use converts or downloads it ({demonstration.INSTALL})"
+    lines[demonstration.NAME] = facts["demonstration_model"] or absent
     lines["adapters"] = ", ".join(facts["bundled_adapters"])
     if held := facts["weights"]:
         lines["weights"] = (
@@ -72,12 +94,16 @@ def doctor(
             f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
         )
         if held["row_blocks"]:
+            from ..hardware.cpu import BLOCK
+
             lines[""] = f"rows filled up to {BLOCK}s, which this BLAS is faster at"
     lines["steps"] = facts["steps"]
     lines["costs of steps"] = facts["step_costs"]
     for place, points in (facts["step_seconds"] or {}).items():
         times = ", ".join(f"{nodes}: {1e3 * seconds:.1f} ms" for nodes, seconds in points)
         lines[_PLACES.get(place, place)] = f"nodes {times}"
+    kept = ", ".join(f"{name} {decimal(size)}" for name, size in facts["caches"].items())
+    lines["caches"] = f"{user_cache.directory()}: {kept or 'empty'}"
     for name, value in lines.items():
         if value:
             print(f"{name:16} {value}")
@@ -86,29 +112,27 @@ def doctor(
 
 
 def _facts(model: str | None) -> dict[str, Any]:
-    """The facts, and ``missing``: what to do about the rest."""
-    from .. import bundled
-    from ..drafting.rule import history_of
+    """The facts, of weights and steps too if there is a model; and what is missing."""
     from ..hardware import device
-    from ..hardware.blas import OPENBLAS_HINT
-    from ..hardware.weights import hold_weights
-    from ..loading import SpeculativeModel, model_directory, read_config, read_model
 
     packages: dict[str, str | None] = dict.fromkeys((*_PACKAGES, *_EXTRAS))
     for name in packages:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
-    missing += [f"{name} {use}" for name, use in _EXTRAS.items() if packages[name] is None]
-    examined: str | Path | None = None
-    try:
-        examined = demonstration.model_path(model)
-    except UserError as error:
-        missing.append(str(error))
+    optional = {
+        name: f"{use}, pip install 'specstream-mlx[{extra}]' brings it"
+        for name, (use, extra) in _EXTRAS.items()
+        if packages[name] is None
+    }
     made = demonstration.directory()
     held = curve = None
-    if examined is not None:
-        path = model_directory(examined)
+    if model is not None:
+        from ..drafting.rule import history_of
+        from ..hardware.weights import hold_weights
+        from ..loading import SpeculativeModel, read_model
+
+        path = model_directory(demonstration.model_path(model, note))
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
@@ -122,5 +146,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         "weights": held and asdict(held),
         "step_costs": curve and curve.state(),
         "step_seconds": curve.points if curve is not None and curve.spread is not None else None,
+        "caches": user_cache.sizes(),
+        "optional": optional,
         "missing": missing,
     }

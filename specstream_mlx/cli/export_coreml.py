@@ -4,7 +4,9 @@ from pathlib import Path
 
 from .. import bundled, demonstration
 from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
+from ..places import adapter_directory, model_directory
 from ..terminal.notes import note
+from .options import ModelOptions
 
 _SIZES = what(
     "numbers as in 8,16",
@@ -46,10 +48,10 @@ def export_coreml(
     from specstream_mlx.convert.to_coreml.contents import require_coremltools
 
     require_coremltools("export-coreml")
+    ModelOptions(model).check()
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 
-    from ..loading import adapter_directory, model_directory
     from ..terminal.progress import progress
 
     directories = [Path(adapter_directory(name)) for name in adapter or ()]

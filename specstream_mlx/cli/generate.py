@@ -52,6 +52,7 @@ class Run:
     compare: "Callable[[list[int]], Comparison] | None" = None
     hint: str | None = None
     steps: Callable[[], str] | None = None
+    cache: "PromptCache | None" = None
 
 
 def generate(
@@ -111,7 +112,10 @@ def generate(
             -p "hey, can u send me the report by noon? need it for the meeting"
     """
     launched.refuse(coreml=coreml, prompt_cache_file=prompt_cache_file, compare=output.compare)
-    settings, quiet = draft_settings(verify, drafts), output.quiet
+    quiet = output.quiet
+    if coreml is None:
+        model.check()  # before MLX is imported, which takes a while
+    settings = draft_settings(verify, drafts)
     if coreml is not None:
         parts = prompt, length, sampling, settings, verify
         return _generate(_package_run(coreml, model.adapter, *parts, quiet), output)
@@ -142,7 +146,8 @@ def generate(
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
     from ..kv_store import PromptCache
-    from ..loading import load_draft_model, model_directory
+    from ..loading import load_draft_model
+    from ..places import model_directory
     from .comparison import Decoding, compare
 
     if device.slow_blas() and not quiet:
@@ -197,6 +202,7 @@ def generate(
         partial(compare, decoding),
         hint,
         loaded.compiled.sentence if loaded.compiled else None,
+        cache,
     )
     _generate(run, output)
 
@@ -331,6 +337,8 @@ def _generate(run: Run, output: OutputOptions) -> None:
                 if not output.as_json:
                     print(marks.close() if marks else "", flush=True)
         if run.compare is not None and output.compare:
+            if not output.quiet:
+                note("Timing this text: mlx_lm and specstream-mlx in turn, several times each")
             comparison = run.compare(tokens)
     except KeyboardInterrupt as error:
         interrupt = error
@@ -368,7 +376,10 @@ def _report(
         note(f"The text was cut off {at}")
     if not output.quiet:
         note("=" * 10)
-        note(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
+        read = ""
+        if run.cache is not None and run.cache.reused:
+            read = f" {last.prompt_tokens - run.cache.reused} of them read,"
+        note(f"Prompt: {last.prompt_tokens} tokens,{read} {last.prompt_tps:.3f} tokens-per-sec")
         rate = "" if comparison else f", {last.generation_tps:.3f} tokens-per-sec"
         seed = "" if run.seed is None else f", seed {run.seed}"
         note(f"Generation: {count} tokens{rate}{seed}")

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import demonstration, options
+from ..adapters.description import describe
 from ..errors import UserError
 from ..files import decoded
 from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
+from ..places import (
+    adapter_named,
+    local_directory,
+    model_directory,
+    read_config,
+    streams_for,
+)
 from ..terminal.notes import note
 from . import launched
 
@@ -104,22 +112,27 @@ class ModelOptions:
         "--compile/--no-compile",
     )
 
+    def check(self) -> None:
+        """Check that model and adapter are there or may be downloaded; soon, without MLX."""
+        named = self.model or ""
+        if not demonstration.is_meant(self.model) and not named.endswith(".gguf"):
+            local_directory(named)
+        if self.adapter is not None:
+            adapter_named(self.adapter)
+        if self.adapter_path is not None:
+            describe(self.adapter_path)
+
     def source(self, quiet: bool = False) -> Source:
         """Locate both; a base that known streams fit gets them if no adapter is named."""
-        from ..loading import (
-            adapter_named,
-            head_directory,
-            model_directory,
-            read_config,
-            streams_for,
-        )
-
+        self.check()
         say = demonstration.silent if quiet else note
         path = demonstration.model_path(self.model, say)
         name = demonstration.NAME if demonstration.is_meant(self.model) else str(path)
         head: Path | None = None
         if self.draft_head is not None:
             from specstream_mlx.convert.to_mlx.draft_head import runnable_head
+
+            from ..loading import head_directory
 
             path = model_directory(path)
             head = head_directory(self.draft_head, path, read_config(path), say)

@@ -77,6 +77,7 @@ def serve(
             --adapter-path sql=path/to/adapter --port 8000
     """
     check_extra()
+    ModelOptions(model).check()
     if api_key is None:
         api_key = os.environ.get("SPECSTREAM_API_KEY") or None
     if api_key == "":
@@ -85,12 +86,12 @@ def serve(
 
     ranks = launched.ranks()
     if ranks is not None and not ranks.is_first:
-        from ..hardware import device
+        from ..hardware import running
         from ..serve.decoding import Decoding
         from ..serve.service import BASE
 
         models, tokenizer = _resident(model, adapter_path, adapters)
-        with device.wired(models[BASE].model):
+        with running.wired(models[BASE].model):
             Decoding(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
@@ -119,7 +120,7 @@ def _resident(
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
-    from ..loading import adapter_directory, named_adapters
+    from ..places import adapter_directory, named_adapters
     from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}

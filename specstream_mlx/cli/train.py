@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from ..demonstration import model_path
 from ..errors import UserError, shown
 from ..files import read_text, reason
 from ..options import (
@@ -22,6 +23,7 @@ from ..options import (
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..train.settings import TrainSettings
+from .options import ModelOptions
 
 if TYPE_CHECKING:
     from ..train.distil import Answering
@@ -93,7 +95,8 @@ def train(
 
         specstream-mlx train --model my-4bit-model --mode shared --data tickets
     """
-    from ..demonstration import model_path
+    if "model" in settings:
+        ModelOptions(settings["model"]).check()
     from ..loading import load
     from ..terminal.progress import progress
     from ..train.outcome import measure, texts_of

@@ -21,7 +21,7 @@ from ..engine.plan import Verified
 from ..engine.rows import Rows
 from ..engine.verify.rule import VerifyRule
 from ..errors import UserError, shown
-from ..hardware import device
+from ..hardware import running
 from ..hardware.weights import parameter_bytes
 from ..loading import SpeculativeModel
 from ..models.architectures import text_limit
@@ -72,7 +72,7 @@ class DraftModel(Proposer):
         self._guesses = _PathGuesses({})
         room = self._reader.has_room(len(self._unread) + self._most - 1)
         if room and not self._backoff.begin(self._cost if price.rate else 0.0):
-            with mx.stream(device.generation_stream):
+            with mx.stream(running.generation_stream):
                 self._guesses = _PathGuesses(self._grown(price))
         self._averages.take(self._guesses)
 

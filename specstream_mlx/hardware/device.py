@@ -3,15 +3,11 @@
 import os
 import platform
 import subprocess
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.generate import generation_stream as generation_stream
-from mlx_lm.generate import wired_limit
 
 from .blas import BLAS
 
@@ -19,11 +15,6 @@ from .blas import BLAS
 # some 50 ms on an H100, and drafting changes that number in every step. MLX reads this at the
 # process's first attention; what it costs long prompts has not been measured.
 os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
-
-
-def wired(model: nn.Module) -> AbstractContextManager[None]:
-    """Wire a model's weights within the context, as ``mlx_lm`` does."""
-    return wired_limit(model, [cast(mx.Stream, generation_stream)])
 
 
 def backend() -> str:

@@ -1,7 +1,8 @@
-"""Measurements of this machine, stored as JSON files in the user's cache directory."""
+"""The user's cache directory, and measurements of this machine stored there as JSON files."""
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,9 @@ from ..errors import UserError
 from ..files import read_json, staged_file
 
 Value = TypeVar("Value")
+
+ADAPTERS = "adapters"
+"""Where adapters lie that users have added, which cannot be made again."""
 
 
 def directory() -> Path:
@@ -48,3 +52,19 @@ def measured(
     value = measure()
     write(path, known | {key: value})
     return restore(value)
+
+
+def sizes() -> dict[str, int]:
+    """The bytes of what can be made again, by name: all but the adapters that users have added."""
+    return {
+        path.name: sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+        for path in sorted(directory().glob("*"))
+        if path.name != ADAPTERS
+    }
+
+
+def clear() -> None:
+    """Remove what ``sizes`` lists."""
+    for name in sizes():
+        path = directory() / name
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
 from ..files import Headers
@@ -299,6 +300,48 @@ def model_classes(config: Config) -> tuple[Any, Any]:
     )
 
 
+_WORDS = {int: "a number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+
+_READ_BY_TRANSFORMERS: dict[str, Any] = {
+    "architectures": list[str] | None,
+    "text_config": dict,
+    "torch_dtype": str,
+    "dtype": str,
+}
+"""Fields of which mlx-lm's classes know nothing, and which fail all the same."""
+
+
+def check_types(config: Config, arguments: Any) -> None:
+    """Check that fields have the types that mlx-lm's class of a model's arguments declares."""
+    for name, hint in (get_type_hints(arguments) | _READ_BY_TRANSFORMERS).items():
+        if name in config and not _is_of(config[name], hint):
+            words = (_WORDS.get(get_origin(one) or one, "an object") for one in _alternatives(hint))
+            expected = " or ".join(dict.fromkeys(words))
+            raise UserError(f"{name} is {shown(config[name])}, expected {expected}")
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The types of a union, or the one type, without that of ``None``."""
+    several = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+    return [one for one in several if one is not NoneType]
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    if value is None:  # which turns a switch off, as does no text
+        return hint in (bool, str) or NoneType in get_args(hint)
+    for one in _alternatives(hint):
+        kind, parts = get_origin(one) or one, get_args(one)
+        if kind in (list, tuple) and isinstance(value, list):
+            return all(_is_of(part, parts[0]) for part in value) if parts else True
+        if kind in (int, float):
+            fits = is_number(value)
+        else:
+            fits = isinstance(value, kind) if isinstance(kind, type) else True
+        if fits:
+            return True
+    return False
+
+
 def explicit_fields(config: Config) -> dict[str, Any]:
     """Return the fields without which mlx-lm would read a configuration unlike transformers."""
     architecture, full_config = architecture_of(config.get("model_type")), completed(config)
@@ -359,8 +402,15 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
 def _check_other_fields(config: Config) -> None:
     for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
         value = config.get(name, 1)
-        if not is_number(value) or value < 0:
-            raise UserError(f"{name} is {shown(value)}, expected a number of at least 0")
+        if not is_number(value) or value <= 0:
+            raise UserError(f"{name} is {shown(value)}, expected a number above 0")
+    for name in ("torch_dtype", "dtype"):
+        value = config.get(name)
+        if isinstance(value, str) and not re.fullmatch(r"auto|(torch\.)?b?float\w+", value):
+            raise UserError(f"{name} is {shown(value)}, expected one such as 'bfloat16'")
+    traditional = config.get("rope_traditional", False)
+    if not isinstance(traditional, bool):
+        raise UserError(f"rope_traditional is {shown(traditional)}, expected true or false")
     tied = config.get("tie_word_embeddings")
     if not isinstance(tied, bool | None):
         raise UserError(f"tie_word_embeddings is {shown(tied)}, expected true or false")
@@ -368,8 +418,12 @@ def _check_other_fields(config: Config) -> None:
         if not isinstance(config.get(name), Mapping | None):
             raise UserError(f"{name} is {shown(config[name])}, expected an object")
     for name in ("bits", "group_size"):
-        if config.get("quantization"):
+        if config.get("quantization") is not None:
             check_integer(f"quantization's {name}", config["quantization"].get(name))
+    foreign = config.get("quantization_config") if config.get("quantization") is None else None
+    if foreign and not isinstance(foreign.get("quant_method"), str):
+        method = shown(foreign.get("quant_method"))
+        raise UserError(f"quantization_config's quant_method is {method}, expected a text")
     check_end_tokens(config)
 
 
@@ -414,6 +468,14 @@ def check_sizes(config: Config, headers: Headers) -> None:
             sizes["vocab_size"] = shape[0]
         elif name.endswith(f".{architecture.norm}.weight") and len(shape) == 1:
             sizes["hidden_size"] = shape[0]
+    projections = {"num_attention_heads": "q_proj", "num_key_value_heads": "k_proj"}
+    for name, projection in projections.items() if architecture.tested else ():
+        own = (n for n in headers if n.endswith(f"self_attn.{projection}.weight"))
+        if (tensor := next(own, None)) is None:
+            continue
+        found, count = config.get(name), headers[tensor][0][0] // head_size(config)
+        if (found or config.get("num_attention_heads")) != count:
+            raise UserError(f"{name} is {shown(found)}, expected {count}, which the tensors have")
     for name, size in sizes.items():
         wrong = config[name] != size if architecture.tested else config[name] > size
         if wrong:

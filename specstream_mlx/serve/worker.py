@@ -15,7 +15,7 @@ from contextlib import suppress
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
-from ..hardware import device
+from ..hardware import running
 from ..loading import SpeculativeModel
 from ..scheduler import Scheduler
 from .decoding import Decoding, Ended, Event, Job, Writing
@@ -89,7 +89,7 @@ class Worker:
 
     def _run(self) -> None:
         decoding = self._decoding
-        with device.wired(self._base.model):
+        with running.wired(self._base.model):
             while self._goes_on():
                 for writing in [one for one in decoding.writings.values() if one.job.left]:
                     self._drop(writing)
@@ -111,12 +111,12 @@ class Worker:
 
     def _next_job(self) -> Job | None:
         """Take a job of the model with the fewest texts, of several the one served longest ago."""
-        running = Counter(one.job.client_request.model for one in self._decoding.writings.values())
+        texts = Counter(one.job.client_request.model for one in self._decoding.writings.values())
         with self._changed:
             if not self._waiting or self.decoding >= self._most_texts:
                 return None
             names = [job.client_request.model for job in self._waiting]
-            name = min(names, key=lambda name: (running[name], self._served.get(name, 0.0)))
+            name = min(names, key=lambda name: (texts[name], self._served.get(name, 0.0)))
             self._served[name] = time.monotonic()
             return self._waiting.pop(names.index(name))
 

@@ -16,8 +16,20 @@ def run(base, tmp_path, monkeypatch):
     return lambda *flags: command_line.run("benchmark", "speedup", *own, *flags)
 
 
-def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
+def test_the_answer_comes_first_and_in_words(run, base, streams, tmp_path):
     result = run("--adapter-path", streams)
+    assert result.exit_code == 0, result.output
+    question, _, answer, *_ = result.stdout.splitlines()
+    assert question == "How much faster is it here?"
+    assert answer.startswith("On this machine drafting is ") and " mlx_lm" in answer
+    (path,) = tmp_path.glob("quick-*.json")
+    assert f"Writing {path.stem}.md and .json\n" in result.stderr
+    methods = [row["method"] for row in json.loads(path.read_text())["rows"]]
+    assert methods == ["mlx_lm", "the rule"]
+
+
+def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
+    result = run("--adapter-path", streams, "--suite", "rule")
     assert result.exit_code == 0, result.output
     (path,) = tmp_path.glob("*.json")
     rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
@@ -28,7 +40,7 @@ def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
 
 
 def test_a_model_without_streams_drafts_by_lookup_alone(run, tmp_path):
-    result = run("--output", tmp_path / "results")
+    result = run("--output", tmp_path / "results", "--suite", "rule")
     assert result.exit_code == 0, result.output
     (path,) = (tmp_path / "results").glob("*.json")
     rows = json.loads(path.read_text())["rows"]

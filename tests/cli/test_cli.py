@@ -17,6 +17,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from transformers import LlamaForCausalLM
 
 from specstream_mlx import load, stream_generate
+from specstream_mlx.cli import doctor
 from specstream_mlx.cli.comparison import Decoding
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.step_costs import CostCurve
@@ -28,7 +29,7 @@ KEYS = {
 }
 COMPARED = {
     *("plain", "speedup", "speedup_range", "pairs", "dtype", "mlx_lm_dtype"),
-    *("identical", "first_difference"),
+    *("identical", "first_difference", "mlx_lm_by_itself"),
 }
 
 
@@ -152,14 +153,34 @@ def test_an_interrupted_text_is_one_whole_json_object(base, monkeypatch):
     assert (values["finish_reason"], values["generation_tokens"]) == (None, 5)
 
 
-def test_help_does_not_import_mlx():
-    code = (
-        "import sys; from specstream_mlx.cli import main\n"
-        "try: main(['generate', '--help'])\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert 'mlx.core' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_what_needs_no_model_is_quick():
+    """Help, a list and mistakes do without MLX, and doctor without mlx_lm."""
+    code = """
+import sys
+from specstream_mlx.cli import main
+def end_of(line):
+    try:
+        main(line.split())
+    except SystemExit as end:
+        return end.code
+    return 0
+for line in ("--help", "generate --help", "adapters list", "adapters info proofread"):
+    assert end_of(line) == 0, line
+nowhere = "--model /nowhere"
+for line in ("", "adapters", "benchmark", "write nosuch", "generate --adapter nosuch -p x",
+             f"generate {nowhere} -p x", f"chat {nowhere}", f"train {nowhere} --adapter-path x",
+             f"convert {nowhere} --mlx-path x", f"benchmark speedup {nowhere}", f"serve {nowhere}",
+             f"doctor {nowhere}"):
+    assert end_of(line) == 2, line
+assert "mlx.core" not in sys.modules
+assert end_of("doctor") == 0
+assert "mlx_lm" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("usage: specstream-mlx") >= 4
+    mistakes = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert len(mistakes) == 9 and "error: " not in mistakes
 
 
 def test_sampling_from_the_command_line(base, streams):
@@ -216,3 +237,21 @@ def test_doctor_says_what_steps_of_the_model_take(base, tmp_path, monkeypatch):
     text = run("doctor", "--model", base).stdout
     assert "machine quiet (spread 4%)" in text
     assert "\nlookup alone     nodes 1: 24.0 ms, 4: 30.0 ms\n" in text
+
+
+def test_doctor_shows_and_clears_caches_and_says_what_is_optional(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(doctor._EXTRAS, "nosuch", ("baking needs it", "bakery"))
+    here = tmp_path / "specstream-mlx"
+    for name in ("models/m/model.safetensors", "weight-policy.json", "adapters/mine/x"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(bytes(2000))
+    text = run("doctor").stdout
+    assert f"caches           {here}: models 2.0 kB, weight-policy.json 2.0 kB\n" in text
+    assert "nosuch           not installed, optional: baking needs it, pip install '" in text
+    assert "missing: nosuch" not in text
+    cleared = run("doctor", "--clear-caches").stderr
+    assert cleared.startswith(f"removed models (2.0 kB) of {here}\nremoved weight-policy")
+    assert [path.name for path in here.iterdir()] == ["adapters"]
+    assert (here / "adapters/mine/x").exists()
+    assert "caches" in run("doctor", "--clear-caches").stderr

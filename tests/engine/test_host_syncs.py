@@ -11,7 +11,7 @@ from waits import counted_waits, operations
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
-from specstream_mlx.hardware import device
+from specstream_mlx.hardware import running
 from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 
 CASES = {
@@ -55,7 +55,7 @@ def noted_streams(monkeypatch):
 
 def check_streams(noted):
     assert len(noted) > 40
-    with mx.stream(device.generation_stream):
+    with mx.stream(running.generation_stream):
         expected = mx.default_stream(mx.default_device())
     assert expected != mx.default_stream(mx.default_device())
     assert {name for name, stream in noted if stream != expected} == set()

@@ -1,0 +1,164 @@
+"""Places of models and adapters, found by path, name or repository; MLX is not imported."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from . import bundled
+from .adapters.description import describe
+from .adapters.user_adapters import user_adapters
+from .errors import UserError, naming, shown
+from .files import model_headers, read_json, reason, short
+from .models.architectures import check_config, tied_where_untold
+from .models.fingerprint import fingerprint
+from .models.rope import with_changes
+from .options import SamplingOptions, check_arguments, kinds_of
+
+INDEX_FILE = "model.safetensors.index.json"
+WEIGHTS = "model*.safetensors"
+
+
+def adapter_directory(directory: str | Path) -> str | Path:
+    """Return an adapter's directory, by its path or else by its name; it may be missing."""
+    check_arguments(adapter_path=directory)
+    if Path(directory).exists():
+        return directory
+    return named_adapters().get(str(directory), directory)
+
+
+def named_adapters() -> dict[str, Path]:
+    """Return the directories of the adapters that have names: bundled ones, then the user's."""
+    own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+    return own | {name: path for name, path in user_adapters().items() if name not in own}
+
+
+def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
+    """Return streams that were trained for a base without a flag naming them, and what they are.
+
+    They are the bundled ones, or such of the user's adapters as are streams and nothing else.
+    """
+    if (path := bundled.streams_for(config)) is not None:
+        return path, "the bundled streams"
+    own = fingerprint(config)
+    for name, path in user_adapters().items():
+        with suppress(UserError):  # a damaged one is none
+            found = describe(path)
+            streams = found.stream_config
+            fits = streams and streams.mode == "lossless" and streams.base_fingerprint == own
+            if fits and not found.lora_headers():
+                return path, f"the streams {name}"
+    return None
+
+
+def adapter_named(name: str) -> Path:
+    """Return the directory of a bundled adapter or one of the user's."""
+    known = named_adapters()
+    if not known:
+        return bundled.adapter_path(name)  # says what this installation lacks
+    if name not in known:
+        raise UserError(f"there is no adapter {shown(name)}, expected one of {', '.join(known)}")
+    return known[name]
+
+
+def local_directory(path_or_hf_repo: str | Path) -> Path | None:
+    """Find the directory of a model that is here; ``None``: a repository may have that name."""
+    if not str(path_or_hf_repo).strip():  # pathlib takes '' for the working directory
+        raise UserError(f"the model is {path_or_hf_repo!r}, expected a directory or a repository")
+    path = Path(path_or_hf_repo)
+    if os.path.isdir(path):
+        return path
+    text = str(path_or_hf_repo)
+    if os.path.exists(path):
+        made = ", as convert makes of a GGUF file" if text.endswith(".gguf") else ""
+        raise UserError(f"the model {text} is a file, expected a directory{made}")
+    if not is_repository(text):
+        raise UserError(f"the model directory {short(text)} does not exist")
+    return None
+
+
+def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
+    """Find the directory of a model; a Hugging Face repository is downloaded."""
+    if (path := local_directory(path_or_hf_repo)) is not None:
+        return path
+    patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
+    return from_hub("the model", str(path_or_hf_repo), patterns, revision)
+
+
+def is_repository(text: str, *further: str) -> bool:
+    """Whether a text may name a repository, or is one of ``further``."""
+    is_name = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text
+    return text in further or (is_name and len(text) <= 200)
+
+
+def from_hub(what: str, text: str, patterns: list[str], revision: str | None = None) -> Path:
+    """Return the snapshot of a repository, downloaded if need be."""
+    from huggingface_hub import is_offline_mode, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError:
+        offline = "HF_HUB_OFFLINE forbids to download it"
+        obstacle = offline if is_offline_mode() else "the hub cannot be reached"
+        raise UserError(
+            f"{what} {text} is neither a directory nor complete in the Hugging Face cache, "
+            f"and {obstacle}"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(
+            f"{what} {text} is neither a directory nor a repository in reach: {reason(error)}"
+        ) from None
+
+
+def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a model's ``config.json``, with the fields of ``changes`` in place of its own."""
+    path = directory / "config.json"
+    config = with_changes(read_json(path), changes or {})
+    headers = model_headers(sorted(directory.glob(WEIGHTS)))
+    config = tied_where_untold(config, headers)
+    with naming(path):
+        check_config(config, headers)
+    return config
+
+
+def own_sampling(directory: Path) -> dict[str, Any] | None:
+    """Read how a model's makers draw, by options' names; ``None``: they do not say."""
+    path = directory / "generation_config.json"
+    said = read_json(path) if path.exists() else {}
+    names = {"temperature": "temp"} | {
+        name: name for name in ("top_p", "top_k", "min_p", "repetition_penalty")
+    }
+    own, kinds = dict[str, Any](), kinds_of(SamplingOptions)
+    for name, option in names.items():
+        if said.get(name) is not None:
+            kinds[option].check(f"{path}: {name}", said[name])
+            own[option] = said[name]
+    if said.get("do_sample") is False:
+        return {}
+    if said.get("do_sample") or "temp" in own:
+        return {"temp": 1.0} | own  # as in transformers
+    return None
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """List the safetensors files of a model; one at least, and all that the index lists."""
+    files = sorted(directory.glob(WEIGHTS))
+    if not files:
+        sentence = f"{directory} has no model*.safetensors, expected weights in that format"
+        if any(directory.glob("pytorch_model*.bin")):
+            sentence += (
+                ", which transformers makes of pytorch_model*.bin: AutoModelForCausalLM"
+                ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
+            )
+        raise UserError(sentence)
+    index = directory / INDEX_FILE
+    if os.path.lexists(index):
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
+            raise UserError(f"{index} has no weight_map, expected names of files by tensor")
+        missing = sorted(set(listed.values()) - {file.name for file in files})
+        if missing:
+            raise UserError(f"{directory} lacks {shown(missing[0])}, which {INDEX_FILE} lists")
+    return files
