@@ -56,6 +56,8 @@ NOT_RUN = {
     "mlx.launch": "starts several processes; tests/distributed do",
     "pip install": "brings what is installed",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
+    "specstream-mlx generate --model mlx-community": "downloads a model; "
+    "tests/cli/test_cli.py runs directories and GGUF files",
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours",
     "specstream-mlx benchmark speedup": "measures for minutes",
 }
@@ -64,7 +66,7 @@ NOT_RUN = {
 SET_UP = re.compile(r"bash setup\.sh( test)? && \.venv/bin/")
 
 DRAWINGS = {
-    "README.md: specstream-mlx",
+    "README.md: How it works",
     "ARCHITECTURE.md: One decoding step",
     "ARCHITECTURE.md: The path of one option",
 }
