@@ -281,7 +281,8 @@ def _is_spelling(old: list[str], new: list[str]) -> bool:
     """Whether words are the same but for a letter each."""
     pairs = zip(map(_plain, old), map(_plain, new), strict=False)
     alike = (_distance(a, b) < 2 or any(a in one and b in one for one in _FORMS) for a, b in pairs)
-    return len(old) == len(new) and all(alike)
+    joined = _distance(_plain("".join(old)), _plain("".join(new))) < 2  # "alot", "a lot"
+    return joined or (len(old) == len(new) and all(alike))
 
 
 def _gains(old: list[str], new: list[str], kind: set[str]) -> bool:

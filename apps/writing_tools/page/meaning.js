@@ -88,6 +88,7 @@ const isSign = (line) =>
 // Are words the same but for a letter each?
 function isSpelling(old, made) {
   const isAlike = (a, b) => distance(a, b) < 2 || FORMS.some((group) => group.has(a) && group.has(b));
+  if (distance(plain(old.join("")), plain(made.join(""))) < 2) return true; // "alot", "a lot"
   return old.length === made.length && old.every((word, i) => isAlike(plain(word), plain(made[i])));
 }
 
