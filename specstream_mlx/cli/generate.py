@@ -201,7 +201,7 @@ def generate(
         decoding.responses,
         partial(compare, decoding),
         hint,
-        loaded.compiled.sentence if loaded.compiled else None,
+        None if loaded.compiled is None else loaded.compiled.sentence,
         cache,
     )
     _generate(run, output)

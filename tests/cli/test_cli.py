@@ -44,6 +44,8 @@ def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     more = generate(base, "--adapter-path", streams, "-v").stderr
     assert all(f"\n{name}: " in more for name in ("Peak memory", "Verify"))
     assert "\nTree: what is worth most, step by step, of streams and lookup" in more
+    few = generate(base, "-v", "--compile", "--max-tokens", 2).stderr
+    assert "\nSteps: 2 built by Python (few of their shape)\n" in few
     assert generate(base, "--quiet").stderr == f"{cut}\n"
     bare = generate(base, "--stop", result.stdout[3:6]).stderr
     assert bare.startswith("No streams are mounted, so only lookup may draft")
