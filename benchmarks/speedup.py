@@ -168,9 +168,9 @@ QUICK = Suite(
     {mode: {RULE_WAY: ByWorth()} for mode in MODES},
     ("task", "writer", "speedup", "CR", "tokens/s"),
     items=1,
-    max_tokens=64,
+    max_tokens=40,
     summary=_in_words,
-    seconds=35,
+    seconds=30,
     writers=(ADAPTERS,),
 )
 
@@ -222,7 +222,9 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
     return dict(ways)
 
 
-def measure(base: Base, job: Job, suite: Suite, texts: Texts, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    base: Base, job: Job, suite: Suite, texts: Texts, rounds: int, warm_up: bool = True
+) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
     mounted = base.mount(job.adapter)
     drafts = drafting_ways(suite, job.mode, mounted.model)
@@ -232,7 +234,7 @@ def measure(base: Base, job: Job, suite: Suite, texts: Texts, rounds: int) -> li
         measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
     ways |= {name: mounted.ours(one) for name, one in drafts.items()}
-    found = interleaved(prompts, ways, rounds)
+    found = interleaved(prompts, ways, rounds, warm_up=warm_up)
     expected = found.first_runs(MLX_LM)
     if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
         expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
@@ -329,9 +331,9 @@ def compare(
 
     What is ``None`` is the suite's: how often each text is decoded, and how far.
     """
-    suite = SUITES[suite_name]
+    suite, began = SUITES[suite_name], time.monotonic()
     rounds = rounds or suite.rounds
-    as_fastest = subject.weights == "auto"
+    as_fastest = subject.weights == "auto" and suite.seconds is None  # finding out takes a minute
     most = max_tokens or suite.max_tokens
     base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
     if not subject.each_bundled:
@@ -355,14 +357,15 @@ def compare(
     }
     file = f"{suite_name}-{machine_suffix(facts)}"
     rows: list[dict[str, Any]] = []
-    text, began = "", time.monotonic()
+    text = ""
     note(f"Writing {output / file}.md and .json")
     for job in track(jobs, suite_name):
         if rows and suite.seconds and time.monotonic() - began > suite.seconds:
             left = len(jobs) - len({(row["task"], row["writer"]) for row in rows})
             note(f"{left} of {len(jobs)} tasks are left out, to end within a minute")
             break
-        rows += measure(base, job, suite, texts, rounds)
+        warm_up = suite.seconds is None or not rows
+        rows += measure(base, job, suite, texts, rounds, warm_up)
         values = {"facts": facts, "rows": rows}
         text = write_report(output, file, values, markdown(suite, rows, facts))
     return text, rows

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..responses import GenerationResponse
 
 PAIRS = 5
-_FEW = 16  # tokens of a prompt and of a text by which mlx_lm is timed where it may be very slow
+_FEW, _SECONDS = 8, 5.0  # tokens of a prompt, and time, by which mlx_lm is timed as it may be slow
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,11 @@ def _by_itself(model: "SpeculativeModel", prompt: list[int]) -> dict[str, Any] |
     adapter = model.adapter
     lora = str(adapter.path) if adapter is not None and adapter.lora else None
     plain = mlx_lm.load(str(model.path), adapter_path=lora)[0]
-    tokens = generate_step(mx.array(prompt[-_FEW:]), plain, max_tokens=_FEW)
+    tokens = generate_step(mx.array(prompt[-_FEW:]), plain, max_tokens=32)
     next(tokens)
-    began = time.perf_counter()
-    count = sum(1 for _ in tokens)
+    began, count = time.perf_counter(), 0
+    while (count < 1 or time.perf_counter() - began < _SECONDS) and next(tokens, None) is not None:
+        count += 1
     return {
         "weights": "packed" if quantized else "unquantized",
         "dtype": held.stored_dtype,
