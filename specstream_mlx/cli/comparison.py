@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..responses import GenerationResponse
 
 PAIRS = 5
-_FEW, _SECONDS = 8, 5.0  # tokens of a prompt, and time, by which mlx_lm is timed as it may be slow
+_FEW, _SECONDS = 2, 5.0  # tokens of a prompt, and time, by which mlx_lm is timed as it may be slow
 
 
 @dataclass(frozen=True)
