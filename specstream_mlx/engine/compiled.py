@@ -48,10 +48,10 @@ class _TracedRows(SideBySideKVCache):
 
     def __init__(self, keys: mx.array, values: mx.array, offset: mx.array):
         self.keys, self.values, self.offset = keys, values, offset
-        self._room = keys.shape[2]
 
     def columns(self, rows: int) -> int:
-        return self._room
+        assert self.keys is not None
+        return self.keys.shape[2]
 
     def write(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self.keys is not None and self.values is not None
@@ -185,6 +185,7 @@ class CompiledSteps:
             if self._seen[key] < TRACED_AT:
                 return None
             trace = self._traces[key] = make()
+            del self._seen[key]  # if it goes, it is made again only when it is as frequent again
             if len(self._traces) > MOST_TRACES:
                 self._traces.popitem(last=False)
         self._traces.move_to_end(key)
