@@ -10,6 +10,7 @@ from command_line import run
 
 from specstream_mlx import Chat, UserError, generate, load
 from specstream_mlx.cli import chat as command
+from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.wrapped import Wrapped
 
 
@@ -66,7 +67,7 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     notes.write_text("years of work")
     lines = ["/stats", "table t(name): list it", "/stats", "/nosuch"]
     lines += ["/adapter nosuch", "and t\\", "(city)?", "caf\udce9", "/help"]
-    lines += [f"/adapter {toy_directory / 'adapters' / 'sql'}", "/adapter none"]
+    lines += [f"/adapter {toy_directory / 'adapters' / 'sql'}", "/adapter", "/adapter none"]
     lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
     arguments += ["--max-tokens", 3]
@@ -82,8 +83,10 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
         "error: /stats was given before the first reply",
         "error: /nosuch is no command; /help lists them",
         "error: there is no adapter 'nosuch', expected one of ",
-        f"Talking to {toy_directory / 'base'} with {toy_directory / 'adapters' / 'sql'}\n",
-        f"Talking to {toy_directory / 'base'}\n",
+        # an adapter of one task takes the likeliest tokens, so nothing is said of drawing
+        f" with {toy_directory / 'adapters' / 'sql'}\nAdapters: none, ",
+        f"\nIn use: {toy_directory / 'adapters' / 'sql'}\n",
+        f"Talking to {toy_directory / 'base'}\nDrawing with --temp 0.7, ",
         "error: the line is not UTF-8 text: byte 0xe9 at 3",
         "(cut off at --max-tokens 3)",
         "Ctrl-C stops a reply",
@@ -105,8 +108,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
 def test_replies_are_drawn_as_the_models_makers_do(said, flags, drawn, toy_directory, tmp_path):
     base = shutil.copytree(toy_directory / "base", tmp_path / "base")
     (base / "generation_config.json").write_text(json.dumps(said))
-    note = run("chat", "--model", base, *flags, stdin="/quit").stderr.splitlines()[1:]
-    assert note == ([] if drawn is None else [f"Drawing with {drawn}"])
+    said_first = run("chat", "--model", base, *flags, stdin="/quit").stderr.splitlines()[1:]
+    assert said_first == ([] if drawn is None else [f"Drawing with {drawn}"])
     (base / "generation_config.json").write_text(json.dumps({"temperature": "hot"}))
     refused = run("chat", "--model", base, stdin="/quit").stderr
     assert "generation_config.json: temperature is 'hot', expected a number" in refused
@@ -116,10 +119,13 @@ def test_turns_at_a_terminal(monkeypatch, capsys):
     """What is pasted is one turn; Ctrl-C drops what was typed, and twice with nothing leaves."""
     ctrl_c = KeyboardInterrupt
     keys = ["a", "b", "", "c\\", "d", ctrl_c, "e\\", ctrl_c, "/stats", "f", ctrl_c, "g"]
-    keys += 2 * [ctrl_c]
+    keys += [ctrl_c, "typed", ctrl_c, ctrl_c, ctrl_c]
     pasted = iter([True, True, False, False, False, False, False, False])
 
+    typed = [""]
+
     def press(prompt):
+        typed[0] = keys.pop(0) if keys[0] == "typed" else ""
         key = keys.pop(0)
         if key is ctrl_c:
             raise key
@@ -127,10 +133,11 @@ def test_turns_at_a_terminal(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", press)
+    monkeypatch.setattr("readline.get_line_buffer", lambda: typed[0])
     monkeypatch.setattr(command, "_is_more", lambda: next(pasted))
     assert list(command._lines()) == ["a\nb\n", "c\nd", "/stats", "f", "g"]
     assert keys == []
-    assert capsys.readouterr().err == 3 * "Ctrl-C again leaves, as Ctrl-D and /quit do\n"
+    assert capsys.readouterr().err == 4 * "Ctrl-C again leaves, as Ctrl-D and /quit do\n"
 
 
 def test_words_wrap(monkeypatch, capsys):
@@ -143,3 +150,6 @@ def test_words_wrap(monkeypatch, capsys):
     assert [line.rstrip() for line in lines] == [
         *("one two", "three four", "five", "a" * 12, "six \u4f60\u597d\u4f60", "\u597d")
     ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    note("one two three four\n  at /a/long-directory")
+    assert capsys.readouterr().err == "one two\nthree four\n  at\n/a/long-directory\n"

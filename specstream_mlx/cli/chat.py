@@ -74,61 +74,69 @@ def chat(
     from ..chat import Chat
 
     loaded, tokenizer = source.load()
-    conversation = _Conversation(
-        loaded,
-        Chat(loaded, tokenizer, system_prompt),
-        source,
-        # A new seed for each reply; an adapter of one task takes the likeliest tokens unless asked.
-        lambda: (
-            options
-            if loaded.prompt_template is not None and "temp" not in sampling
-            else options | {"sampler": drawn.sampler(tokenizer)}
-        ),
-        source.adapter if source.by_default else None,
-    )
-    note(f"Talking to {conversation.named(source.adapter_name)}; /help lists the commands")
-    drawn = _sampling(sampling, loaded.path)
+    drawn, how = _sampling(sampling, loaded.path)
     options = {
         "max_tokens": length.max_tokens,
         "stop": tuple(length.stop or ()),
         "logits_processors": drawn.logits_processors(loaded.config["vocab_size"]),
     }
+
+    def draws() -> bool:  # an adapter of one task takes the likeliest tokens unless asked
+        return loaded.prompt_template is None or "temp" in sampling
+
+    conversation = _Conversation(
+        loaded,
+        Chat(loaded, tokenizer, system_prompt),
+        source,
+        # A new seed for each reply.
+        lambda: options | ({"sampler": drawn.sampler(tokenizer)} if draws() else {}),
+        source.adapter if source.by_default else None,
+        lambda: how if draws() else None,
+    )
+    conversation.begin(source.adapter_name, "; /help lists the commands")
     for line in launched.lines_of_first(_lines()):
         conversation.take(line)
         if conversation.is_over:
             break
 
 
-def _sampling(given: dict[str, Any], model: Path) -> SamplingOptions:
-    """What is given, for the rest the model's own; says which."""
+def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str | None]:
+    """What is given, for the rest the model's own, and a sentence that says which."""
     own, whose = own_sampling(model), "the model's own"
     if own is None and model == demonstration.directory():
         own = demonstration.SAMPLING
     if own is None:
         own, whose = _USUAL, "the model names none"
     if own.keys() <= given.keys() or given.get("temp") == 0:
-        return SamplingOptions(**given)
+        return SamplingOptions(**given), None
     values = own | given
     shown = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-    note(f"Drawing with {shown or '--temp 0'} ({whose})")
-    return SamplingOptions(**values)
+    return SamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
 
 
 @dataclass
 class _Conversation:
-    """A conversation at the terminal; ``streams`` are mounted where no adapter is."""
+    """A conversation at the terminal; ``streams`` are mounted where no adapter is.
+
+    ``drawing`` says how replies are drawn now, if that is to be said.
+    """
 
     model: "SpeculativeModel"
     chat: "Chat"
     source: Source
     options: Callable[[], dict[str, Any]]
     streams: Path | None
+    drawing: Callable[[], str | None]
+    adapter: str | None = None
     is_over: bool = False
     last: "GenerationResponse | None" = None
 
-    def named(self, adapter: str | None) -> str:
-        """The model and an adapter by the names that the user knows them by."""
-        return f"{self.source.model_name} with {adapter}" if adapter else self.source.model_name
+    def begin(self, adapter: str | None, more: str = "") -> None:
+        """Say with what the talk goes on, by the names that the user knows."""
+        self.adapter = adapter
+        note(f"Talking to {self.source.model_name}{f' with {adapter}' if adapter else ''}{more}")
+        if how := self.drawing():
+            note(how)
 
     def take(self, line: str) -> None:
         """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
@@ -173,12 +181,13 @@ class _Conversation:
                 note(HELP)
             case "adapter" if value == "none":
                 self.model.swap_adapter(self.streams)
-                note(f"Talking to {self.named('the bundled streams' if self.streams else None)}")
+                self.begin(self.source.adapter_name if self.streams else None)
             case "adapter" if value:
                 self.model.swap_adapter(value if Path(value).exists() else adapter_named(value))
-                note(f"Talking to {self.named(value)}")
+                self.begin(value)
             case "adapter":
-                note("Adapters: " + ", ".join(["none", *named_adapters()]))
+                note(f"Adapters: {', '.join(['none', *named_adapters()])}")
+                note(f"In use: {self.adapter or 'none'}")
             case "stats":
                 if self.last is None:
                     raise UserError("/stats was given before the first reply")
@@ -241,9 +250,11 @@ def _lines() -> Iterator[str]:
             if not at_terminal:
                 raise
             print()
-            if not lines and not readline.get_line_buffer():
-                if warned:
-                    return
+            if lines or readline.get_line_buffer():
+                warned = False
+            elif warned:
+                return
+            else:
                 warned = True
                 note("Ctrl-C again leaves, as Ctrl-D and /quit do")
             lines = []

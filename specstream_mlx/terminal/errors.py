@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..errors import UserError
 from ..files import short
+from .notes import note
 
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -66,7 +67,7 @@ def _file_error(error: OSError) -> str:
 
 
 def _print_error(sentence: str) -> None:
-    print(f"error: {' '.join(map(short, sentence.split()))}", file=sys.stderr)
+    note(f"error: {' '.join(map(short, sentence.split()))}")
 
 
 @contextmanager
