@@ -41,6 +41,7 @@ class Step:
     seconds: float  # since the step before was read; of the first: since enqueuing
     result: StepResult
     rows: list[int]  # of ``result.logits``, which predict each token
+    planner: Planner | None = None  # on rank 0, that of the sequence
 
     @property
     def tree(self) -> DraftTree:
@@ -89,7 +90,7 @@ class TokenSequence:
         self._chunks = self._read(reused)
         self.root, self._left = request.prompt[-1], request.max_tokens
         self.ended, self.count = False, 0
-        self._planner: Planner | None = None
+        self.planner: Planner | None = None
         self._broadcast: Broadcast | None = None
         self._guesses = NO_GUESSES
 
@@ -127,7 +128,7 @@ class TokenSequence:
         self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
         self._broadcast = broadcast
         if model is None or model.decides:
-            self._planner = self._new_planner()
+            self.planner = self._new_planner()
         self.plan = self._planned(lambda planner: planner.first(self.root))
 
     def _new_planner(self) -> Planner:
@@ -141,7 +142,7 @@ class TokenSequence:
 
     def _planned(self, make: Callable[[Planner], Plan]) -> Plan:
         """Make a plan where there is a planner, on rank 0, and broadcast it."""
-        plan = None if self._planner is None else make(self._planner)
+        plan = None if self.planner is None else make(self.planner)
         if self._broadcast is not None:
             plan = self._broadcast.plan(plan)
         assert plan is not None
@@ -153,7 +154,7 @@ class TokenSequence:
         return self.plan.pipelined and self._left != 1 and not self.ended
 
     def share_pass(self, count: int) -> BatchCosts | None:
-        return None if self._planner is None else self._planner.share_pass(count)
+        return None if self.planner is None else self.planner.share_pass(count)
 
     def take(self, step: Step, seconds: float | None) -> None:
         """Take in the newest step and its time; unless it ends the sequence, plan the next one."""
@@ -164,8 +165,8 @@ class TokenSequence:
             self._left -= len(step.tokens)
         over = self._left is not None and self._left <= 0
         self.ended = over or any(token in self.request.end_tokens for token in step.tokens)
-        if self._planner is not None:
-            self._planner.accept(step.plan, step.tokens, seconds if self.count else None)
+        if self.planner is not None:
+            self.planner.accept(step.plan, step.tokens, seconds if self.count else None)
         self.count += 1
         if self.ended:
             return
@@ -195,8 +196,8 @@ class TokenSequence:
         if self._cache is not None and self._unrecorded:
             self._cache.caches = caches_of()
             self._cache.extend(self._generation, self._unrecorded)
-        if self._planner is not None:
-            self._planner.finish()
+        if self.planner is not None:
+            self.planner.finish()
 
     def check_current(self) -> None:
         if self._cache is not None:
@@ -377,7 +378,7 @@ class Scheduler:
                 continue
             check_drawn([token])
             plan = replace(plan, tree=root_only(sequence.root))
-            steps.append((sequence, Step([token], plan, 1, seconds, result, [0])))
+            steps.append((sequence, Step([token], plan, 1, seconds, result, [0], sequence.planner)))
         self._plan(steps)
         return steps
 
@@ -399,7 +400,7 @@ class Scheduler:
         seconds = self._seconds(start)
         each = zip(present, written, plans, results, accepted, strict=True)
         steps = [
-            (sequence, Step(tokens, plan, tested, seconds, result, kept_path))
+            (sequence, Step(tokens, plan, tested, seconds, result, kept_path, sequence.planner))
             for sequence, tokens, plan, result, (tested, _, kept_path) in each
             if not sequence.ended  # while the call was under way
         ]

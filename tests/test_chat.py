@@ -70,7 +70,7 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     lines += [f"/adapter {toy_directory / 'adapters' / 'sql'}", "/adapter", "/adapter none"]
     lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
-    arguments += ["--max-tokens", 3]
+    arguments += ["--max-tokens", 3, "--verbose"]
     found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))
     assert found.exit_code == 0
     messages = json.loads(saved.read_text())
@@ -79,6 +79,7 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     assert [m["content"] for m in messages if m["role"] == "user"] == [lines[1], "and t\n(city)?"]
     replies = [m["content"] for m in messages if m["role"] == "assistant"]
     assert found.stdout == "".join(reply + "\n" for reply in replies)
+    assert found.stderr.count("\nStreams guessed in ") == 3  # two replies, and /stats
     for sentence in (
         "error: /stats was given before the first reply",
         "error: /nosuch is no command; /help lists them",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..options import TEXT, LengthOptions, number, option
+from ..options import FLAG, TEXT, LengthOptions, number, option
 from ..places import adapter_named, named_adapters, own_sampling
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
@@ -58,6 +58,7 @@ def chat(
     ),
     length: LengthOptions,
     sampling: Annotated[dict[str, Any], _Sampling],
+    verbose: bool = option(False, FLAG, "Figures after each reply.", "--verbose", "-v"),
 ) -> None:
     """Talk with a model; each turn reads only what is new.
 
@@ -92,6 +93,7 @@ def chat(
         lambda: options | ({"sampler": drawn.sampler(tokenizer)} if draws() else {}),
         source.adapter if source.by_default else None,
         lambda: how if draws() else None,
+        verbose,
     )
     conversation.begin(source.adapter_name, "; /help lists the commands")
     for line in launched.lines_of_first(_lines()):
@@ -127,6 +129,7 @@ class _Conversation:
     options: Callable[[], dict[str, Any]]
     streams: Path | None
     drawing: Callable[[], str | None]
+    verbose: bool = False
     adapter: str | None = None
     is_over: bool = False
     last: "GenerationResponse | None" = None
@@ -174,6 +177,8 @@ class _Conversation:
             note("(stopped)")
         elif self.last is not None and self.last.finish_reason == "length":
             note(f"(cut off at --max-tokens {options['max_tokens']})")
+        if self.verbose and self.last is not None:
+            self._stats(self.last)
 
     def _command(self, name: str, value: str) -> None:
         match name:
@@ -191,12 +196,7 @@ class _Conversation:
             case "stats":
                 if self.last is None:
                     raise UserError("/stats was given before the first reply")
-                last, reused = self.last, self.chat.cache.reused
-                note(f"Prompt: {last.prompt_tokens} tokens, {reused} of them read in earlier turns")
-                count, rate = last.generation_tokens, last.generation_tps
-                note(f"Reply: {count} tokens, {rate:.1f} tokens-per-sec")
-                length, calls = last.accepted_length, last.target_calls
-                note(f"Accepted length: {length:.2f} in {calls} target calls")
+                self._stats(self.last)
             case "save":
                 self._save(value)
             case "clear":
@@ -205,6 +205,16 @@ class _Conversation:
                 self.is_over = True
             case _:
                 raise UserError(f"/{name} is no command; /help lists them")
+
+    def _stats(self, last: "GenerationResponse") -> None:
+        reused = self.chat.cache.reused
+        note(f"Prompt: {last.prompt_tokens} tokens, {reused} of them read in earlier turns")
+        count, rate = last.generation_tokens, last.generation_tps
+        note(f"Reply: {count} tokens, {rate:.1f} tokens-per-sec")
+        length, calls = last.accepted_length, last.target_calls
+        note(f"Accepted length: {length:.2f} in {calls} target calls")
+        if last.seen is not None and last.seen.sentence:
+            note(last.seen.sentence)
 
     def _save(self, name: str) -> None:
         if not name:

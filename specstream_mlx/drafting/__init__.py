@@ -5,11 +5,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..engine.guess import StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
+from .seen import Seen
 
 
 @runtime_checkable
 class Planner(Protocol):
     """A planner of the steps of one sequence, one after the other."""
+
+    @property
+    def seen(self) -> Seen | None:
+        """What has been seen of the text so far, if the planner keeps count."""
+        return None
 
     def first(self, root: int) -> Plan:
         """Plan the first step, without guesses, after ``root``, the prompt's last token."""

@@ -95,6 +95,7 @@ class StreamAverages:
     def __init__(self) -> None:
         self.hits = [[START * WEIGHT] * 2 for _ in range(2)]
         self.expected = [[WEIGHT] * 2 for _ in range(2)]
+        self.right = self.judged = 0  # first guesses for the next token
         self._pending: list[_Pending] = []
         self._newest = NO_GUESSES
         self._trunk: Path = ()
@@ -148,6 +149,8 @@ class StreamAverages:
         guesses = guessed.after(path)
         if not guesses:  # no stream guessed after this path
             return None
+        if not path:
+            self.right, self.judged = self.right + (guesses[0][0] == token), self.judged + 1
         hits, expected = (table[0 if trunk else 1] for table in (self.hits, self.expected))
         for rank, (guess, score) in enumerate(guesses):
             kind = min(rank, 1)

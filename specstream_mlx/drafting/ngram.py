@@ -57,10 +57,13 @@ class Lookup(Proposer):
         self._index = NGramIndex(longest, alternatives=2)  # a third is hardly ever right
         self._index.extend(material.prompt)
         self._rates = HitRates(_prior)
+        self.right = self.judged = 0  # first guesses for the next token
 
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             length, guesses = self._index.following()
+            if guesses:
+                self.right, self.judged = self.right + (guesses[0] == token), self.judged + 1
             for rank, guess in enumerate(guesses):
                 self._rates.judge((length, rank), guess == token)
             self._index.extend((token,))

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,9 @@ from ..loading import SpeculativeModel
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool
+from .ngram import Lookup
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
+from .seen import Seen
 from .settings import USUAL, Guessing, Proposers
 from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 
@@ -122,6 +124,9 @@ class RulePlanner(Planner):
         self._measures = self._turn = False  # whether the planned step is timed, the next may be
         self._count = 1  # sequences of the next pass
         self._share: Share | None = None  # of it, where there are several
+        self._seen = Seen()
+        if self._stream_place is not None:
+            self._seen.guesser = "draft head" if self._stream_place == "head" else "streams"
         history.costs.refresh()
 
     def first(self, root: int) -> Plan:
@@ -134,7 +139,9 @@ class RulePlanner(Planner):
         self.averages.accept(tokens)
         place, nodes = self.place_of(plan), len(plan.tree)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
+        self._seen.steps += 1
         if place == self._stream_place:
+            self._note_guessing(nodes)
             self._allowance -= self._owed
         else:
             self._allowance += TRIALS * len(tokens)
@@ -169,6 +176,7 @@ class RulePlanner(Planner):
             without = self._likeliest(pool(self._proposers))
             best, alone = (max(self._choices(one).values()) for one in (nodes, without))
             gain = max(0.0, best[0] - alone[0])
+            self._seen.worth += gain
             history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
             history.value, history.valued = averaged(
@@ -182,6 +190,30 @@ class RulePlanner(Planner):
             return self._plans[job[0]](tree_of(root, timed))
         place, count = self._chosen(nodes)
         return self._plans[place](tree_of(root, with_paths(nodes[:count], paths)))
+
+    @property
+    def seen(self) -> Seen:
+        curve, averages = self.history.costs.curve, self.averages
+        lookups = [one for one in self._proposers if isinstance(one, Lookup)]
+        return replace(
+            self._seen,
+            timed=None if curve.spread is None else "busy" if curve.busy else "quiet",
+            right=averages.right,
+            guessed=averages.judged,
+            lookup_right=sum(one.right for one in lookups),
+            lookup_guessed=sum(one.judged for one in lookups),
+        )
+
+    def _note_guessing(self, nodes: int) -> None:
+        """Take in what the guesses of a step of so many nodes took."""
+        assert self._stream_place is not None
+        rate, costs = self._prices()
+        without: Place = "plain" if nodes == 1 and "plain" in self._places else "none"
+        nodes = min(nodes, MOST_ROWS)
+        more = costs[self._stream_place][nodes] - costs[without][nodes]
+        self._seen.guessing += 1
+        self._seen.cost += more / costs[self._places[0]][1]
+        self._seen.price += more * rate
 
     def share_pass(self, count: int) -> BatchCosts:
         self._count = count
@@ -223,12 +255,16 @@ class RulePlanner(Planner):
                 self._owed, place = loss, self._stream_place
         return place, choices[place][1]
 
+    def _prices(self) -> tuple[float, dict[Place, list[float]]]:
+        """Return r, and the costs by place and nodes, of the next pass."""
+        if self._share is None:
+            return self.history.rate, self._cost
+        costs = {one: self._share.costs[one == self._stream_place] for one in self._places}
+        return self._share.rate, costs
+
     def _choices(self, nodes: Sequence[Node]) -> dict[Place, tuple[float, int]]:
         """Return the best value and its number of nodes by place, over all beginnings."""
-        rate, cost, places, required = self.history.rate, self._cost, self._places, self._required
-        if self._share is not None:
-            rate = self._share.rate
-            cost = {one: self._share.costs[one == self._stream_place] for one in places}
+        (rate, cost), places, required = self._prices(), self._places, self._required
         if required:
             places = tuple(place for place in places if place != "plain")
         choices = dict.fromkeys(places, (-math.inf, 0))

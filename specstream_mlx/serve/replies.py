@@ -74,12 +74,14 @@ class Writer:
         ended, first = [choice.ended.last for choice in choices], choices[0].job
         tokens = sum(one.generation_tokens for one in ended)
         calls = sum(one.target_calls for one in ended)
+        seen = [one.seen for one in ended if one.seen is not None]
         return {
             "accepted_length": round(tokens / max(1, calls), 3),
             "target_calls": calls,
             "drafted_tokens": sum(one.drafted_tokens for one in ended),
             "accepted_tokens": sum(one.accepted_tokens for one in ended),
             "drafted_by": dict(sum((choice.ended.drafted_by for choice in choices), Counter())),
+            "seen": sum(seen[1:], seen[0]).values() if seen else None,
             "draft": first.client_request.draft,
             "mode": first.model.mode,
             "seed": first.seed if first.client_request.sampling.temp else None,

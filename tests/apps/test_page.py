@@ -218,6 +218,7 @@ def test_a_tool_streams_the_text_that_the_model_writes_alone_and_so_does_a_race(
     assert page.text("[data-figure=tokens]").strip() == expected
     guessed = [int(page.text(f"dd[data-figure={who}]")) for who in ("streams", "lookup", "model")]
     assert sum(guessed[:2]) > 0 and guessed[2] > 0
+    assert re.match(r"Streams guessed in .*steps.*%\.$", page.text("p[data-figure=seen]"))
     page.click("#replace")
     assert written(page) == expected
     page.click("#undo")

@@ -25,7 +25,7 @@ from specstream_mlx.drafting.step_costs import CostCurve
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
     *("accepted_length", "generation_tps", "peak_memory", "model", "adapter", "mode", "tree"),
-    *("verify", "seed"),
+    *("verify", "seed", "seen"),
 }
 COMPARED = {
     *("plain", "speedup", "speedup_range", "pairs", "dtype", "mlx_lm_dtype"),
@@ -44,6 +44,9 @@ def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     more = generate(base, "--adapter-path", streams, "-v").stderr
     assert all(f"\n{name}: " in more for name in ("Peak memory", "Verify"))
     assert "\nTree: what is worth most, step by step, of streams and lookup" in more
+    (seen,) = re.findall(r"^Streams guessed in (?:all )?(\d+)", more, re.MULTILINE)
+    values = json.loads(generate(base, "--adapter-path", streams, "--json").stdout)
+    assert values["seen"]["steps"] == values["target_calls"] >= int(seen) > 0
     few = generate(base, "-v", "--compile", "--max-tokens", 2).stderr
     assert "\nSteps: 2 built by Python (few of their shape)\n" in few
     assert generate(base, "--quiet").stderr == f"{cut}\n"

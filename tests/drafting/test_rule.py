@@ -156,6 +156,45 @@ def test_streams_are_left_out_as_far_as_they_are_not_right(mode, measured, place
     assert set(places[-1000:]) == {place}
 
 
+@pytest.mark.parametrize(("mode", "measured", "place", "rest"), BOTH)
+def test_what_was_seen_is_said_in_numbers_of_the_state(mode, measured, place, rest, tmp_path):
+    lookup = Lookup(Material([7, 8, 9] * 3))
+    drafting = drafting_at(tmp_path, measured, streams_of(mode), [lookup], value=0.1, tokens=256.0)
+    text = [[7], [8], [9], [50], *([number] for number in range(60, 90))]
+    plans = run(drafting, len(text), lambda number: WRONG, lambda number: text[number])
+    places, seen = [drafting.place_of(plan) for plan in plans], drafting.seen
+    ran = [number for number, one in enumerate(places) if one == place]
+    assert (seen.steps, seen.guessing) == (len(text), len(ran)) and 0 < len(ran) < len(text)
+    costs = {one: measured.relative(one) for one in measured.points}
+    sizes = [len(plans[number].tree) for number in ran]
+    more = [costs[place][n] - costs[rest if n == 1 else "none"][n] for n in sizes]
+    assert seen.cost == pytest.approx(sum(more))
+    assert seen.price >= seen.cost  # a plain step's time brings a token at least
+    later = [text[number + 1] for number in ran if number + 1 < len(text)]
+    assert (seen.right, seen.guessed) == (later.count([50]), len(later))
+    assert (seen.lookup_right, seen.lookup_guessed) == (3, 4)  # 7 followed 7 8 9, and 50 nothing
+    each, right = len(ran), later.count([50]) / len(later)
+    assert seen.sentence == (
+        f"Streams guessed in {each} of {len(text)} steps: guessing took {sum(more) / each:.2f} "
+        f"of a plain step here, time for {seen.price / each:.2f} tokens, and was to bring "
+        f"{seen.worth / each:.2f}; their first guess was right {right:.0%} of the time, "
+        "lookup's 75%"
+    )
+    other = drafting_at(tmp_path, LOSSLESS, None)  # without streams
+    other.accept(other.first(3), [3], None)
+    both = seen + other.seen + seen
+    assert (both.guesser, both.steps, both.right) == ("streams", 2 * len(text) + 1, 2 * seen.right)
+    assert both.values()["first_guesses"] == {"right": both.right, "all": 2 * seen.guessed}
+    busy = replace(drafting.seen, timed="busy").sentence, replace(seen, timed=None).sentence
+    assert " (timed while others used" in busy[0] and " (not timed here yet)" in busy[1]
+    alone = replace(seen, guesser=None, guessing=0)
+    assert alone.sentence == "Lookup's first guess was right 75% of the time"
+    assert replace(alone, lookup_guessed=0).sentence is None
+    assert replace(seen, guessing=seen.steps).sentence.startswith(
+        f"Streams guessed in all {len(text)} steps; their first"
+    )
+
+
 @pytest.mark.parametrize("kind", ["lossless", "shared", "none"])
 @pytest.mark.parametrize("seed", range(2))
 def test_no_token_changes_whatever_costs_what(kind, seed, tmp_path):

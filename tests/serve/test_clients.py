@@ -40,6 +40,8 @@ def test_a_chat_is_what_generate_writes(chat, tiny, model, template):
         assert found.usage.completion_tokens == len(tokens)
         assert found.specstream["draft"] is draft
         assert found.specstream["accepted_length"] >= 1
+        seen, calls = found.specstream["seen"], found.specstream["target_calls"]
+        assert (seen and seen["steps"]) == (calls if draft else None)
     assert found.usage.prompt_tokens_details.cached_tokens == found.usage.prompt_tokens - 1
     assert found.specstream["drafted_tokens"] == 0
     assert found.specstream["target_calls"] == len(tokens)
@@ -50,6 +52,7 @@ def test_choices_have_seeds_one_apart(chat, tiny):
     for number, choice in enumerate(drawn.choices):
         seed = drawn.specstream["seed"] + number
         assert choice.message.content == tiny.solo("base", CHAT, 12, 0.8, seed)[0]
+    assert drawn.specstream["seen"]["steps"] == drawn.specstream["target_calls"]
 
 
 def test_beside_a_page_chats_of_several_models_come_in_one_stream(chat, tiny, tmp_path):

@@ -16,7 +16,7 @@ export function stepElement(step) {
 
 export class Panel {
   constructor(place) {
-    for (const name of ["tokens", "length", "rate", "streams", "lookup", "model"]) {
+    for (const name of ["tokens", "length", "rate", "streams", "lookup", "model", "seen"]) {
       this[name] = place.querySelector(`[data-figure=${name}]`);
     }
     this.clear();
@@ -24,6 +24,7 @@ export class Panel {
 
   clear() {
     this.tokens.replaceChildren();
+    this.seen.textContent = "";
     for (const name of ["length", "rate", "streams", "lookup", "model"]) this[name].textContent = "–";
   }
 
@@ -42,6 +43,7 @@ export class Panel {
     this.rate.textContent = record.rate === null ? "–" : record.rate.toFixed(1);
     for (const who of ["streams", "lookup"]) this[who].textContent = record.from(who);
     this.model.textContent = record.from(null);
+    this.seen.textContent = record.seen ? `${record.seen}.` : "";
   }
 }
 

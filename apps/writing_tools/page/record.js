@@ -5,12 +5,14 @@ export class Record {
     this.steps = []; // {tokens: [{id, text, drafted_by}, ..], seconds since the start}
     this.text = "";
     this.reason = null; // "stop" or "length" once the text is complete
+    this.seen = null; // what decided how much was drafted, in a sentence, once all is complete
     this.start = performance.now();
   }
 
   add(piece) {
     if (piece.reason) {
       this.reason = piece.reason;
+      this.seen = piece.seen ?? null;
       return;
     }
     this.text += piece.text;

@@ -2,7 +2,8 @@
 
 // Writes a text for each of `chats` [{model, text}, ..], with drafts or without, and yields what comes
 // of them, step by step: {number, text, step}, or {number, reason} where a text ends. `step` holds
-// the tokens of one forward pass: {id, text, drafted_by}. `reading(share)` is called while a single
+// the tokens of one forward pass: {id, text, drafted_by}. The last piece of all says what decided how much
+// was drafted, in a sentence, `seen`. `reading(share)` is called while a single
 // long text is read. Throws an Error with one sentence.
 export async function* written(asked, signal, reading = () => {}, draft = true) {
   const chats = asked.map(({ model, text }) => ({
@@ -26,7 +27,7 @@ export async function* written(asked, signal, reading = () => {}, draft = true) 
     if (chunk.error) throw new Error(chunk.error.message);
     for (const choice of chunk.choices) {
       const { index: number, delta, finish_reason: reason } = choice;
-      if (reason) yield { number, reason };
+      if (reason) yield { number, reason, seen: chunk.specstream?.seen?.sentence };
       else yield { number, text: delta.content ?? "", step: chunk.specstream?.step ?? [] };
     }
   }
