@@ -8,12 +8,14 @@ import hashlib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-
-from filelock import FileLock
+from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .files import sampled_digest
 from .hardware import user_cache
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 NAME = "smollm2"
 """What the command line knows the base by."""
@@ -42,7 +44,7 @@ def base_path(say: Callable[[str], None] = silent) -> Path:
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f".{target.name}.lock")):
+    with _locked(target):
         if (target / "config.json").exists():  # another process made it meanwhile
             return target
         # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
@@ -78,13 +80,19 @@ def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | 
         raise UserError(f"the model {model} does not exist, expected a GGUF file")
     target = user_cache.directory() / "models" / sampled_digest([file]) / file.stem
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f".{target.name}.lock")):
+    with _locked(target):
         if not (target / "config.json").exists():
             from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
             say(f"Repacking {file.name} once, to {target}")
             convert_gguf(file, target)
     return target
+
+
+def _locked(target: Path) -> "FileLock":
+    from filelock import FileLock
+
+    return FileLock(target.with_name(f".{target.name}.lock"))
 
 
 def directory() -> Path:

@@ -16,7 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from .errors import UserError, is_number, shown
@@ -348,6 +347,8 @@ def check_holds_only(directory: Path, expected: re.Pattern[str], whose: str) -> 
 @contextmanager
 def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a hidden empty directory, gone when the block ends, and what ``target`` points to."""
+    from filelock import FileLock, Timeout
+
     place = Path(os.path.realpath(target))
     scratch = _beside(place, "partial")
     locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"

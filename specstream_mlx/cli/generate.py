@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-
 from .. import demonstration
 from ..bundled import tools
 from ..errors import UserError
@@ -282,6 +280,8 @@ class _DraftMarks:
     """Marks each step's accepted drafts, by colour or in brackets where stdout shows none."""
 
     def __init__(self) -> None:
+        from rich.console import Console
+
         console = Console()
         in_colour = console.color_system is not None and not console.no_color
         self._marks = ("\x1b[1;32m", "\x1b[0m") if in_colour else ("[", "]")

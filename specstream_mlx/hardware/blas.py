@@ -5,7 +5,6 @@ first imported win. ``specstream_mlx/__init__.py`` therefore imports this module
 """
 
 import ctypes
-import ctypes.util
 import sys
 
 OPENBLAS_HINT = (
@@ -20,13 +19,19 @@ def _preload_openblas() -> str:
         return "Accelerate" if sys.platform == "darwin" else "default"
     if "mlx.core" in sys.modules:
         return "reference (mlx.core was imported before specstream_mlx)"
-    name = ctypes.util.find_library("openblas")
-    if name is None:
-        return "reference"
+    name: str | None = "libopenblas.so.0"  # its usual name; to look for another one takes longer
     try:
         ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
     except OSError:
-        return "reference"
+        from ctypes.util import find_library
+
+        name = find_library("openblas")
+        if name is None:
+            return "reference"
+        try:
+            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+        except OSError:
+            return "reference"
     return f"OpenBLAS ({name})"
 
 
