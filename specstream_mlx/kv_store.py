@@ -276,7 +276,10 @@ def _metadata(path: Path) -> dict[str, str]:
     """Read a file's metadata, flat as mlx_lm writes it: 1.N is the class of layer N's cache."""
     if not os.path.isfile(path):
         found = "is not a file" if os.path.lexists(path) else "does not exist"
-        raise UserError(f"the prompt cache file {short(path)} {found}")
+        raise UserError(
+            f"the prompt cache file {short(path)} {found}, expected one that was made before: "
+            "mlx_lm.cache_prompt --model MODEL --prompt-cache-file FILE --prompt TEXT makes it"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

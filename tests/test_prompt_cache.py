@@ -222,10 +222,11 @@ def by_mlx_lm(path, base, *args, monkeypatch):
     return path
 
 
-def gone_on(path, *args):
+def gone_on(path, *args, said=""):
     flags = ("--prompt-cache-file", path, "-p", QUESTION, "-m", 12)
     result = run("generate", *flags, *args)
     assert result.exit_code == 0, result.stderr
+    assert said in result.stderr
     return result.stdout.rstrip("\n")
 
 
@@ -251,6 +252,10 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
     _, tokenizer = load(base)
     suffix = chat_suffix(tokenizer, QUESTION, "say: {text}!")
     assert tokenizer.decode(suffix) == f"{QUESTION}!<|end|><|assistant|>"
+    known = len(PromptCache.load(ours, load(base)[0]).tokens)
+    suffix = chat_suffix(tokenizer, QUESTION)
+    gone_on(ours, said=f"\nPrompt: {known + len(suffix)} tokens, {len(suffix)} of them read, ")
+    gone_on(theirs, said=f"\nPrompt: {len(suffix)} tokens, ")  # which names no tokens of its rows
     if not kv:
         whole = run_generate(base, prompt=TEXT + QUESTION).stdout
         assert texts == {whole.rstrip("\n")}
@@ -305,6 +310,7 @@ def test_other_models_and_quantization(base, ours, tmp_path, monkeypatch):
     found = refused(theirs, "--model", base, "--kv-bits", 8)
     assert "has --kv-bits 4 and --kv-group-size 32" in found
     assert "expected at most one" in refused(ours, "--compare")
+    assert "mlx_lm.cache_prompt --model MODEL" in refused(tmp_path / "none.safetensors")
 
 
 def test_other_files_are_not_replaced(base, tmp_path, monkeypatch):

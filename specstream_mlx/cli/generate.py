@@ -65,8 +65,8 @@ def generate(
     prompt_cache_file: Path | None = option(
         None,
         FILE,
-        "A prompt cache, of PromptCache.save or mlx_lm: its text comes before --prompt. Default of "
-        "--model: the model that made it.",
+        "A text that was read before, which comes before --prompt: a file that mlx_lm.cache_prompt "
+        "or PromptCache.save made. Default of --model: the model that made it.",
         panel=KVCacheOptions.PANEL,
         without=("compare",),
     ),
