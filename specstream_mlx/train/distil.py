@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..batch import batch_generate
 from ..engine.sampling import keyed_sampler
-from ..errors import UserError, shown
+from ..errors import MOST, UserError, shown
 from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
 from ..loading import SpeculativeModel
 from ..prompts import chat_prompt
@@ -136,7 +136,7 @@ def keep_answers(
     valid = held_out(prompts)
     parts = {"train": [p for p in prompts if p not in set(valid)], "valid": valid}
     answered = {
-        name: {value["prompt"] for _, value in whole_lines(directory / f"{name}.jsonl")}
+        name: {value["prompt"] for value in whole_lines(directory / f"{name}.jsonl", prompt=str)}
         for name in parts
     }
     done = sum(len(answered[name] & set(wanted)) for name, wanted in parts.items())
@@ -169,8 +169,11 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
     check_identity(path, read_json(path), wanted)
 
 
-def whole_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield a file's lines as ``read_json_lines``; an incomplete last one is removed from it."""
+def whole_lines(path: Path, **fields: type) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of lines, which have these fields.
+
+    An incomplete last line is removed from the file.
+    """
     if not path.exists():
         return
     whole = path.read_bytes()
@@ -178,4 +181,12 @@ def whole_lines(path: Path) -> Iterator[tuple[int, Any]]:
     if end < len(whole):  # a process was killed
         with staged_file(path) as unfinished:
             unfinished.write_bytes(whole[:end])
-    yield from read_json_lines(path)
+    for number, value in read_json_lines(path):
+        found = [value.get(name) for name in fields] if isinstance(value, dict) else [None]
+        numbers = (one for one in found if isinstance(one, int))
+        if [*map(type, found)] != [*fields.values()] or not all(0 <= n <= MOST for n in numbers):
+            raise UserError(
+                f"{path}, line {number} is {shown(value)}, expected an object with "
+                f"{' and '.join(fields)}, as train writes it; without the file it is written anew"
+            )
+        yield value

@@ -60,7 +60,7 @@ def draw_prompts(
     path = directory / "prompts.jsonl"
     settings = {"seed": seed, "template": template, "script": script, "lora": lora}
     claim(path.with_suffix(".json"), settings)
-    fit = {value["draw"]: value["prompt"] for _, value in whole_lines(path)}
+    fit = {value["draw"]: value["prompt"] for value in whole_lines(path, draw=int, prompt=str)}
     alike = {beginning(prompt) for prompt in fit.values()}
     cache = make_prompt_cache(model.model)  # of what is before every draw
     if opening[:-1]:

@@ -102,6 +102,10 @@ def test_what_is_kept_depends_on_no_batch_and_no_interruption(loaded, tmp_path, 
     assert lines(tmp_path / "b") == whole
     monkeypatch.setattr(self_prompts, "batch_generate", None)  # nothing is drawn again
     assert draw_prompts(*loaded, tmp_path / "b", 7) == (drawn[:7], "")
+    for damage in ("3", "{}", '{"prompt": "hi", "draw": "1"}', '{"prompt": 3, "draw": 1}', "{"):
+        path.write_text(f"{whole[0]}\n{damage}\n")
+        with pytest.raises(UserError, match=r"prompts\.jsonl, line 2 is "):
+            draw_prompts(*loaded, tmp_path / "b", 7)
 
 
 def test_from_a_model_to_its_answers_and_on_to_streams(base, tmp_path):
