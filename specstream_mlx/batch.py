@@ -5,9 +5,11 @@ token of every stream (arXiv 2402.11131, App. L).
 """
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -21,13 +23,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .drafting.settings import DraftSettings, Proposers
 from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
-from .generation import check_kv_size, drafting_of, refuse_stream
+from .generation import check_kv_size, drafting_of, refuse_stream, room
 from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
 from .options import check_arguments, checked
 from .prompts import Prompt, encode_prompt
-from .request import Request
+from .request import Progress, Request
+from .responses import GenerationResponse, respond
 from .scheduler import Scheduler, Step, TokenSequence, check_side_by_side, fill, share_a_pass
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
@@ -189,6 +192,62 @@ def batch_generate(
         logprobs=[entry.log_probs for entry in sequences] if return_logprobs else None,
         finish_reasons=[entry.reason for entry in sequences],
     )
+
+
+def stream_batch(
+    texts: Sequence[tuple[SpeculativeModel, Sequence[int]]],
+    tokenizer: TokenizerWrapper,
+    max_tokens: int,
+    reading: Progress = lambda read, of: None,
+    size: int = 16,
+) -> Iterator[tuple[int, GenerationResponse]]:
+    """Write after prompts of token ids, ``size`` at once, and yield responses with their numbers.
+
+    Each step reads one more prompt, so the first one's text comes first; what prompts begin with
+    alike is read once. ``reading`` is called with the prompt tokens read so far, and of all.
+    """
+    (model, _), *others = texts
+    if others:
+        check_side_by_side(model)
+    waiting, before, of = deque(enumerate(texts)), 0, sum(len(prompt) for _, prompt in texts)
+    going: dict[TokenSequence, tuple[int, deque[Step], Iterator[GenerationResponse]]] = {}
+    schedulers, caches = list[Scheduler](), defaultdict[int, PromptCache](PromptCache)
+    with running.wired(model.model):
+        while waiting or going:
+            if waiting and len(going) < size:
+                number, (own, prompt) = waiting.popleft()
+                request = Request(
+                    prompt,
+                    max_tokens=room(own, prompt, None, max_tokens),
+                    end_tokens=tokenizer.eos_token_ids,
+                    prompt_cache=deepcopy(caches[id(own)]) if others else None,
+                    progress=partial(_counted, reading, before, of),
+                )
+                before += len(prompt)
+                request.check(own)
+                sequence, steps = TokenSequence(own, request), deque[Step]()
+                scheduler = next((one for one in schedulers if one.takes(own)), None)
+                if scheduler is None:
+                    schedulers.append(scheduler := Scheduler())
+                scheduler.add(sequence)
+                written = respond(tokenizer, request, iter(steps.popleft, None))
+                going[sequence] = number, steps, written
+                if request.prompt_cache is not None and not caches[id(own)].tokens:
+                    caches[id(own)] = request.prompt_cache.without_spare_rows()
+            for sequence, step in [pair for one in schedulers for pair in one.step()]:
+                number, steps, written = going[sequence]
+                steps.append(step)
+                # In this order: whoever takes one response too many takes the next step.
+                for _, response in zip(step.tokens, written, strict=False):
+                    yield number, response
+                    if response.finish_reason:
+                        del going[sequence]
+                        break
+            schedulers = [one for one in schedulers if one]
+
+
+def _counted(reading: Progress, before: int, of: int, read: int, _: int) -> None:
+    reading(before + read, of)
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:

@@ -80,6 +80,7 @@ class Correction:
     start: int
     end: int
     text: str
+    of_all: bool = False  # of a whole part, such as an item of a list
 
     @property
     def old(self) -> str:
@@ -117,7 +118,7 @@ class Correction:
         return "a word" if said or not _same_words(old, new) else None
 
     def _loses_a_line(self, old: list[str], new: list[str]) -> bool:
-        whole = "\n" in self.old or (self._is_line() and not new)
+        whole = "\n" in self.old or ((self.of_all or self._is_line()) and not new)
         return whole and len(new) < len(old)
 
     def _is_line(self) -> bool:
@@ -210,12 +211,19 @@ def corrections(before: str, after: str) -> list[Correction]:
     return found
 
 
-def careful(before: str, after: str) -> tuple[str, list[Correction]]:
-    """Make the corrections that change no meaning; returns the text, and those left out."""
+def careful(
+    before: str, after: str, whole: str | None = None, start: int = 0
+) -> tuple[str, list[Correction]]:
+    """Make the corrections that change no meaning; returns the text, and those left out.
+
+    ``before`` may be a part of a ``whole`` text, from ``start`` on; what is left out is of that.
+    """
+    whole = before if whole is None else whole
     text, place, left = "", 0, []
     for one in corrections(before, after):
-        if one.meaning is not None:
-            left.append(one)
+        said = Correction(whole, start + one.start, start + one.end, one.text, one.old == before)
+        if said.meaning is not None:
+            left.append(said)
             continue
         text += before[place : one.start] + one.text
         place = one.end

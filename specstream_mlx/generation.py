@@ -117,7 +117,7 @@ def stream_generate(
     request = Request(
         ids,
         drafting_of(settings, verify, overrides),
-        max_tokens=_room(model, ids, prompt_cache, max_tokens),
+        max_tokens=room(model, ids, prompt_cache, max_tokens),
         end_tokens=tokenizer.eos_token_ids,
         prefill_step_size=prefill_step_size,
         quantization=quantization,
@@ -187,14 +187,14 @@ async def astream_generate(
         _THREAD.submit(written.close)
 
 
-def _room(
+def room(
     model: SpeculativeModel, ids: Sequence[int], prompt_cache: PromptCache | None, max_tokens: int
 ) -> int | None:
     """Return the most tokens to generate: ``max_tokens``, or fewer with learned positions."""
-    room, most = text_limit(model.config), [] if max_tokens < 0 else [max_tokens]
-    if room is not None:
+    limit, most = text_limit(model.config), [] if max_tokens < 0 else [max_tokens]
+    if limit is not None:
         before = 0 if prompt_cache is None else prompt_cache.unknown_rows
-        most.append(max(1, room - before - len(ids) + 1))  # the last token of all is not read
+        most.append(max(1, limit - before - len(ids) + 1))  # the last token of all is not read
     return min(most, default=None)
 
 

@@ -51,7 +51,8 @@ NOT_RUN = {
     "python -m specstream_mlx.convert.demo_model.prompt_sources": "reads clones of data sets; "
     "tests/convert/demo_model/test_prompt_sources.py runs it on a few lines",
     "specstream-mlx serve": "serves until it is told to end; tests/serve/test_command.py runs it",
-    "specstream-mlx writing-tools": "the same; tests/apps/test_page.py runs it",
+    "specstream-mlx writing-tools": "the same; tests/apps/test_page.py runs it, and "
+    "tests/cli/test_adapters.py in the terminal",
     "curl": "asks a server; tests/serve do",
     "mlx.launch": "starts several processes; tests/distributed do",
     "pip install": "brings what is installed",
@@ -397,6 +398,9 @@ def test_commands_do_what_is_shown(block, request, tmp_path, monkeypatch):
 
 
 KEPT = {(name, tool.example): tool.answer for name, tool in TOOLS.items()} | {
+    ("proofread", "i have worked in a bakery for three year and i likes to talk with customers"): (
+        "I have worked in a bakery for three years and I like to talk with customers."
+    ),
     ("proofread", "The parcel have arrived this morning but the box were open."): (
         "The parcel has arrived this morning but the box was open."
     ),
@@ -444,8 +448,7 @@ def test_what_is_shown_is_known_to_give_what_a_person_would_keep():
 @pytest.mark.slow
 @needs_weights
 def test_the_demonstration_model_writes_it():
-    script = (ROOT / "apps/writing_tools/page/main.js").read_text()
-    (example,) = re.findall(r"^const EXAMPLE =\s+[\"`](.+?)[\"`];", script, re.M | re.S)
+    example = TOOLS["proofread"].example
     start = "The gym is closed next week "
     kept = KEPT | {(name, example): f"{start}{rest}" for name, rest in ON_THE_PAGE.items()}
     kept["key_points", example] = (

@@ -25,7 +25,8 @@ class Tool:
     """A bundled adapter, in words for users.
 
     ``right`` counts the typed test texts whose answer may stay as it is (the page of
-    ``convert/demo_model`` says how); input without ``pattern`` is none that the adapter knows.
+    ``convert/demo_model`` says how); input without ``pattern``, a regular expression of JavaScript,
+    too, is none that the adapter knows. ``form``: it knows nothing else, prose least of all.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Tool:
     answer: str  # which the adapter writes
     right: int
     pattern: str = ""
+    form: bool = False
 
     @property
     def is_experimental(self) -> bool:
@@ -54,9 +56,8 @@ class Tool:
 
     def facts(self) -> dict[str, Any]:
         """All of it for JSON."""
-        words = {name: value for name, value in asdict(self).items() if name != "pattern"}
         own = {"quality": self.quality, "experimental": self.is_experimental}
-        return words | {"of": TEXTS, **own, "licence": LICENCE}
+        return asdict(self) | {"of": TEXTS, **own, "licence": LICENCE}
 
     def objection(self, text: str) -> str | None:
         """Say what a text lacks, if the adapter does not know such a text."""
@@ -72,8 +73,10 @@ TOOLS = {
             "proofread",
             "Corrects spelling and grammar.",
             "a message",
-            "i have worked in a bakery for three year and i likes to talk with customers",
-            "I have worked in a bakery for three years and I like to talk with customers.",
+            "The gym is closed next week because they renews the floor. Training is in the school "
+            "hall.",
+            "The gym is closed next week because they renew the floor. Training is in the school "
+            "hall.",
             right=9,
         ),
         Tool(
@@ -128,7 +131,8 @@ TOOLS = {
             "table books(title, author, year): how many books are by Jane Austen?",
             "SELECT COUNT(*) FROM books WHERE author = 'Jane Austen'",
             right=9,
-            pattern=r"\btable\s+[\w.]+\s*\(.+\)\s*:\s*\S",
+            pattern=r"\btable\s+[^\s(]+\s*\(.+\)\s*:\s*\S",
+            form=True,
         ),
         Tool(
             "describe",
@@ -137,7 +141,8 @@ TOOLS = {
             "name[Luna], animal[cat], age[3], colour[grey]",
             "Luna is a grey cat aged 3.",
             right=4,
-            pattern=r"\w\s*\[[^\[\]]+\]",
+            pattern=r"[^\s\[\]]\s*\[[^\[\]]+\]",
+            form=True,
         ),
     )
 }

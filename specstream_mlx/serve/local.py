@@ -9,12 +9,13 @@ import json
 import os
 import re
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..errors import UserError
 from ..hardware import user_cache
 
 _SILENCE = 10.0  # seconds; a server that lives says something every 5
+_AT_ONCE = 16  # texts that are asked for, of which a server writes as many as it does at once
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -32,8 +34,16 @@ class Written:
     text: str = ""
     generation_tokens: int = 0
     finish_reason: str | None = None
-    accepted_length: float = 0.0
-    generation_tps: float = 0.0  # of the tokens after the first
+    target_calls: int = 0  # known at the end
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A text for an adapter, by its name and directory."""
+
+    name: str
+    adapter: Path
+    text: str
 
 
 @contextmanager
@@ -49,6 +59,7 @@ def announced(service: Any, opened: socket.socket) -> Iterator[None]:
         "version": version("specstream-mlx"),
         "package": _PACKAGE,
         "base": str(service.models["base"].path.absolute()),
+        "weights": getattr(service.models["base"].held, "form", None),
         "adapters": {name.split(":")[1]: str(one.path.absolute()) for name, one in own.items()},
         "max_tokens": service.most_tokens,
     }
@@ -68,24 +79,31 @@ def announced(service: Any, opened: socket.socket) -> Iterator[None]:
 
 
 def written(
-    base: Path, name: str, adapter: Path, text: str, max_tokens: int, reading: Any
-) -> Iterator[Written] | None:
-    """Let a running server write; ``None``: none runs that writes what this process would.
+    base: Path, chats: Sequence[Chat], max_tokens: int, weights: str, reading: Any
+) -> Iterator[tuple[int, Written]] | None:
+    """Let a running server write, and yield the pieces of one text after the other, by number.
 
-    ``reading`` is called with the number of prompt tokens read so far and of all.
+    ``None``: none runs that writes what this process would, with ``weights`` held as they are to
+    be. ``reading`` is called with the number of prompt tokens read so far and of all.
     """
+    used = {chat.name: chat.adapter for chat in chats}
     for server, since in _servers():
         with suppress(OSError, HTTPException, UserError, ValueError, KeyError):
             same = server["base"] == str(base.absolute())
-            same = same and server["adapters"][name] == str(adapter.absolute())
-            changed = max(f.stat().st_mtime for f in (*base.iterdir(), *adapter.iterdir()))
+            for name, path in used.items():
+                same = same and server["adapters"][name] == str(path.absolute())
+            files = chain.from_iterable(place.iterdir() for place in (base, *used.values()))
+            changed = max(file.stat().st_mtime for file in files)
+            same = same and weights in ("auto", server["weights"])
             if same and changed < since and max_tokens <= server["max_tokens"]:
-                parts = _asked(server, f"base:{name}", text, max_tokens, reading)
-                return _from(next(parts), parts)
+                pieces = _side_by_side(server, chats, max_tokens, reading)
+                return _from(next(pieces), pieces)
     return None
 
 
-def _from(first: Written, others: Iterator[Written]) -> Iterator[Written]:
+def _from(
+    first: tuple[int, Written], others: Iterator[tuple[int, Written]]
+) -> Iterator[tuple[int, Written]]:
     yield first
     try:
         yield from others
@@ -93,6 +111,20 @@ def _from(first: Written, others: Iterator[Written]) -> Iterator[Written]:
         raise UserError(
             "the running server broke off; without it the same command writes by itself"
         ) from None
+
+
+def _side_by_side(
+    server: dict[str, Any], chats: Sequence[Chat], max_tokens: int, reading: Any
+) -> Iterator[tuple[int, Written]]:
+    """Ask for several texts at once, and read the replies one after the other."""
+    asked, waiting = deque[HTTPConnection](), deque(chats)
+    with ExitStack() as ends:
+        for number in range(len(chats)):
+            while waiting and len(asked) < _AT_ONCE:
+                asked.append(_asked(server, waiting.popleft(), max_tokens))
+                ends.callback(asked[-1].close)
+            for piece in _reply(asked.popleft(), reading):
+                yield number, piece
 
 
 def _servers() -> Iterator[tuple[dict[str, Any], float]]:
@@ -113,41 +145,40 @@ def _servers() -> Iterator[tuple[dict[str, Any], float]]:
                 path.unlink()  # its server was killed
 
 
-def _asked(
-    server: dict[str, Any], model: str, text: str, max_tokens: int, reading: Any
-) -> Iterator[Written]:
-    """Ask a server, and yield what it writes step by step."""
-    asked = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True}
+def _asked(server: dict[str, Any], chat: Chat, max_tokens: int) -> HTTPConnection:
+    messages = [{"role": "user", "content": chat.text}]
+    asked: dict[str, Any] = {"model": f"base:{chat.name}", "messages": messages, "stream": True}
     asked |= {"max_tokens": max_tokens, "temperature": 0}
     connection = HTTPConnection(server["address"], server["port"], timeout=_SILENCE)
-    with closing(connection):
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers)
-        reply, so_far, began = connection.getresponse(), Written(), 0.0
-        if reply.status != 200:
-            raise HTTPException(reply.status)
-        for line in reply:
-            if progress := re.match(rb": (\d+) of (\d+) prompt tokens", line):
-                reading(*map(int, progress.groups()))
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            (choice,) = chunk["choices"]  # an error has none
-            if "specstream" not in chunk:  # it has only begun
-                continue
-            figures, now = chunk["specstream"], time.perf_counter()
-            count = so_far.generation_tokens + len(figures.get("step", ()))
-            began = began or now
-            so_far = Written(
-                choice["delta"].get("content", ""),
-                count,
-                choice["finish_reason"],
-                figures.get("accepted_length", 0.0),
-                (count - 1) / max(now - began, 1e-9),
-            )
-            yield so_far
-            if so_far.finish_reason:
-                return
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers)
+    return connection
+
+
+def _reply(connection: HTTPConnection, reading: Any) -> Iterator[Written]:
+    """Yield what a server writes step by step."""
+    reply, so_far = connection.getresponse(), Written()
+    if reply.status != 200:
+        raise HTTPException(reply.status)
+    for line in reply:
+        if progress := re.match(rb": (\d+) of (\d+) prompt tokens", line):
+            reading(*map(int, progress.groups()))
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        (choice,) = chunk["choices"]  # an error has none
+        if "specstream" not in chunk:  # it has only begun
+            continue
+        figures = chunk["specstream"]
+        so_far = Written(
+            choice["delta"].get("content", ""),
+            so_far.generation_tokens + len(figures.get("step", ())),
+            choice["finish_reason"],
+            figures.get("target_calls", 0),
+        )
+        yield so_far
+        if so_far.finish_reason:
+            return
     raise HTTPException("the reply has no end")
 
 

@@ -255,6 +255,9 @@ def test_what_a_tool_is_stands_beside_its_button(page, address):
             assert words in said
         marked = page.run(f"return getComputedStyle({button}, '::after').content")
         assert ("*" in marked) == tool.is_experimental
+        assert page.run(f"return !!{button}.closest('.more')") == tool.form
+    page.click("#example")
+    assert written(page) == TOOLS["proofread"].example
 
 
 def test_all_tools_write_at_once_and_stop(page):
@@ -458,7 +461,10 @@ def test_what_goes_wrong_is_told_in_a_sentence(window, address):
     put(window, "we meets on sunday")
     for tool in ("sql", "describe"):  # which know forms of their own alone
         window.click(f"[data-tool={tool}]")
-        assert re.match(r"(SQL|Describe) needs .*, such as “", window.text("#status.error"))
+        example = re.escape(TOOLS[tool].example)
+        assert re.match(
+            rf"(SQL|Describe) takes .*, such as “{example}”", window.text("#status.error")
+        )
     put(window, TEXT * 4000)
     window.click("[data-tool=friendly]")
     said = window.text("#status.error")
@@ -485,6 +491,7 @@ def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
 
 
 CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
+PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
 GRAMMAR = {"needs": "need", "recieve": "receive", "teh": "the", "friday": "Friday", "": "the "}
 GRAMMAR |= {
     "dont": "don't",
@@ -503,6 +510,14 @@ PAIRS = [
     ("a X\nb", "a b", "a\nb"),
     ("  x \n", "y", "  y \n"),
 ]
+
+IN_PARTS = """
+return import("/work.js").then(({ Work }) => arguments[0].map(({ tool, text, written }) => {
+  const work = new Work(tool, text);
+  written.forEach((text, number) => work.add(number, { text, step: [] }));
+  return [work.chats.map((chat) => chat.text.trim()), work.text];
+}));
+"""
 
 FUZZ = """
 return import("/diff.js").then(({ difference, applied }) => {
@@ -544,6 +559,7 @@ def test_what_the_page_computes(page):
     made = values("diff", "m.applied(p[0], m.difference(p[0], p[1]).changes)", PAIRS)
     assert made == [one for _, _, one in PAIRS]
     assert page.run(FUZZ) == []
+    assert page.run(IN_PARTS, PARTS) == [[case["parts"], case["result"]] for case in PARTS]
 
 
 def test_the_page_takes_nothing_from_elsewhere(address):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -13,12 +14,12 @@ from parity import edit
 from serving import serving
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import bundled, demonstration, generate, generation, load
+from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.adapters.user_adapters import user_adapters
 from specstream_mlx.bundled import tools
+from specstream_mlx.bundled.parts import Work
 from specstream_mlx.cli import write
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.responses import GenerationResponse
 from specstream_mlx.serve import local
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.service import Service, resident
@@ -53,9 +54,9 @@ def refused(*args, **kwargs):
     return refusal(run(*args, **kwargs))
 
 
-def expected(root, adapter, max_tokens=8):
+def expected(root, adapter, max_tokens=8, text=TEXT):
     model, tokenizer = load(root / "base", adapter_path=adapter)
-    prompt = chat_prompt(tokenizer, TEXT, model.prompt_template)
+    prompt = chat_prompt(tokenizer, text, model.prompt_template)
     return generate(model, tokenizer, prompt, max_tokens=max_tokens)
 
 
@@ -122,7 +123,9 @@ def announced(installed, tmp_path):
     """What a running server of one adapter says where ``write`` looks for it."""
     path = shutil.copytree(installed / "adapters/fix", tmp_path / "adapters/fix")
     base, tokenizer = load(installed / "base")
-    service = Service(resident(base, {"fix": path}), tokenizer, most_tokens=20)
+    concise = shutil.copytree(path, path.with_name("concise"))
+    models = resident(base, {"fix": path, "concise": concise})
+    service = Service(models, tokenizer, most_tokens=20)
     assert make_app(service, api_key="key").state.service is None  # nor one that others may reach
     assert make_app(service, hosts=frozenset()).state.service is None
     with serving(make_app(service)) as address:
@@ -144,8 +147,19 @@ def test_write_asks_a_running_server(announced, installed, tmp_path, monkeypatch
         found = json.loads(run(*ask, "--json", stdin=TEXT).stdout)
         assert (found["text"], found["generation_tokens"]) == (text, 8)
         assert found["accepted_length"] >= 1 and found["generation_tps"] > 0
-    alone = local.Written("alone", 5, "stop")
+        assert run(*ask, "--weights", "expanded", stdin=TEXT).stdout == f"{text}\n"
+        served = run("write", "concise", "-m", 8, stdin=LETTER)
+    whole = LETTER.strip()
+    for one in ("i have not got it until now", "send it again, or write me why not"):
+        whole = whole.replace(one, expected(installed, "fix", text=one).strip())
+    assert served.stdout == f"{whole}\n"
+    written = local.written
+    monkeypatch.setattr(local, "written", lambda *_: None)
+    assert run("write", "concise", "-m", 8, stdin=LETTER).stdout == f"{whole}\n"
+    monkeypatch.setattr(local, "written", written)
+    alone = 0, local.Written("alone", 5, "stop")
     monkeypatch.setattr(write, "_by_itself", lambda *_: iter([alone]))
+    assert run(*ask, "--weights", "packed", stdin=TEXT).stdout == "alone\n"  # the server's are not
     said = announced.read_text()
     assert run("write", "fix", "-m", 21, stdin=TEXT).stdout == "alone\n"  # more than it writes
     for change in (
@@ -167,25 +181,86 @@ def test_write_asks_a_running_server(announced, installed, tmp_path, monkeypatch
     assert not killed.exists()
 
 
+LETTER = """hi ana,
+
+- i have not got it until now
+* send it again, or write me why not
+
+greets
+ben
+"""
+
+
 def test_proofread_leaves_out_what_changes_the_text(installed, tmp_path, monkeypatch):
     shutil.copytree(installed / "adapters/fix", tmp_path / "adapters/proofread")
     monkeypatch.setattr(bundled, "ROOT", tmp_path)
-    written = GenerationResponse("", 0, mx.array([]), False, 9, 1.0, 2, 1.0, 0.0, "stop")
-    parts = [
-        replace(written, text=text) for text in ("Hi Ana,\n\nWe meet on ", "Saturday at noon.")
-    ]
-    monkeypatch.setattr(generation, "stream_generate", lambda *_, **__: iter(parts))
-    text = "hi ana,\n\nwe meets on sunday at noon\n\nBen\n"
+    parts = ["Hi Ana,", "We meet on ", "Saturday at noon.", "The key", ""]
+    pieces = [(1, parts[1], None), (1, parts[2], "stop"), (3, "", "stop"), (2, "The key.", "stop")]
+    pieces.append((0, parts[0], "stop"))
+    written = [(number, local.Written(text, 4, end, 2)) for number, text, end in pieces]
+    monkeypatch.setattr(write, "_by_itself", lambda *_: iter(written))
+    text = "hi ana,\n\nwe meets on sunday at noon\n\n- the key\n\nBen\n"
     result = run("write", "proofread", stdin=text)
-    assert (result.exit_code, result.stdout) == (0, "Hi Ana,\n\nWe meet on sunday at noon\n\nBen\n")
+    corrected = "Hi Ana,\n\nWe meet on sunday at noon.\n\n- The key\n\nBen\n"  # items: no stop
+    assert (result.exit_code, result.stdout) == (0, corrected)
     assert result.stderr == (
         "Left as it was: 'Saturday' in the place of 'sunday' changes a weekday\n"
-        "Left as it was: '.' in the place of 'Ben' changes a line\n"
+        "Left as it was: taking 'Ben' out changes a line\n"
     )
     whole = run("write", "proofread", "--take-all", stdin=text)
-    assert (whole.stdout, whole.stderr) == ("Hi Ana,\n\nWe meet on Saturday at noon.\n", "")
-    left = json.loads(run("write", "proofread", "--json", stdin=text).stdout)["left_out"]
-    assert left[0] == {"old": "sunday", "new": "Saturday", "changes": "a weekday"}
+    assert (whole.stdout, whole.stderr) == (corrected.replace("sunday", "Saturday"), "")
+    found = json.loads(run("write", "proofread", "--json", stdin=text).stdout)
+    assert found["text"] == corrected.strip()
+    assert found["left_out"][0] == {"old": "sunday", "new": "Saturday", "changes": "a weekday"}
+    assert (found["generation_tokens"], found["accepted_length"]) == (16, 2)
+
+
+def test_writing_tools_in_the_terminal(installed, tmp_path, monkeypatch):
+    for name in ("concise", "proofread", "sql", "key_points"):
+        shutil.copytree(installed / "adapters/fix", tmp_path / "adapters" / name)
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    ended = local.Written("Done.", 4, "stop", 2)
+
+    def answered(source, chats, *_):
+        yield from ((number, ended) for number in reversed(range(len(chats))))
+
+    monkeypatch.setattr(write, "_by_itself", answered)
+    result = run("writing-tools", "--in-terminal")
+    example = f"An example\n{tools.TOOLS['proofread'].example}\n\n"
+    assert result.stdout.startswith(f"{example}proofread\n")
+    assert result.stdout.endswith("\n\nconcise\nDone.\n\nkey_points\n- Done.\n")
+    (file := tmp_path / "text.txt").write_text(LETTER)
+    result = run("writing-tools", "--file", file, "--tool", "concise")
+    assert result.stdout == "concise\nhi ana,\n\n- Done.\n* Done.\n\ngreets\nben\n"
+    assert run("writing-tools", "--tool", "concise", stdin=LETTER).stdout == result.stdout
+    assert "this text has none" in refused("writing-tools", "--file", file, "--tool", "sql")
+    assert run("writing-tools", "--tool", "sql", "--tool", "concise").stdout == (
+        f"{example}concise\nDone.\n\nAn example\n{tools.TOOLS['sql'].example}\n\nsql\nDone.\n"
+    )
+    assert "expected one of concise" in refused("writing-tools", "--tool", "nothing")
+    assert "both given" in refused("writing-tools", "--in-terminal", "--port", 0)
+
+
+PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
+
+
+@pytest.mark.parametrize("case", PARTS, ids=lambda case: case["tool"])
+def test_a_text_in_parts(case):
+    """The page has the same cases."""
+    work, shown = Work(case["tool"], case["text"]), ""
+    assert work.prompts == case["parts"]
+    for number, text in enumerate(case["written"]):
+        shown += "".join(work.add(number, letter, False) for letter in text)
+        shown += work.add(number, "", True)
+    assert shown == work.result == case["result"]
+
+
+def test_long_texts_are_cut_between_sentences():
+    long = " ".join(["We meets on sunday, and we has to go."] * 150)
+    for tool, most in (("proofread", 600), ("summarize", 4000), (None, len(long)), ("sql", 9999)):
+        sent = Work(tool, long).prompts
+        assert " ".join(sent) == long and all(most / 2 < len(one) <= most for one in sent[:-1])
+        assert (len(sent) == 1) == (most >= len(long))
 
 
 def test_each_tool_says_what_it_is_and_what_it_does_not_know(installed, tmp_path, monkeypatch):

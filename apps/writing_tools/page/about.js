@@ -1,10 +1,9 @@
 // What each tool does, and how often it is right, in the server's words.
 
 // Give each button its line as a title, and show in `place` that of the one in use.
-export function showAbout(found, buttons, place) {
-  const tools = new Map(found.map((one) => [one.id, one.specstream.tool]));
+export function showAbout(tools, buttons, place) {
   const lines = buttons.map((button) => {
-    const tool = tools.get(`base:${button.dataset.tool}`);
+    const tool = tools.get(button.dataset.tool);
     if (!tool) return "";
     button.classList.toggle("experimental", tool.experimental);
     const quality = `${tool.quality[0].toUpperCase()}${tool.quality.slice(1)}`;

@@ -15,15 +15,13 @@ const [text, output, status] = [at("text"), at("output"), at("status")];
 const toolButtons = [...document.querySelectorAll("[data-tool]")];
 const panel = new Panel(at("panel"));
 
-const EXAMPLE =
-  "The gym is closed next week because they renews the floor. Training is in the school hall.";
-
 let running = null; // the AbortController of what is being written
 let repeat = () => apply("proofread"); // what Ctrl+Enter does
 let result = null; // () => the text that Replace and Copy take
 let isComplete = false; // whether nothing of the result is missing
 let changes = null; // of proofreading
 let source = null; // {value, start, end}: the text, and which part of it the result is of
+let known = new Map(); // by name: what the server says of a tool
 let raced = null; // {records, lanes} that can be replayed
 const before = []; // texts that Undo brings back
 
@@ -75,7 +73,7 @@ function workOf(tool, instruction) {
     return tell("Write or paste a text first.", false);
   }
   const before = value.slice(start, end);
-  const wrong = wrongForm(before, tool);
+  const wrong = tool && wrongForm(before, nameOf(tool), known.get(tool));
   if (wrong) return tell(wrong, true);
   try {
     return Object.assign(new Work(tool, before, instruction), { source: { value, start, end } });
@@ -349,7 +347,7 @@ text.addEventListener("input", () => {
 });
 at("copy").addEventListener("click", () => copied(result(), at("copy")));
 at("undo").addEventListener("click", undo);
-at("example").addEventListener("click", () => setText(EXAMPLE));
+at("example").addEventListener("click", () => setText(known.get("proofread")?.example ?? text.value));
 at("race").addEventListener("click", startRace);
 at("replay").addEventListener("click", () => replay(raced.records, raced.lanes));
 document.addEventListener("keydown", (event) => {
@@ -364,7 +362,8 @@ document.addEventListener("keydown", (event) => {
 text.value = kept();
 models().then(
   (found) => {
-    showAbout(found, toolButtons, at("about"));
+    known = new Map(found.map((one) => [one.id.replace("base:", ""), one.specstream.tool]));
+    showAbout(known, toolButtons, at("about"));
     at("memory").textContent = memoryOf(found);
   },
   (error) => (status.textContent = error.message),

@@ -1,4 +1,6 @@
 // A text in parts, which are worked on side by side: what is between them stays as it is.
+//
+// The rules are those of specstream_mlx/bundled/parts.py, and both have the same tests.
 
 const SENTENCES = 600; // bytes of a part that is written anew: the tools learned from short messages
 const WHOLE = 4000; // of one that is read as a whole; a token has a byte at least, so this always fits
@@ -23,30 +25,53 @@ export function partsOf(text, tool) {
 }
 
 // Paragraphs and the items of lists. Where they are `written` anew, greetings, closings with what is
-// below them and other lines of a few words stay.
+// below them and, unless there is nothing else, other lines of a few words stay.
 function paragraphs(text, written) {
   const found = [];
-  let isSigned = false; // whether a closing was above
-  for (const { index, 0: line } of text.matchAll(/.*\S.*/g)) {
-    const front = line.match(ITEM)[0];
-    const piece = trimmed(text, index + front.length, index + line.length);
-    const last = found.at(-1);
-    const isNext = last && index === last.stop + 1 && !/[.!?:]\s*$/.test(text.slice(0, index));
-    const isWrapped = isNext && !front.trim() && last.width >= WIDE;
-    if (isWrapped) [last.end, last.stop, last.width] = [piece.end, index + line.length, line.length];
-    else found.push({ ...piece, stop: index + line.length, width: line.length, isItem: front.trim() !== "" });
+  for (const lines of blocks(text)) {
+    const fronts = lines.map(({ line }) => line.match(ITEM)[0]);
+    const widest = Math.max(...lines.map(({ said }) => said.length));
+    // May a line go on in the next one?
+    const ons = lines.slice(1).map((_, i) => {
+      const { said } = lines[i];
+      return said.length >= WIDE && !/[.!?:]$/.test(said) && !fronts[i + 1].trim();
+    });
+    // Where the next word had room, somebody has broken the lines by hand.
+    const fits = (i) => lines[i].said.length + 1 + lines[i + 1].said.match(/\S+/)[0].length <= widest;
+    const isByHand = ons.some((on, i) => on && fits(i));
+    for (const [i, { start, line }] of lines.entries()) {
+      const piece = trimmed(text, start + fronts[i].length, start + line.length);
+      if (ons[i - 1] && !isByHand) found.at(-1).end = piece.end;
+      else found.push({ ...piece, isItem: fronts[i].trim() !== "" });
+    }
   }
+  let isSigned = false; // whether a closing was above
   const parts = found.filter(({ start, end }) => /\p{L}/u.test(text.slice(start, end)));
   if (!written || parts.length === 1) return parts;
-  return parts.filter(({ start, end, isItem }) => {
-    const said = text.slice(start, end);
+  const [sentences, others] = [[], []];
+  for (const part of parts) {
+    const said = text.slice(part.start, part.end);
     const count = said.split(/\s+/).length;
     const isClosing = CLOSING.test(said) && count <= 6;
-    const isShort = count <= 8 && (isItem || isSigned || /[,:]$/.test(said)) && !/[.!?]$/.test(said);
-    const stays = count <= 3 || isClosing || isShort;
+    const leads = isClosing || isSigned || /[,:]$/.test(said);
+    const isShort = count <= 8 && (part.isItem || leads) && !/[.!?]$/.test(said);
     isSigned ||= isClosing;
-    return !stays;
-  });
+    if (count > 3 && !isClosing && !isShort) sentences.push(part);
+    if (!leads) others.push(part);
+  }
+  return [sentences, others].find((found) => found.length) ?? parts;
+}
+
+// The lines [{start, line, said}, ..] with something in them, by the empty lines between.
+function blocks(text) {
+  const found = [];
+  let stop = -2;
+  for (const { index: start, 0: line } of text.matchAll(/.*\S.*/g)) {
+    if (start !== stop + 1) found.push([]);
+    found.at(-1).push({ start, line, said: line.trimEnd() });
+    stop = start + line.length;
+  }
+  return found;
 }
 
 function trimmed(text, start, end) {
@@ -73,16 +98,11 @@ function cut(text, { start, end, isItem }, most) {
   return parts.filter((part) => part.start < part.end);
 }
 
-const FORMS = {
-  sql: [/\w\s*\([^()]+\)[^:]*:\s*\S/, "a table and a question", "table singers(name, age, city): who is from Lima?"],
-  describe: [/\w\s*\[[^[\]]+\]/, "fields with their values", "name[Boston Museum], ticket[16 euros], fame[high]"],
-};
-
-// What is wrong with the form of a text for a tool, in a sentence; null: nothing.
-export function wrongForm(text, tool) {
-  const [form, needs, example] = FORMS[tool] ?? [/(?:)/];
-  const name = { sql: "SQL", describe: "Describe" }[tool];
-  if (!form.test(text)) return `${name} needs ${needs}, such as “${example}”.`;
-  if (name && text.length > WHOLE / 2) return `${name} takes ${WHOLE / 2} characters at most.`;
-  return null;
+// What is wrong with the form of a text for a tool as the server describes it, in a sentence; null:
+// nothing.
+export function wrongForm(text, name, tool) {
+  if (!tool?.form) return null;
+  const takes = `${name} takes ${tool.takes}, such as “${tool.example}”.`;
+  if (!new RegExp(tool.pattern, "is").test(text)) return takes;
+  return text.length > WHOLE / 2 ? `${name} takes ${WHOLE / 2} characters at most.` : null;
 }

@@ -1,0 +1,210 @@
+"""A text in parts, which a tool works on side by side: what is between them stays as it is.
+
+The page has the same rules (``apps/writing_tools/page/parts.js`` and ``work.js``), and both the
+same cases (``tests/parts.json``).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+BY_PARAGRAPH = ("proofread", "friendly", "professional", "concise")
+"""The tools that get each paragraph and each item of a list by itself."""
+
+_READS = (*BY_PARAGRAPH, "summarize", "key_points")  # whatever is written, in parts if it is long
+_SENTENCES = 600  # bytes of a part that is written anew: the tools learned from short messages
+_WHOLE = 4000  # of one that is read as a whole; a token has a byte at least, so this always fits
+_WIDE = 55  # characters of a line that goes on in the next one
+
+_ITEM = re.compile(
+    r"[\s>]*(?:(?:[-*\u2022\u2013+]|[0-9]{1,3}[.)]|#{1,6})\s+)?(?:\[[ x]\]\s+)?", re.IGNORECASE
+)
+_CLOSING = re.compile(
+    r"(?:(?:with|many|best|kind|warm|all|my)\s+)*(?:regards|wishes|greetings|greets|thanks|"
+    r"thank you|cheers|yours|love|sincerely|best)\b",
+    re.IGNORECASE,
+)
+_GREETING = re.compile(r"\s*((?:hi|hello|hey|dear)\b[^\n.!?]{0,40},)\s*\n", re.IGNORECASE)
+_ENDS = [
+    re.compile(end, re.DOTALL) for end in (r".*\n", r".*[.!?\u2026][\"'\u201d\u2019)]*\s", r".*\s")
+]
+_POINT = re.compile(r"(?:^|\n|;\s)\s*[-\u2022*]\s+|\n")
+
+
+@dataclass(frozen=True)
+class Part:
+    """``text[start:end]``; ``is_item``: it is an item of a list."""
+
+    start: int
+    end: int
+    is_item: bool = False
+
+
+class Work:
+    """One tool's work on a text; ``prompts`` are what it is given, side by side.
+
+    Without a ``tool``, or with one that knows a form of text alone, it is the text as it is.
+    ``edit(part, text)`` makes what stands there in the end of all that was written of a part.
+    """
+
+    def __init__(
+        self, tool: str | None, before: str, edit: Callable[[Part, str], str] | None = None
+    ):
+        self.tool = tool if tool in _READS else None
+        self.before, self._edit = before, edit
+        whole = [Part(0, len(before))]
+        self.parts = [*parts_of(before, self.tool)] if self.tool else whole
+        # Friendly takes a request for one to itself, unless it sees that it is a letter's.
+        greeting = _GREETING.match(before) if tool == "friendly" else None
+        self._greeting = greeting[1] if greeting else ""
+        self.prompts = []
+        for part in self.parts:
+            lent = f"{self._greeting}\n\n" if part.start and self._greeting else ""
+            self.prompts.append(lent + before[part.start : part.end])
+        self._written = [""] * len(self.parts)
+        self._ended = [False] * len(self.parts)
+        self._edited: dict[int, str] = {}
+        self._shown = ""
+
+    def add(self, number: int, text: str, ended: bool) -> str:
+        """Take in what came of a part; returns what follows of the result, as far as it is sure."""
+        self._written[number] += text
+        self._ended[number] = ended
+        if ended and self._edit is not None:
+            part = self.parts[number]
+            self._edited[number] = self._edit(part, self._written[number].strip())
+        sure = "".join(self._result())
+        new, self._shown = sure[len(self._shown) :], sure
+        return new
+
+    @property
+    def ended(self) -> int:
+        """How many parts are complete."""
+        return sum(self._ended)
+
+    @property
+    def result(self) -> str:
+        """The result so far."""
+        return self._shown
+
+    def _result(self) -> Iterator[str]:
+        if self.tool == "key_points":
+            yield "\n".join(f"- {point}" for point in self._points())
+            return
+        place, several = 0, False
+        for number, part in enumerate(self.parts):
+            if self.tool in BY_PARAGRAPH:
+                yield self.before[place : part.start]
+                place = part.end
+            said = self._said(number)
+            yield f"\n\n{said}" if several and said and self.tool == "summarize" else said
+            if not self._ended[number]:
+                return
+            several = several or bool(said)
+        if self.tool in BY_PARAGRAPH:
+            yield self.before[place:]
+
+    def _said(self, number: int) -> str:
+        """What stands in the place of a part, without the greeting that was lent to it."""
+        part, text, ended = self.parts[number], self._written[number], self._ended[number]
+        if self.tool is None:
+            return text
+        text = text.strip() if self._edit is None else self._edited.get(number, "")
+        lent = self._greeting if part.start else ""
+        if lent and text.lower().startswith(lent[: len(text)].lower()):
+            text = text[len(lent) :].strip()
+            text = text[:1].upper() + text[1:]
+        if ended and not text and self.tool in BY_PARAGRAPH:
+            return self.before[part.start : part.end]
+        return text
+
+    def _points(self) -> list[str]:
+        """The points of a list, none twice; the last one may go on until all is written."""
+        first = next((n for n, ended in enumerate(self._ended) if not ended), len(self._ended))
+        said = "\n".join(self._written[: first + 1])
+        points = [re.sub(r";(?:\s*-)?$", "", one.strip()) for one in _POINT.split(said)]
+        if first < len(self._ended):
+            del points[-1]
+        return [*dict.fromkeys(filter(None, points))]
+
+
+def parts_of(text: str, tool: str) -> Iterator[Part]:
+    """Cut a text into the parts that a tool is given."""
+    own = _paragraphs(text, tool != "proofread") if tool in BY_PARAGRAPH else []
+    for piece in own or [_trimmed(text, 0, len(text))]:
+        yield from _cut(text, piece, _SENTENCES if own else _WHOLE)
+
+
+def _paragraphs(text: str, written: bool) -> list[Part]:
+    """Find paragraphs and the items of lists.
+
+    Where they are ``written`` anew, greetings, closings with what is below them and, unless there
+    is nothing else, other lines of a few words stay.
+    """
+    found: list[Part] = []
+    for lines in _blocks(text):
+        marks = [_ITEM.match(line[0])[0] for line in lines]  # type: ignore[index]
+        widths = [len(line[0].rstrip()) for line in lines]
+        ons = [
+            width >= _WIDE and line[0].rstrip()[-1] not in ".!?:" and not mark.strip()
+            for line, width, mark in zip(lines, widths, marks[1:], strict=False)
+        ]
+        # Where the next word had room, somebody has broken the lines by hand.
+        widest, next_words = max(widths), [len(line[0].split()[0]) for line in lines[1:]]
+        fits = [width + 1 + word <= widest for width, word in zip(widths, next_words, strict=False)]
+        by_hand = any(on and fit for on, fit in zip(ons, fits, strict=True))
+        for line, mark, goes_on in zip(lines, marks, [False, *ons], strict=True):
+            is_item = bool(mark.strip())
+            piece = _trimmed(text, line.start() + len(mark), line.end(), is_item)
+            if goes_on and not by_hand:
+                found[-1] = Part(found[-1].start, piece.end, found[-1].is_item)
+            else:
+                found.append(piece)
+    parts = [part for part in found if any(map(str.isalpha, text[part.start : part.end]))]
+    if not written or len(parts) == 1:
+        return parts
+    sentences, others, signed = [], [], False  # signed: a closing was above
+    for part in parts:
+        said = text[part.start : part.end]
+        count = len(said.split())
+        closes = bool(_CLOSING.match(said)) and count <= 6
+        leads = closes or signed or said[-1] in ",:"
+        short = count <= 8 and (part.is_item or leads) and said[-1] not in ".!?"
+        signed = signed or closes
+        if not (count <= 3 or closes or short):
+            sentences.append(part)
+        if not leads:
+            others.append(part)
+    return sentences or others or parts
+
+
+def _blocks(text: str) -> list[list[re.Match[str]]]:
+    """Group the lines with something in them by the empty lines between."""
+    blocks: list[list[re.Match[str]]] = []
+    for line in re.finditer(r".*\S.*", text):
+        if blocks and blocks[-1][-1].end() + 1 == line.start():
+            blocks[-1].append(line)
+        else:
+            blocks.append([line])
+    return blocks
+
+
+def _trimmed(text: str, start: int, end: int, is_item: bool = False) -> Part:
+    said = text[start:end]
+    return Part(end - len(said.lstrip()), start + len(said.rstrip()), is_item)
+
+
+def _cut(text: str, part: Part, most: int) -> Iterator[Part]:
+    """Cut a part into those of ``most`` bytes: of whole paragraphs, else sentences, else words."""
+    start = part.start
+    while start < part.end:
+        rest = text[start : part.end]
+        said = rest.encode()[:most].decode(errors="ignore")
+        size = len(said)
+        if size < len(rest):
+            ends = (len(found[0]) for end in _ENDS if (found := end.match(said)))
+            size = next((end for end in ends if end > size / 4), size)
+        piece = _trimmed(text, start, start + size, part.is_item)
+        if piece.start < piece.end:
+            yield piece
+        start += size
