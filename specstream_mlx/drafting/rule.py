@@ -44,7 +44,10 @@ VALUE = 0.5  # start of v with an adapter that has not decoded yet, in tokens (s
 HISTORY_VALUE_WEIGHT = 8  # steps that ``VALUE`` counts as (studied)
 HISTORY_VALUE_MEMORY = 64  # steps in the average that a sequence's v starts from (studied)
 VALUE_MEMORY = 8  # steps of a sequence that its v averages (studied)
-VALUE_WEIGHT = 1  # steps that the start of a sequence's v counts as (studied)
+# What texts before were like says little of the next, and one bad guess says little of the others:
+# benchmarks/NOTES.md, "Does the rule rest streams that would have paid?".
+RATE_WEIGHT = 8.0  # tokens that texts before count as in a sequence's r
+VALUE_WEIGHT = 3  # steps that the start of a sequence's v counts as
 # Tokens, of each that is written without streams, that may be lost to steps that try them: with
 # none, streams that begin a text badly are left out to its end (studied).
 TRIALS = 0.0025
@@ -64,6 +67,11 @@ class History:
     def rate(self) -> float:
         """Recent tokens in the time of a plain step; at least 1, a plain step's own."""
         return max(1.0, self.tokens / self.time)
+
+    def begin(self) -> None:
+        """Let recent steps be those of a text that begins."""
+        part = min(1.0, RATE_WEIGHT / self.tokens)
+        self.tokens, self.time = self.tokens * part, self.time * part
 
     def note(self, tokens: int, time: float) -> None:
         """Take in a step's tokens and its time, in plain steps."""
@@ -127,6 +135,7 @@ class RulePlanner(Planner):
         self._seen = Seen()
         if self._stream_place is not None:
             self._seen.guesser = "draft head" if self._stream_place == "head" else "streams"
+        history.begin()
         history.costs.refresh()
 
     def first(self, root: int) -> Plan:
