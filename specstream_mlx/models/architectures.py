@@ -19,6 +19,7 @@ from ..files import Headers
 from .rope import (
     POSITION_ONLY,
     check_agreement,
+    check_numbers,
     check_rope,
     check_same,
     rope_fields,
@@ -92,6 +93,7 @@ def _qwen_slides(config: Config, layer: int) -> bool:
 def _gemma3_fields(config: Config) -> dict[str, Any]:
     """Add the period of the sliding layers and the base of their rope, as mlx-lm needs them."""
     types, period = config.get("layer_types"), 6
+    _check_above_0(config, "query_pre_attn_scalar")
     for name in ("_sliding_window_pattern", "sliding_window_pattern"):
         if config.get(name) is not None:
             period = config[name]
@@ -125,14 +127,16 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
 
 
+def _check_above_0(config: Config, name: str, why: str = "") -> None:
+    value = config.get(name, 1)
+    if not is_number(value) or value <= 0:
+        raise UserError(f"{name} is {shown(value)}, expected a number above 0{why}")
+
+
 def _gemma2_fields(config: Config) -> dict[str, Any]:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        value = config[name]
-        if not is_number(value) or value <= 0:
-            raise UserError(
-                f"{name} is {shown(value)}, expected a number above 0: mlx-lm's Gemma 2 has no "
-                "form without it"
-            )
+        _check_above_0(config, name, ": mlx-lm's Gemma 2 has no form without it")
+    _check_above_0(config, "query_pre_attn_scalar")
     return {}
 
 
@@ -164,7 +168,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=lambda config: {"layer_types": None},
     ),
     "phi": Architecture(
-        defaults={"partial_rotary_factor": 0.5},
+        defaults={"partial_rotary_factor": 0.5, "num_key_value_heads": None},
         assumes={"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": False},
         ropes=("default",),
         norm="final_layernorm",
@@ -346,8 +350,9 @@ def explicit_fields(config: Config) -> dict[str, Any]:
     """Return the fields without which mlx-lm would read a configuration unlike transformers."""
     architecture, full_config = architecture_of(config.get("model_type")), completed(config)
     fields = {name: v for name, v in architecture.defaults.items() if name not in config}
+    rope = rope_parameters(full_config, "full_attention")
+    check_numbers(rope)  # of learned positions, too: they are read for the fingerprint
     if architecture.ropes:
-        rope = rope_parameters(full_config, "full_attention")
         check_agreement(config, "full_attention")
         check_rope(rope, full_config, architecture.ropes)
         fields |= rope_fields(rope, full_config)
@@ -361,7 +366,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.
 _COUNTS = ("hidden_size", "num_hidden_layers", "vocab_size")
 _COUNTS_IF_GIVEN = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
-    "max_position_embeddings",
+    *("max_position_embeddings", "ffn_dim"),
 )
 
 
@@ -384,6 +389,8 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         most = MOST_LAYERS if name == "num_hidden_layers" else MOST
         check_integer(name, config.get(name), most=most)
     _check_other_fields(config)
+    if architecture.tested:
+        _check_heads(config)
     if headers:
         check_sizes(config, headers)
     types, count = config.get("layer_types"), config["num_hidden_layers"]
@@ -399,11 +406,19 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         _check_caches({**config, **fields})
 
 
+def _check_heads(config: Config) -> None:
+    """Check that heads share the model's width evenly, where they have no width of their own."""
+    width, heads = config["hidden_size"], config.get("num_attention_heads")
+    if heads and not completed(config).get("head_dim") and width % heads:
+        raise UserError(
+            f"num_attention_heads is {heads}, expected a divisor of hidden_size, {width}, "
+            "where no head_dim is given"
+        )
+
+
 def _check_other_fields(config: Config) -> None:
     for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
-        value = config.get(name, 1)
-        if not is_number(value) or value <= 0:
-            raise UserError(f"{name} is {shown(value)}, expected a number above 0")
+        _check_above_0(config, name)
     for name in ("torch_dtype", "dtype"):
         value = config.get(name)
         if isinstance(value, str) and not re.fullmatch(r"auto|(torch\.)?b?float\w+", value):
@@ -468,6 +483,8 @@ def check_sizes(config: Config, headers: Headers) -> None:
             sizes["vocab_size"] = shape[0]
         elif name.endswith(f".{architecture.norm}.weight") and len(shape) == 1:
             sizes["hidden_size"] = shape[0]
+        elif architecture.tested and name.endswith("mlp.gate_proj.weight"):
+            sizes["intermediate_size"] = shape[0]
     projections = {"num_attention_heads": "q_proj", "num_key_value_heads": "k_proj"}
     for name, projection in projections.items() if architecture.tested else ():
         own = (n for n in headers if n.endswith(f"self_attn.{projection}.weight"))
@@ -475,11 +492,15 @@ def check_sizes(config: Config, headers: Headers) -> None:
             continue
         found, count = config.get(name), headers[tensor][0][0] // head_size(config)
         if (found or config.get("num_attention_heads")) != count:
-            raise UserError(f"{name} is {shown(found)}, expected {count}, which the tensors have")
+            one = "head_dim" if completed(config).get("head_dim") else "hidden_size"
+            raise UserError(
+                f"{name} is {shown(found)}, expected {count}, which the tensors have where "
+                f"{one} is {completed(config)[one]}"
+            )
     for name, size in sizes.items():
-        wrong = config[name] != size if architecture.tested else config[name] > size
-        if wrong:
-            raise UserError(f"{name} is {config[name]}, expected {size}, which the tensors have")
+        found = config.get(name)
+        if (found != size) if architecture.tested else (config[name] > size):
+            raise UserError(f"{name} is {shown(found)}, expected {size}, which the tensors have")
 
 
 def _check_caches(config: Config) -> None:

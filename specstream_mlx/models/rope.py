@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UserError, is_number, shown
+from ..errors import UserError, check_integer, is_number, shown
 
 POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Rope types whose angles depend on a token's position alone, not on the length of the text.
@@ -56,10 +56,10 @@ def _objects(
     config: Mapping[str, Any], layer_type: str | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the parameters of ``layer_type`` in ``rope_parameters``, and ``rope_scaling``."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name), Mapping | None):
+            raise UserError(f"{name} is {shown(config[name])}, expected an object")
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    for name, value in (("rope_parameters", new), ("rope_scaling", old)):
-        if not isinstance(value, Mapping):
-            raise UserError(f"{name} is {shown(value)}, expected an object")
     for name in ("full_attention", "sliding_attention"):
         value = new.get(name)
         if value is not None and not isinstance(value, Mapping):
@@ -118,10 +118,7 @@ def check_rope(
     for name in _NEEDED.get(kind, ()):
         if name not in rope:
             raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
-    for name in _NUMBERS:
-        value = rope.get(name, 1)
-        if not is_number(value) or value <= 0:
-            raise UserError(f"rope's {name} is {shown(value)}, expected a number above 0")
+    check_numbers(rope)
     for name in ("mscale", "mscale_all_dim"):
         value = rope.get(name, 0)
         if not is_number(value) or value < 0:
@@ -132,7 +129,11 @@ def check_rope(
             f"rope_type is {kind!r} with original_max_position_embeddings {length!r}, "
             "expected an integer of at least 2"
         )
-    if kind == "proportional":
+    for place in (rope, config):
+        name = "original_max_position_embeddings"
+        if place.get(name) is not None:
+            check_integer(name, place[name])
+    if kind == "proportional" or "partial_rotary_factor" in rope:
         _check_share(rope, config)
     if rope.get("truncate") is False:
         raise UserError("rope's truncate is False, expected True, which is what mlx-lm computes")
@@ -141,13 +142,22 @@ def check_rope(
         raise UserError(f"rope's attention_factor is {given!r}, expected mlx-lm's own, {usual}")
 
 
+def check_numbers(rope: Mapping[str, Any]) -> None:
+    """Check base, share and factors."""
+    for name in _NUMBERS:
+        value = rope.get(name, 1)
+        if not is_number(value) or value <= 0:
+            raise UserError(f"rope's {name} is {shown(value)}, expected a number above 0")
+
+
 def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Check that the number of turning dimensions is even: odd ones are rounded differently."""
     size = config.get("head_dim")
     if size is None and config.get("hidden_size") and config.get("num_attention_heads"):
         size = config["hidden_size"] // config["num_attention_heads"]
     share = rope.get("partial_rotary_factor", 1.0)
-    if share > 1 or (size is not None and int(size * share) % 2):
+    turning = 0 if share > 1 else 2 if size is None else int(size * share)
+    if turning < 2 or turning % 2:
         raise UserError(
             f"rope's partial_rotary_factor is {share!r}, expected at most 1 and an even number of "
             f"the {size} dimensions of a head"

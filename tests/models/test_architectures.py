@@ -26,6 +26,8 @@ BROKEN = {"full_attention": "x", "sliding_attention": {"rope_theta": 1e4}}
 NO_PERIOD = ["sliding_attention", "full_attention", "full_attention"] * 2
 ODD = {"head_dim": 100, **rope(1e4, "proportional"), "partial_rotary_factor": 0.25}
 UPPER = {"use_sliding_window": True, "max_window_layers": 2}
+LINEAR = {"num_hidden_layers": 6, **rope(1e4, "linear", factor=2.0)}
+ORIGINAL = "original_max_position_embeddings"
 REFUSALS = [
     ("nonsense", {}, "model_type is 'nonsense', expected one that mlx-lm"),
     ("gemma3", PICTURES, "'gemma3', which is refused: its checkpoints .* 'gemma3_text', are"),
@@ -53,6 +55,18 @@ REFUSALS = [
     ("gemma3_text", {}, "num_hidden_layers is 4, expected at least 6"),
     ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected hidden_size = 64"),
     ("opt", {"enable_bias": False}, "enable_bias is False"),
+    # what a fuzz over all families' fields has found
+    ("qwen2", {"num_attention_heads": 128}, "128, expected a divisor of hidden_size, 64, where"),
+    ("opt", {"num_attention_heads": 3}, "num_attention_heads is 3, expected a divisor"),
+    ("opt", {"ffn_dim": -1}, "ffn_dim is -1, expected an integer"),
+    ("opt", {"rope_theta": "x"}, "rope_theta is 'x', expected a number above 0"),
+    ("opt", {"rope_scaling": [1]}, r"rope_scaling is \[1\], expected an object"),
+    ("gemma3_text", {"rope_scaling": False}, "rope_scaling is False, expected an object"),
+    ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1, expected a number abo"),
+    ("phi", {"partial_rotary_factor": 3}, "partial_rotary_factor is 3, expected at most 1 and"),
+    ("phi3", {"partial_rotary_factor": 1e-300}, "partial_rotary_factor is 1e-300, expected at mos"),
+    ("gemma3_text", LINEAR | {ORIGINAL: "x"}, f"{ORIGINAL} is 'x', expected an integer"),
+    ("qwen2", rope(1e4, **YARN, **{ORIGINAL: 0}), f"{ORIGINAL} is 0, expected an integer"),
 ]
 
 
