@@ -48,7 +48,7 @@ class PublishedHead:
 
     def __str__(self) -> str:
         size = f"{self.size / 1e9:.1f} GB" if self.size >= 1e9 else f"{self.size / 1e6:.0f} MB"
-        return f"{self.repository} ({size}, {self.licence or 'its licence is on its page'})"
+        return f"{self.repository} ({size}, {self.licence or 'licence not found: see its page'})"
 
 
 def _row(line: str) -> PublishedHead:

@@ -258,3 +258,10 @@ def test_a_base_is_known_by_its_sizes_and_its_name(name, is_base):
     found = published_heads.head_for(Path(name), QWEN3)
     assert (found is not None) == is_base
     assert published_heads.head_for(Path(name), QWEN3 | {"hidden_size": 2560}) is None
+
+
+def test_a_head_says_its_size_and_licence_or_that_none_was_found():
+    said = {head.base: str(head) for head in published_heads.PUBLISHED_HEADS}
+    assert said["Qwen/Qwen3-8B"] == "RedHatAI/Qwen3-8B-speculator.eagle3 (2.0 GB, Apache-2.0)"
+    unknown = "AngelSlim/Qwen3-4B_eagle3 (437 MB, licence not found: see its page)"
+    assert said["Qwen/Qwen3-4B"] == unknown
