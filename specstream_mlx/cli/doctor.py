@@ -17,6 +17,9 @@ from ..terminal.notes import note
 from . import launched
 from .options import JSON, ModelOptions
 
+_TOKENS = 96
+"""Of the text by which compiled steps are counted."""
+
 _PLACES = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
@@ -42,8 +45,9 @@ def doctor(
 
     Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
 
-    With --model how its quantized weights are held, measured again; and what its steps take with
-    the bundled streams, when that was timed, and how quiet the machine was. Nobody has to measure:
+    With --model how its quantized weights are held, measured again; what its steps take with the
+    bundled streams, when that was timed, and how quiet the machine was; and where steps are
+    compiled, how many of a short text's were. Nobody has to measure:
     generate does when it first meets a model or a machine, and keeps it in the caches, as it keeps
     the weights of smollm2 in MLX format.
 
@@ -98,6 +102,9 @@ def doctor(
 
             lines[""] = f"rows filled up to {BLOCK}s, which this BLAS is faster at"
     lines["steps"] = facts["steps"]
+    if counts := facts["steps_of_a_text"]:
+        built = ", ".join(f"{count} {how}" for how, count in counts.items())
+        lines["steps"] += f"; of a text of {_TOKENS} tokens: {built}"
     lines["costs of steps"] = facts["step_costs"]
     for place, points in (facts["step_seconds"] or {}).items():
         times = ", ".join(f"{nodes}: {1e3 * seconds:.1f} ms" for nodes, seconds in points)
@@ -126,7 +133,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         if packages[name] is None
     }
     made = demonstration.directory()
-    held = curve = None
+    held = curve = counts = None
     if model is not None:
         from ..drafting.rule import history_of
         from ..hardware.weights import hold_weights
@@ -136,10 +143,19 @@ def _facts(model: str | None) -> dict[str, Any]:
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
+        if speculative.compiled is not None:
+            from ..request import Request
+            from ..scheduler import decode
+
+            prompt = [token % speculative.config["vocab_size"] for token in range(16)]
+            for _ in decode(speculative, Request(prompt, max_tokens=_TOKENS)):
+                pass
+            counts = dict(speculative.compiled.counts)
         curve = history_of(speculative).costs.curve
     return {
         "device": device.describe(),
         "steps": "compiled" if device.compiles() else "built by Python",
+        "steps_of_a_text": counts,
         "packages": packages,
         "demonstration_model": str(made) if made.exists() else None,
         "bundled_adapters": bundled.adapter_names(),

@@ -13,8 +13,8 @@ from ..files import read_json, staged_file
 
 Value = TypeVar("Value")
 
-ADAPTERS = "adapters"
-"""Where adapters lie that users have added, which cannot be made again."""
+ADAPTERS, SERVERS = "adapters", "servers"
+"""Where adapters lie that users have added, and where servers that run say where they are."""
 
 
 def directory() -> Path:
@@ -55,11 +55,11 @@ def measured(
 
 
 def sizes() -> dict[str, int]:
-    """The bytes of what can be made again, by name: all but the adapters that users have added."""
+    """The bytes of what can be made again, by name: all but added adapters and running servers."""
     return {
         path.name: sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
         for path in sorted(directory().glob("*"))
-        if path.name != ADAPTERS
+        if path.name not in (ADAPTERS, SERVERS)
     }
 
 

@@ -183,4 +183,4 @@ def _reply(connection: HTTPConnection, reading: Any) -> Iterator[Written]:
 
 
 def _folder() -> Path:
-    return user_cache.directory() / "servers"
+    return user_cache.directory() / user_cache.SERVERS

@@ -242,13 +242,21 @@ def test_doctor_says_what_steps_of_the_model_take(base, tmp_path, monkeypatch):
     text = run("doctor", "--model", base).stdout
     assert "machine quiet (spread 4%)" in text
     assert "\nlookup alone     nodes 1: 24.0 ms, 4: 30.0 ms\n" in text
+    assert "steps            built by Python\n" in text
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "_TOKENS", 2)
+    monkeypatch.setenv("SPECSTREAM_COMPILE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = run("doctor", "--model", base).stdout
+    assert "\nsteps            compiled; of a text of 2 tokens: 2 built by Python (few of" in text
 
 
 def test_doctor_shows_and_clears_caches_and_says_what_is_optional(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(doctor._EXTRAS, "nosuch", ("baking needs it", "bakery"))
     here = tmp_path / "specstream-mlx"
-    for name in ("models/m/model.safetensors", "weight-policy.json", "adapters/mine/x"):
+    kept = "adapters/mine/x", "servers/1.json"
+    for name in ("models/m/model.safetensors", "weight-policy.json", *kept):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_bytes(bytes(2000))
     text = run("doctor").stdout
@@ -257,6 +265,7 @@ def test_doctor_shows_and_clears_caches_and_says_what_is_optional(tmp_path, monk
     assert "missing: nosuch" not in text
     cleared = run("doctor", "--clear-caches").stderr
     assert cleared.startswith(f"removed models (2.0 kB) of {here}\nremoved weight-policy")
-    assert [path.name for path in here.iterdir()] == ["adapters"]
-    assert (here / "adapters/mine/x").exists()
+    assert {str(path.relative_to(here)) for path in here.glob("*/**/*") if path.is_file()} == {
+        *kept
+    }
     assert "caches" in run("doctor", "--clear-caches").stderr
