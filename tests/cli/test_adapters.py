@@ -19,6 +19,7 @@ from specstream_mlx.adapters.user_adapters import user_adapters
 from specstream_mlx.bundled import tools
 from specstream_mlx.bundled.parts import Work
 from specstream_mlx.cli import write
+from specstream_mlx.cli.options import ModelOptions
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve import local
 from specstream_mlx.serve.app import make_app
@@ -239,6 +240,21 @@ def test_writing_tools_in_the_terminal(installed, tmp_path, monkeypatch):
     )
     assert "expected one of concise" in refused("writing-tools", "--tool", "nothing")
     assert "both given" in refused("writing-tools", "--in-terminal", "--port", 0)
+
+
+def test_texts_of_several_adapters_are_what_each_writes_alone(installed):
+    source = ModelOptions(None, adapter="fix").source()
+    pairs = [("fix", TEXT), ("mine", TEXT), ("fix", "send it"), ("mine", "please")]
+    tasks = [
+        write.Task(name, installed / ("adapters/fix" if name == "fix" else name), text)
+        for name, text in pairs
+    ]
+    results = dict.fromkeys(tasks, "")
+    for task, new in write.in_order(tasks, write.written(source, tasks, 8)):
+        results[task] += new
+    for task, (name, text) in zip(tasks, pairs, strict=True):
+        adapter = "fix" if name == "fix" else installed / name
+        assert results[task] == task.work.result == expected(installed, adapter, text=text)
 
 
 PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
