@@ -21,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm import load as load_plain
 from mlx_lm.generate import GenerationResponse as PlainResponse
+from mlx_lm.generate import generate_step
 from mlx_lm.generate import stream_generate as plain_stream_generate
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -38,6 +39,7 @@ from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.settings import USUAL, Proposers
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu import stock_modules
+from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
 
@@ -274,6 +276,31 @@ class Base:
                 return ratio
         most = min(self._max_tokens, _FORM_TOKENS)
         return interleaved(prompts, ways(most)).speedup("packed", "expanded")
+
+
+_FEW_READ, _SECONDS = 2, 5.0  # tokens of a prompt, and time: mlx_lm may be slow
+
+
+def mlx_lm_by_itself(model: SpeculativeModel, prompt: Sequence[int]) -> dict[str, Any] | None:
+    """How fast mlx_lm is with the files' weights and dtype; ``None``: these are what is held."""
+    held, quantized = model.held, bool(model.config.get("quantization"))
+    own = architecture_of(model.config["model_type"]).own_module
+    as_stored = held is not None and held.dtype == held.stored_dtype
+    if held is None or own or (as_stored and (held.form == "packed") == quantized):
+        return None
+    adapter = model.adapter
+    lora = str(adapter.path) if adapter is not None and adapter.lora else None
+    plain = load_plain(str(model.path), adapter_path=lora)[0]
+    tokens = generate_step(mx.array(list(prompt[-_FEW_READ:])), plain, max_tokens=32)
+    next(tokens)
+    began, count = time.perf_counter(), 0
+    while (count < 1 or time.perf_counter() - began < _SECONDS) and next(tokens, None) is not None:
+        count += 1
+    return {
+        "weights": "packed" if quantized else "unquantized",
+        "dtype": held.stored_dtype,
+        "generation_tps": count / (time.perf_counter() - began),
+    }
 
 
 # Several ways in turn -----------------------------------------------------------------------

@@ -4,7 +4,6 @@ Both compute with the same arrays in the same dtype. mlx_lm by itself may hold o
 would run it, it is timed, too.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx_lm.generate import generate_step
 
 from ..drafting.settings import DraftSettings
 from ..generation import stream_generate
 from ..hardware.cpu import stock_modules
-from ..models.architectures import architecture_of
 from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress, track
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from ..responses import GenerationResponse
 
 PAIRS = 5
-_FEW, _SECONDS = 2, 5.0  # tokens of a prompt, and time, by which mlx_lm is timed as it may be slow
 
 
 @dataclass(frozen=True)
@@ -92,10 +88,10 @@ class Comparison:
             note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
             return
         if by_itself := values["mlx_lm_by_itself"]:
-            held = f"{by_itself['weights']} weights, {by_itself['dtype']}"
             rate = by_itself["generation_tps"]
             faster = f", {values['generation_tps'] / rate:.1f} times slower" if rates else ""
-            note(f"mlx_lm as a user runs it, {held}: {rate:.3f} tokens-per-sec{faster}")
+            how = f"{by_itself['weights']} weights, {by_itself['dtype']}"
+            note(f"mlx_lm as a user runs it, {how}: {rate:.3f} tokens-per-sec{faster}")
         answer = "yes"
         if difference := values["first_difference"]:
             words = "where one of the two ends"
@@ -111,6 +107,8 @@ class Comparison:
 
 def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
     """Run both sides in turn; ``tokens`` are ours."""
+    from specstream_mlx.benchmarks.runner import mlx_lm_by_itself
+
     model, held = decoding.model, decoding.model.held
     as_plain = decoding.own["verify"].name in ("greedy", "keyed")
     # The main stream of a shared adapter sees its streams: mlx_lm computes another function.
@@ -127,7 +125,7 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
             own = decoding.own | {"settings": DraftSettings(speculation=False)}
             expected = [one.token for one in replace(decoding, own=own).responses()]
         rates = _rates(decoding) if several else []
-        by_itself = _by_itself(model, decoding.prompt)
+        by_itself = mlx_lm_by_itself(model, decoding.prompt)
     same = tokens == expected if as_plain else None
     speedups, middle = [ours / plain for ours, plain in rates], (len(rates) - 1) // 2
     ours, plain = rates[middle] if rates else (None, None)
@@ -160,28 +158,6 @@ def _rates(decoding: Decoding) -> list[tuple[float, float]]:
         if all(rates):
             pairs.append((rates[0], rates[1]))
     return sorted(pairs, key=lambda pair: pair[0] / pair[1])
-
-
-def _by_itself(model: "SpeculativeModel", prompt: list[int]) -> dict[str, Any] | None:
-    """How fast mlx_lm is with the files' weights and dtype; ``None``: these are what is held."""
-    held, quantized = model.held, bool(model.config.get("quantization"))
-    own = architecture_of(model.config["model_type"]).own_module
-    as_stored = held is not None and held.dtype == held.stored_dtype
-    if held is None or own or (as_stored and (held.form == "packed") == quantized):
-        return None
-    adapter = model.adapter
-    lora = str(adapter.path) if adapter is not None and adapter.lora else None
-    plain = mlx_lm.load(str(model.path), adapter_path=lora)[0]
-    tokens = generate_step(mx.array(prompt[-_FEW:]), plain, max_tokens=32)
-    next(tokens)
-    began, count = time.perf_counter(), 0
-    while (count < 1 or time.perf_counter() - began < _SECONDS) and next(tokens, None) is not None:
-        count += 1
-    return {
-        "weights": "packed" if quantized else "unquantized",
-        "dtype": held.stored_dtype,
-        "generation_tps": count / (time.perf_counter() - began),
-    }
 
 
 def _difference(decoding: Decoding, tokens: list[int], expected: list[int]) -> dict[str, Any]:

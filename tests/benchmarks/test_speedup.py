@@ -1,10 +1,12 @@
 """``benchmark speedup``: its suites, a model of the user's, and texts unlike plain decoding's."""
 
 import json
+import re
 
 import command_line
 import pytest
-from specstream_mlx.benchmarks import speedup
+from specstream_mlx.benchmarks import runner, speedup
+from tiny_models import tiny_llama_directory
 
 
 @pytest.fixture
@@ -26,6 +28,22 @@ def test_the_answer_comes_first_and_in_words(run, base, streams, tmp_path):
     assert f"Writing {path.stem}.md and .json\n" in result.stderr
     methods = [row["method"] for row in json.loads(path.read_text())["rows"]]
     assert methods == ["mlx_lm", "the rule"]
+
+
+def test_mlx_lm_by_itself_is_named_where_it_holds_other_arrays(run, tmp_path, monkeypatch):
+    """By default a user's mlx_lm computes with the file's packed weights."""
+    monkeypatch.setattr(runner, "_SECONDS", 0.1)
+    packed = tiny_llama_directory(tmp_path / "packed", bits=4)
+    for weights, is_named in (("expanded", True), ("packed", False)):
+        result = run("--model", packed, "--weights", weights)
+        assert result.exit_code == 0, result.output
+        answer = result.stdout.splitlines()[2]
+        named = re.search(
+            r" As a user runs it \(packed weights, float32\) mlx_lm writes [\d.e+]+ tokens a "
+            r"second, drafting [\d.e+]+ \(mine\): [\d.]+ times as fast\.$",
+            answer,
+        )
+        assert (named is not None) == is_named, answer
 
 
 def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
