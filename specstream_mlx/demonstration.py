@@ -73,11 +73,8 @@ def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | 
     """
     if model is None or is_meant(model):
         return base_path(say)
-    file = Path(model)
-    if file.suffix != ".gguf" or file.is_dir():
+    if (file := gguf_file(model)) is None:
         return model
-    if not file.exists():
-        raise UserError(f"the model {model} does not exist, expected a GGUF file")
     target = user_cache.directory() / "models" / sampled_digest([file]) / file.stem
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target):
@@ -87,6 +84,16 @@ def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | 
             say(f"Repacking {file.name} once, to {target}")
             convert_gguf(file, target)
     return target
+
+
+def gguf_file(model: str) -> Path | None:
+    """The GGUF file that a ``--model`` option names, which is there; ``None``: it names none."""
+    file = Path(model)
+    if file.suffix != ".gguf" or file.is_dir():
+        return None
+    if not file.exists():
+        raise UserError(f"the model {model} does not exist, expected a GGUF file")
+    return file
 
 
 def _locked(target: Path) -> "FileLock":

@@ -30,6 +30,7 @@ from .errors import UserError, is_integer, shown
 from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
 from .loading import SpeculativeModel
 from .models.architectures import layer_windows
+from .places import check_prompt_cache_file
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"
@@ -274,12 +275,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 def _metadata(path: Path) -> dict[str, str]:
     """Read a file's metadata, flat as mlx_lm writes it: 1.N is the class of layer N's cache."""
-    if not os.path.isfile(path):
-        found = "is not a file" if os.path.lexists(path) else "does not exist"
-        raise UserError(
-            f"the prompt cache file {short(path)} {found}, expected one that was made before: "
-            "mlx_lm.cache_prompt --model MODEL --prompt-cache-file FILE --prompt TEXT makes it"
-        )
+    check_prompt_cache_file(path)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -86,6 +86,22 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     return from_hub("the model", str(path_or_hf_repo), patterns, revision)
 
 
+def check_prompt_cache_file(path: Path) -> None:
+    """Check that a prompt cache is there to be read."""
+    if not os.path.isfile(path):
+        found = "is not a file" if os.path.lexists(path) else "does not exist"
+        raise UserError(
+            f"the prompt cache file {short(path)} {found}, expected one that was made before: "
+            "mlx_lm.cache_prompt --model MODEL --prompt-cache-file FILE --prompt TEXT makes it"
+        )
+
+
+def check_head(text: str) -> None:
+    """Check that a draft head is a directory, or may be a repository, or is ``auto``."""
+    if not os.path.isdir(text) and not is_repository(text, "auto"):
+        raise UserError(f"the draft head {short(text)} is not a directory, expected one")
+
+
 def is_repository(text: str, *further: str) -> bool:
     """Whether a text may name a repository, or is one of ``further``."""
     is_name = text.count("/") == 1 and not text.startswith((".", "/", "~")) and "\0" not in text

@@ -62,11 +62,11 @@ def speedup(
     """
     model.check()
     _check_directory("--output", output)
+    own = () if prompts is None else tuple(prompt_lines(prompts))
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
 
     if prompts is not None:
-        own = tuple(prompt_lines(prompts))
         most = _MOST_OWN if suite == "quick" else len(own)
         texts, names = Texts(prompts.name, items or min(most, len(own)), own), [prompts.stem]
     else:
@@ -117,6 +117,8 @@ def spec_bench(
     model.check()
     _check_directory("--output", output)
     _check_directory("--answers", answers)
+    if not questions.exists():
+        raise UserError(f"{questions} is missing")
     from specstream_mlx.benchmarks import spec_bench as benchmark
     from specstream_mlx.benchmarks.speedup import check_texts
 

@@ -45,10 +45,10 @@ def export_coreml(
         specstream-mlx export-coreml --adapter sql --adapter summarize --context 512 \
             --output tools.mlpackage
     """
+    ModelOptions(model).check()
     from specstream_mlx.convert.to_coreml.contents import require_coremltools
 
     require_coremltools("export-coreml")
-    ModelOptions(model).check()
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
 

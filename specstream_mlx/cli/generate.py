@@ -16,6 +16,7 @@ from ..bundled import tools
 from ..errors import UserError
 from ..hardware import blas
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
+from ..places import check_prompt_cache_file, local_directory
 from ..terminal.notes import note
 from . import launched
 from .options import (
@@ -113,6 +114,10 @@ def generate(
     quiet = output.quiet
     if coreml is None:
         model.check()  # before MLX is imported, which takes a while
+    if "draft_model" in drafts:
+        local_directory(drafts["draft_model"])
+    if prompt_cache_file is not None:
+        check_prompt_cache_file(prompt_cache_file)
     settings = draft_settings(verify, drafts)
     if coreml is not None:
         parts = prompt, length, sampling, settings, verify

@@ -14,6 +14,7 @@ from ..files import decoded
 from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
 from ..places import (
     adapter_named,
+    check_head,
     local_directory,
     model_directory,
     read_config,
@@ -115,8 +116,10 @@ class ModelOptions:
     def check(self) -> None:
         """Check that model and adapter are there or may be downloaded; soon, without MLX."""
         named = self.model or ""
-        if not demonstration.is_meant(self.model) and not named.endswith(".gguf"):
+        if not demonstration.is_meant(self.model) and demonstration.gguf_file(named) is None:
             local_directory(named)
+        if self.draft_head is not None:
+            check_head(self.draft_head)
         if self.adapter is not None:
             adapter_named(self.adapter)
         if self.adapter_path is not None:

@@ -62,6 +62,8 @@ class AnswerOptions:
     )
 
 
+_NO_MODEL = "--model is missing, expected the base to train streams for"
+
 _flag = partial(option, False, FLAG, panel="Reports, validation, checkpoints")
 
 
@@ -97,6 +99,11 @@ def train(
     """
     if "model" in settings:
         ModelOptions(settings["model"]).check()
+    elif config is None:
+        raise UserError(_NO_MODEL)
+    prompts_file = answers.get("prompts", _SELF)
+    if prompts_file != _SELF and not Path(prompts_file).exists():
+        raise UserError(f"{prompts_file} is missing")
     from ..loading import load
     from ..terminal.progress import progress
     from ..train.outcome import measure, texts_of
@@ -160,7 +167,7 @@ def _settings(
 
     values = (_read_config(path) if path else {}) | settings | answers
     if "model" not in values:
-        raise UserError("--model is missing, expected the base to train streams for")
+        raise UserError(_NO_MODEL)
     asked = {name: values.pop(name) for name in kinds_of(AnswerOptions) if name in values}
     checked = TrainSettings(**values)
     checked.check()
