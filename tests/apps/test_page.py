@@ -2,84 +2,17 @@
 
 import json
 import re
-import shutil
-import subprocess
-import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from serving import serving
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
 
+from benchmarks import browser
 from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.prompts import chat_prompt
-
-# Chromium, driven through chromedriver's HTTP interface (WebDriver) ------------------------------
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-
-_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-)
-
-
-class Browser:
-    """One window, by the address of chromedriver's session."""
-
-    def __init__(self, session):
-        self._session = session
-
-    def ask(self, path, **values):
-        return ask(f"{self._session}/{path}", values)
-
-    def open(self, address):
-        """Open a page and wait until it is loaded."""
-        self.ask("url", url=address)
-
-    def run(self, script, *arguments):
-        """What a script returns, or the promise that it returns."""
-        return self.ask("execute/sync", script=script, args=arguments)
-
-    def click(self, selector):
-        """Click on the first element of a selector, as a user does: it must be in sight."""
-        self._of_element(selector, "click")
-
-    def type(self, selector, keys):
-        self._of_element(selector, "value", text=keys)
-
-    def _of_element(self, selector, action, **values):
-        (found,) = self.ask("element", using="css selector", value=selector).values()
-        self.ask(f"element/{found}/{action}", **values)
-
-    def text(self, selector):
-        return self.run("return document.querySelector(arguments[0]).textContent", selector)
-
-    def until(self, script, seconds=20):
-        """Wait until an expression is true, and return its value."""
-        end = time.monotonic() + seconds
-        while not (value := self.run(f"return {script}")):
-            assert time.monotonic() < end, script
-            time.sleep(0.02)
-        return value
-
-    def messages(self):
-        """What the console has said since the last time."""
-        return [one["message"] for one in self.ask("se/log", type="browser")]
-
-
-def ask(address, values=None, method="POST"):
-    """The value that chromedriver answers with."""
-    body = None if values is None else json.dumps(values).encode()
-    request = urllib.request.Request(address, body, method=method)
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)["value"]
-
 
 # The page ----------------------------------------------------------------------------------------
 
@@ -129,24 +62,12 @@ def address(tools, toy_directory):
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory):
+def window():
     """A window of a new user."""
-    if None in (CHROMIUM, DRIVER):
-        pytest.skip("needs Debian's packages chromium and chromium-driver")
-    command = [DRIVER, "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver, ExitStack() as end:
-        end.callback(driver.terminate)
-        lines = (re.search(r"on port (\d+)\.", line) for line in driver.stdout)
-        root = next(f"http://127.0.0.1:{found[1]}/session" for found in lines if found)
-        flags = [*_FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('user')}"]
-        wanted = {
-            "goog:chromeOptions": {"binary": CHROMIUM, "args": flags},
-            "goog:loggingPrefs": {"browser": "ALL"},
-        }
-        made = ask(root, {"capabilities": {"alwaysMatch": wanted}})
-        session = f"{root}/{made['sessionId']}"
-        end.callback(ask, session, method="DELETE")
-        yield Browser(session)
+    if None in (browser.CHROMIUM, browser.DRIVER):
+        pytest.skip(browser.NEEDED)
+    with browser.window() as window:
+        yield window
 
 
 @pytest.fixture
