@@ -74,7 +74,8 @@ def local_directory(path_or_hf_repo: str | Path) -> Path | None:
         made = ", as convert makes of a GGUF file" if text.endswith(".gguf") else ""
         raise UserError(f"the model {text} is a file, expected a directory{made}")
     if not is_repository(text):
-        raise UserError(f"the model directory {short(text)} does not exist")
+        or_hub = "" if os.sep in text else ", and a repository of the hub is named OWNER/NAME"
+        raise UserError(f"the model directory {short(text)} does not exist{or_hub}")
     return None
 
 
