@@ -153,4 +153,7 @@ def test_words_wrap(monkeypatch, capsys):
     ]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     note("one two three four\n  at /a/long-directory")
-    assert capsys.readouterr().err == "one two\nthree four\n  at\n/a/long-directory\n"
+    assert capsys.readouterr().err == "one two\nthree four\n  at\n  /a/long-directory\n"
+    monkeypatch.setenv("COLUMNS", "50")
+    for line in run("write", "--help").stdout.splitlines():
+        assert len(line) <= 50 or line[:50].isspace() or " " not in line.strip(), line

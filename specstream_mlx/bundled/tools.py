@@ -6,6 +6,7 @@ Command line, server and page take it from here.
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
@@ -151,7 +152,8 @@ TOOLS = {
 
 def in_lines(name: str, *texts: str) -> str:
     """A name, and texts beside it, in lines for a terminal."""
-    lines = [line for text in texts for line in wrap(text, 82)]
+    room = max(20, min(82, get_terminal_size().columns - 18))  # help pages indent this by 4
+    lines = [line for text in texts for line in wrap(text, room)]
     return f"{name:13} " + f"\n{14 * ' '}".join(lines)
 
 

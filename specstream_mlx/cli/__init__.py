@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from ..errors import UserError, shown
@@ -81,7 +83,7 @@ def _print_help(name: str, known: dict[str, Any]) -> None:
     )
     for word, command in known.items():
         about = _ABOUT.get(word) or str(_function(command).__doc__).strip().partition("\n")[0]
-        print(f"  {word:15} {about}")
+        print(fill(f"  {word:15} {about}", get_terminal_size().columns, subsequent_indent=18 * " "))
     print(f"\n`{name} COMMAND --help` says more.")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
@@ -56,7 +57,7 @@ def list_adapters(as_json: bool = JSON) -> None:
     if as_json:
         print(json.dumps({"adapters": rows}, indent=2))
     else:
-        print(f"\n{fill(tools.MEMORY, 96)}")
+        print(f"\n{fill(tools.MEMORY, min(96, get_terminal_size().columns))}")
     if damaged:
         raise SystemExit(1)
 

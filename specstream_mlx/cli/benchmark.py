@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
 
 _MOST_OWN = 8  # texts of the user's file, with --suite quick
-_OUTPUT = option(Path(), DIRECTORY, "Directory of the result files.", "--output")
+_OUTPUT = option(Path(), DIRECTORY, "Directory of the result files. Default: this one.", "--output")
 
 
 def speedup(

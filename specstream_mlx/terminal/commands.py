@@ -12,6 +12,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from ..errors import UserError, shown
 from ..options import FLAG, Kind, Spec, options_of
 from .errors import reported
+from .notes import fitted
 
 Command = Callable[..., Any]
 
@@ -37,8 +38,8 @@ def run(
     text, headline, examples = inspect.cleandoc(command.__doc__ or "").partition("\nExample")
     parser = _Parser(
         name,
-        description=text,
-        epilog=(headline + examples).strip(),
+        description=fitted(text, paragraphs=True),
+        epilog=fitted((headline + examples).strip(), paragraphs=True),
         formatter_class=lambda prog: _Help(prog, max_help_position=30),
         allow_abbrev=False,
     )
