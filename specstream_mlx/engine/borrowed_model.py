@@ -34,9 +34,10 @@ class BorrowedModel:
     Hidden states and logits are (sequences, rows, ..). ``caches`` are, by layer, KV caches or their
     stand-ins in a pass, ``UncommittedRows``, which also make the masks.
 
-    ``traced`` passes are compiled or differentiated: none keeps tables for the next, nor is any of
-    it computed before it is complete. ``boundaries`` are hidden states to keep for a draft head,
-    see ``take_features``. ``observe`` is called with number, input and output of every layer.
+    ``traced`` passes are compiled or differentiated: none of one is computed before it is complete.
+    Layers of ``checkpointed`` ones are computed again by themselves, so they share no angles.
+    ``boundaries`` are hidden states to keep for a draft head, see ``take_features``. ``observe`` is
+    called with number, input and output of every layer.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class BorrowedModel:
         model: nn.Module,
         streams: Streams | None = None,
         traced: bool = False,
+        checkpointed: bool = False,
         boundaries: Sequence[int] = (),
     ):
         self._streams: Any = streams
@@ -54,7 +56,7 @@ class BorrowedModel:
             FIRST_HANDED_OVER, 0 if traced else len(model.layers), HANDED_OVER_EVERY
         )
         self._rotations: set[Rotations] = set()  # each pass begins with fresh ones
-        self._layers = self._with_positions(model.layers, traced)
+        self._layers = self._with_positions(model.layers, checkpointed)
         self._root, self._owner = _copies(model)
         self._middle = Middle(model.layers[0])
         self._owner["layers"] = [self._middle]
@@ -76,12 +78,12 @@ class BorrowedModel:
         if traced:
             mx.eval(self._stream_head.parameters())  # a compiled step captures values, not graphs
 
-    def _with_positions(self, layers: Sequence[nn.Module], traced: bool) -> list[nn.Module]:
+    def _with_positions(self, layers: Sequence[nn.Module], checkpointed: bool) -> list[nn.Module]:
         copies = [copy(layer) for layer in layers]
         if self._architecture.positions == "rope":
             names = [_attention_with_rope(number, layer) for number, layer in enumerate(layers)]
             ropes = [layer[name]["rope"] for layer, name in zip(layers, names, strict=True)]
-            tables = [None] * len(ropes) if traced else shared_rotations(ropes, rope_at)
+            tables = [None] * len(ropes) if checkpointed else shared_rotations(ropes, rope_at)
             self._rotations = {table for table in tables if table is not None}
             for layer, name, rope, table in zip(copies, names, ropes, tables, strict=True):
                 layer[name] = copy(layer[name])
@@ -129,8 +131,7 @@ class BorrowedModel:
 
         ``early``: the device begins with some layers while the next ones are built.
         """
-        for rotations in self._rotations:
-            rotations.begin()
+        self.forget_angles()
         for number in range(first, len(self._layers) if last is None else last):
             if number in self.boundaries:
                 self._features[number] = hidden
@@ -138,6 +139,11 @@ class BorrowedModel:
             if early and number in self._handed_over:
                 mx.async_eval(hidden)
         return hidden
+
+    def forget_angles(self) -> None:
+        """Drop the rotations of the last pass; a trace that kept its own would keep its graph."""
+        for rotations in self._rotations:
+            rotations.begin()
 
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None

@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
 
+from ..hardware import device
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
@@ -32,12 +33,13 @@ MOST_TRACES = 32
 TRACED_AT = 3
 """The step of a shape that is traced: tracing takes as long as some ten steps save."""
 
-_LEAST_ROOM = 256
+_SPARE = 1.5
+"""Times the room that a pass needs which buffers may have; larger ones are cut."""
 
 
 def room_for(rows: int) -> int:
-    """Return the room of KV buffers that take so many rows: 256, 384, 512, 768, 1024, .."""
-    room = _LEAST_ROOM
+    """Return the room of KV buffers that take so many rows: 64 or 256, then 96, 128, 192, .."""
+    room = device.least_room()
     while room < rows:
         room = room * 3 // 2 if room & (room - 1) == 0 else room * 4 // 3
     return room
@@ -209,6 +211,7 @@ class CompiledSteps:
             model.drafted_rows = None if rows is None else rows.update(tensors)
             found = function(own, *arrays)
             model.release_vocabulary()
+            model.forget_angles()
             new = [rows.new for rows in own.uncommitted]
             return found, [one.keys for one in layers], [one.values for one in layers], new
 
@@ -223,17 +226,16 @@ def _is_known(cache: Any) -> bool:
 
 
 def _make_room(caches: Sequence[Any], rows: int) -> None:
-    """Let all layers' buffers have a room of ``room_for``, and enough of it for new rows."""
+    """Let all layers' buffers have a room of ``room_for``, enough of it and not much more."""
     first = caches[0]
     committed = first.offset if isinstance(first, KVCache) else max(first.lengths)
     present, least = first.keys.shape[2], room_for(committed + rows)
-    room = present if present >= least and present == room_for(present) else least
-    if room == present:
+    if least <= present <= _SPARE * least and present == room_for(present):
         return
     for cache in caches:
         for name in ("keys", "values"):
-            array = getattr(cache, name)[..., :room, :]
-            missing = [(0, 0), (0, 0), (0, room - array.shape[2]), (0, 0)]
+            array = getattr(cache, name)[..., :least, :]
+            missing = [(0, 0), (0, 0), (0, least - array.shape[2]), (0, 0)]
             setattr(cache, name, mx.pad(array, missing))
 
 

@@ -34,6 +34,14 @@ def compiles() -> bool:
     return said != "0" if said else backend() != "cpu"
 
 
+def least_room() -> int:
+    """Return the rows that the smallest KV buffers of compiled steps have.
+
+    They attend to whole buffers, which a CPU feels and a GPU does not; a room is one more trace.
+    """
+    return 64 if backend() == "cpu" else 256
+
+
 def slow_blas() -> bool:
     """Tell whether MLX computes on the CPU with the slow reference BLAS."""
     return backend() == "cpu" and BLAS.startswith("reference")

@@ -56,7 +56,7 @@ class StreamForward:
         self.streams, self._layers, self._checkpoint = streams, model.layers, checkpoint
         self.vocab_size = config["vocab_size"]
         self._windows = layer_windows(config, model)
-        self.model = BorrowedModel(model, streams, traced=True)
+        self.model = BorrowedModel(model, streams, traced=True, checkpointed=True)
         grouped = config.get("num_key_value_heads") != config.get("num_attention_heads")
         architecture = architecture_of(getattr(model, "model_type", None))
         self._group_axis = architecture.grouped_scores and grouped
