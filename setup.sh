@@ -7,6 +7,7 @@ cd "$(dirname "$0")"
 # On Debian and Ubuntu: OpenBLAS, with which MLX computes several times faster, and Python's venv.
 if command -v apt-get >/dev/null && ! { ldconfig -p | grep -q libopenblas && python3 -c "import ensurepip"; }; then
     as_root=$([ "$(id -u)" = 0 ] || echo sudo)
+    echo "Installing libopenblas0 and python3-venv first: ${as_root:+$as_root }apt-get install"
     $as_root apt-get update
     $as_root apt-get install -y libopenblas0 python3-venv
 fi

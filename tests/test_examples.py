@@ -67,7 +67,6 @@ NOT_RUN = {
 SET_UP = re.compile(r"bash setup\.sh( test)? && \.venv/bin/")
 
 DRAWINGS = {
-    "README.md: How it works",
     "ARCHITECTURE.md: One decoding step",
     "ARCHITECTURE.md: The path of one option",
 }
@@ -377,8 +376,8 @@ def need_the_demonstration_model() -> None:
 
 @pytest.mark.parametrize("block", cases(RUN))
 def test_commands_do_what_is_shown(block, request, tmp_path, monkeypatch):
-    """On the toy, with all adapters, instead of the demonstration model, but for the first page."""
-    if block.place.startswith("README.md: "):
+    """On the toy instead of the demonstration model, but for the first page and what is shown."""
+    if block.place.startswith("README.md: ") or block.kind == "console":
         run = output_of_a_process
         need_the_demonstration_model()
     else:
