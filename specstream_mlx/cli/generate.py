@@ -114,7 +114,7 @@ def generate(
     quiet = output.quiet
     if coreml is None:
         model.check()  # before MLX is imported, which takes a while
-    if "draft_model" in drafts:
+    if "draft_model" in drafts and launched.is_first():  # which alone has one
         local_directory(drafts["draft_model"])
     if prompt_cache_file is not None:
         check_prompt_cache_file(prompt_cache_file)
