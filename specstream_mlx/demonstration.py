@@ -134,7 +134,7 @@ def _check(file: Path) -> None:
 
 def _from_hub() -> Path:
     """The directory of the original weights, downloaded if need be."""
-    from .places import model_directory
+    from .model_paths import model_directory
 
     try:
         return model_directory(REPOSITORY)

@@ -29,8 +29,8 @@ from .engine.kv_quantization import KVQuantization
 from .errors import UserError, is_integer, shown
 from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
 from .loading import SpeculativeModel
+from .model_paths import check_prompt_cache_file
 from .models.architectures import layer_windows
-from .places import check_prompt_cache_file
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"

@@ -37,6 +37,14 @@ from .files import (
 )
 from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
+from .model_paths import (
+    adapter_directory,
+    from_hub,
+    is_repository,
+    model_directory,
+    read_config,
+    weight_files,
+)
 from .models.architectures import (
     architecture_of,
     check_end_tokens,
@@ -47,14 +55,6 @@ from .models.architectures import (
 from .models.fingerprint import fingerprint
 from .models.streams import Streams
 from .options import checked
-from .places import (
-    adapter_directory,
-    from_hub,
-    is_repository,
-    model_directory,
-    read_config,
-    weight_files,
-)
 from .stream_config import StreamConfig
 
 Say = Callable[[str], None]

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.seen import Seen
+from .drafting.rule_report import Seen
 from .errors import UserError
 from .hardware import running
 from .loading import SpeculativeModel

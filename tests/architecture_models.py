@@ -18,7 +18,7 @@ from tiny_models import random_streams
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import SpeculativeModel, read_model
-from specstream_mlx.places import read_config
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
 
 torch.set_num_threads(1)  # these products are too small to share

@@ -14,9 +14,9 @@ from specstream_mlx.convert.pytorch.training_run import collate
 from torch_tiny import tiny_model
 
 from specstream_mlx.loading import read_model
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.models.streams import Streams
-from specstream_mlx.places import read_config
 from specstream_mlx.train.batches import Item
 from specstream_mlx.train.forward import StreamForward
 from specstream_mlx.train.loss import n_gram_loss

@@ -14,7 +14,7 @@ from specstream_mlx.convert.to_mlx import gguf
 from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, demonstration, load, places
+from specstream_mlx import UserError, bundled, demonstration, load, model_paths
 from specstream_mlx.bundled import tools
 
 
@@ -70,12 +70,12 @@ def test_without_package_the_hub_has_it_or_one_sentence_names_both(tmp_path, cac
         raise UserError(f"{repository} cannot be reached")
 
     monkeypatch.setattr(demonstration.metadata, "distribution", missing)
-    monkeypatch.setattr(places, "model_directory", unreachable)
+    monkeypatch.setattr(model_paths, "model_directory", unreachable)
     with pytest.raises(UserError, match=re.escape(demonstration.INSTALL)) as error:
         demonstration.base_path()
     assert demonstration.REPOSITORY in str(error.value)
     original = tiny_llama_directory(tmp_path / "original")
-    monkeypatch.setattr(places, "model_directory", lambda repository: original)
+    monkeypatch.setattr(model_paths, "model_directory", lambda repository: original)
     config = json.loads((demonstration.base_path() / "config.json").read_text())
     quantization = config["quantization"]
     assert (quantization["bits"], quantization["model.embed_tokens"]["bits"]) == (4, 8)

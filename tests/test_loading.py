@@ -10,9 +10,9 @@ from tiny_models import tiny_llama_config
 from specstream_mlx import UserError, load, loading
 from specstream_mlx.inspection import describe_base
 from specstream_mlx.loading import read_model
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint
-from specstream_mlx.places import read_config
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from typing import Any
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
 from specstream_mlx.loading import load_draft_model
+from specstream_mlx.model_paths import model_directory, read_config
 from specstream_mlx.options import FLAG, PATH, TEXT, Kind, each, integer, most_tokens, option
-from specstream_mlx.places import model_directory, read_config
 
 from ..llama_cpp_reference import llama_ways
 from ..report import OUTPUT, Store, machine_suffix, write_report

@@ -25,7 +25,7 @@ from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_shapes, staged_directory
 from specstream_mlx.loading import read_model
-from specstream_mlx.places import read_config
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable

@@ -11,7 +11,7 @@ from specstream_mlx.errors import UserError
 from specstream_mlx.files import sampled_digest, staged_directory
 from specstream_mlx.hardware import user_cache
 from specstream_mlx.loading import read_model
-from specstream_mlx.places import read_config
+from specstream_mlx.model_paths import read_config
 
 from .overwrite import check_replaceable
 from .source_tensors import arrays_of_files

@@ -16,8 +16,8 @@ from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
 from ..bundled import tools
 from ..errors import UserError
 from ..inspection import describe_adapter, inspect_directory
+from ..model_paths import adapter_named, model_directory, named_adapters, read_config
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
-from ..places import adapter_named, model_directory, named_adapters, read_config
 from ..terminal.notes import note
 from .options import JSON, ModelOptions
 

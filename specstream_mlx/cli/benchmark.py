@@ -147,7 +147,7 @@ def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
 
     from specstream_mlx.benchmarks.speedup import Subject
 
-    from ..places import model_directory
+    from ..model_paths import model_directory
 
     source = model.source()
     named = (model.model, model.adapter, model.adapter_path, prompts)

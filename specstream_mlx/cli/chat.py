@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
+from ..model_paths import adapter_named, named_adapters, own_sampling
 from ..options import FLAG, TEXT, LengthOptions, number, option
-from ..places import adapter_named, named_adapters, own_sampling
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
+from ..model_paths import local_directory, model_directory
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
-from ..places import local_directory, model_directory
 from ..terminal.notes import note
 
 _DIRECTORIES = each("a list of directories", lambda value: isinstance(value, Path))

@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from .. import bundled, demonstration
 from ..hardware import user_cache
 from ..hardware.blas import OPENBLAS_HINT
+from ..model_paths import model_directory, read_config
 from ..options import FLAG, MODEL, option
-from ..places import model_directory, read_config
 from ..terminal.notes import note
 from . import launched
 from .options import JSON, ModelOptions

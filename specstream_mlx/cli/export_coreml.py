@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from .. import bundled, demonstration
+from ..model_paths import adapter_directory, model_directory
 from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
-from ..places import adapter_directory, model_directory
 from ..terminal.notes import note
 from .options import ModelOptions
 

@@ -15,8 +15,8 @@ from .. import demonstration
 from ..bundled import tools
 from ..errors import UserError
 from ..hardware import blas
+from ..model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
-from ..places import check_prompt_cache_file, local_directory
 from ..terminal.notes import note
 from . import launched
 from .options import (
@@ -150,7 +150,7 @@ def generate(
     from ..hardware import device
     from ..kv_store import PromptCache
     from ..loading import load_draft_model
-    from ..places import model_directory
+    from ..model_paths import model_directory
     from .comparison import Decoding, compare
 
     if device.slow_blas() and not quiet:

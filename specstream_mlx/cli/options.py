@@ -11,8 +11,7 @@ from .. import demonstration, options
 from ..adapters.description import describe
 from ..errors import UserError
 from ..files import decoded
-from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
-from ..places import (
+from ..model_paths import (
     adapter_named,
     check_head,
     local_directory,
@@ -20,6 +19,7 @@ from ..places import (
     read_config,
     streams_for,
 )
+from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
 from ..terminal.notes import note
 from . import launched
 

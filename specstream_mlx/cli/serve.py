@@ -120,7 +120,7 @@ def _resident(
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
-    from ..places import adapter_directory, named_adapters
+    from ..model_paths import adapter_directory, named_adapters
     from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..engine.guess import StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
-from .seen import Seen
+from .rule_report import Seen
 
 
 @runtime_checkable

@@ -33,7 +33,7 @@ from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, wit
 from .calibration import StreamAverages, averaged, pool
 from .ngram import Lookup
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
-from .seen import Seen
+from .rule_report import Seen
 from .settings import USUAL, Guessing, Proposers
 from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 

@@ -26,9 +26,9 @@ from tiny_models import tiny_tokenizer
 from specstream_mlx import stream_generate
 from specstream_mlx.hardware.weights import hold_weights
 from specstream_mlx.loading import SpeculativeModel, read_model
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
-from specstream_mlx.places import read_config
 
 PROMPT = random_prompt(21, vocab_size=VOCAB_SIZE)
 TABLE = Path(__file__).parents[2] / "specstream_mlx" / "models" / "README.md"

@@ -7,9 +7,9 @@ from architecture_models import VOCAB_SIZE, rope
 
 from specstream_mlx import UserError
 from specstream_mlx.loading import read_model
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.models.fingerprint import fingerprint
-from specstream_mlx.places import read_config
 
 
 def write_config(directory, **fields):

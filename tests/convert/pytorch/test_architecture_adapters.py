@@ -33,8 +33,8 @@ from specstream_mlx import load
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
+from specstream_mlx.model_paths import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
-from specstream_mlx.places import read_config
 
 TOKENS = random_prompt(30, seed=4, vocab_size=VOCAB_SIZE)  # more than two windows
 SHORT = TOKENS[:10]  # less than one, as mlx_lm leaves some windows out
