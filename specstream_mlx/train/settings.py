@@ -107,7 +107,7 @@ class StreamSettings:
     stream_mlp: str | None = _hidden(
         None,
         _KINDS["stream_mlp"],
-        "The streams' MLP. Default: adapter in lossless, base in shared mode.",
+        "The streams' MLP. Default: base+adapter in lossless, base in shared mode.",
     )
     stream_adapter_rank: int | None = _hidden(
         None, _KINDS["stream_adapter_rank"], "Rank of the adapters of --stream-mlp. Default: 8."
@@ -188,7 +188,7 @@ class StreamSettings:
         """The configuration of new streams on a base, which these arguments describe."""
         if self.init_adapter is not None and self.mode == "shared":
             raise UserError(f"init_adapter {self.init_adapter} has no streams, expected some")
-        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "adapter")
+        stream_mlp = self.stream_mlp or ("base" if self.mode == "shared" else "base+adapter")
         values: dict[str, Any] = {f.name: getattr(self, f.name, None) for f in fields(StreamConfig)}
         values |= self._head_fields(hidden_size)
         values |= self._ranks(
