@@ -6,8 +6,9 @@
 The named parts are made one after the other, and those that are finished are skipped, so the same
 command resumes. ``answers`` lets the base ask itself and answer, which ``streams`` trains the
 lossless streams on, or else on the answers of the source. A task's name trains that task's LoRA
-on the mixture, lets the tuned base answer, and trains lossless streams on that. ``bundle`` writes
-``bundled/streams`` and ``bundled/adapters/<task>``, as far as they are finished.
+on the mixture, lets the tuned base answer, and trains lossless streams on that, which begin as the
+base's do: these are made before. ``bundle`` writes ``bundled/streams`` and
+``bundled/adapters/<task>``, as far as they are finished.
 """
 
 import json
@@ -36,18 +37,20 @@ from .own_answers import TRAIN, VALID, write_answers, write_base_answers
 
 STREAMS, OWN_ANSWERS, BUNDLE = "streams", "answers", "bundle"
 PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS, BUNDLE
-MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 3 << 20
+MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 4_000_000
 """Of the bundled lossless streams, and of one adapter."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 _STREAMS = {
     "num_streams": 4,
     "stream_init": "linear",
     "stream_mlp": "adapter",
+    "num_msa_layers": 12,
+    "stream_init_rank": 128,
+    "stream_head_rank": 224,
+    "stream_adapter_rank": 10,
     "draft_vocabulary": 11_264,  # one call of the whole head is a fifth of the base's plain step
     "pruner_rank": 0,  # a tree of few nodes needs no pruning
 }
-_SHAPE = "num_msa_layers", "stream_init_rank", "stream_head_rank", "stream_adapter_rank"
-_OF_BASE, _OF_TASK = (12, 128, 224, 10), (4, 64, 64, 8)
 _LONGER = 0.5
 """Share of the texts that a tuned base answers which are letters, lists and the like."""
 _LORA_RANK = 4
@@ -140,7 +143,7 @@ def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
     )
 
 
-def stream_settings(part: str, options: MakingOptions, lora: Path | None = None) -> TrainSettings:
+def stream_settings(part: str, options: MakingOptions, start: Path | None = None) -> TrainSettings:
     """The settings with which the base's streams, or a task's on its LoRA, are trained."""
     of_base = part == STREAMS
     answers = options.work / (OWN_ANSWERS if of_base else f"{part}-answers")
@@ -153,15 +156,14 @@ def stream_settings(part: str, options: MakingOptions, lora: Path | None = None)
         data=answers / TRAIN,
         valid_data=answers / VALID,
         prompt_template=None if of_base else tasks.prompt_template(part),
-        init_adapter=lora,
+        init_adapter=start,
         embedding_learning_rate=_EMBEDDING_RATE,
         **_STREAMS,
-        **dict(zip(_SHAPE, _OF_BASE if of_base else _OF_TASK, strict=True)),
     )
 
 
 def _tuned(task: str, options: MakingOptions) -> Path:
-    """A task's LoRA, trained, with whose base the answers are written that its streams need."""
+    """A task's LoRA, trained, beside the base's streams, and the answers they learn from."""
     settings = lora_settings(task, options)
     lora = settings.output / "adapter"
     if not lora.exists():
@@ -169,7 +171,12 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     writer, texts = Writer(settings.model, lora), unseen(task, options, settings.data)
     template = tasks.prompt_template(task)
     write_answers(writer, texts, options.work / f"{task}-answers", _TASK_ANSWER_TOKENS, template)
-    return lora
+    start = options.work / f"{task}-start"
+    if not start.exists():
+        with staged_directory(start) as staged:
+            for source in (lora, options.work / STREAMS / "adapter"):
+                shutil.copytree(source, staged, dirs_exist_ok=True)
+    return start
 
 
 def size_of(directory: Path) -> int:
@@ -221,8 +228,10 @@ def main(
                 more = options.own_prompts, options.seed, options.prompts
                 write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)
         elif not (options.work / part / "adapter").exists():
-            lora = None if part == STREAMS else _tuned(part, options)
-            train(stream_settings(part, options, lora))
+            if part != STREAMS and not (options.work / STREAMS / "adapter").exists():
+                raise UserError(f"{part} before {STREAMS}, expected the base's streams first")
+            start = None if part == STREAMS else _tuned(part, options)
+            train(stream_settings(part, options, start))
         console.print(f"{part}: done")
 
 

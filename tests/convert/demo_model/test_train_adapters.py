@@ -26,7 +26,8 @@ def prompts_of(path):
 
 
 def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch):
-    """Its LoRA learns content and holds the instruction, and other texts are answered."""
+    """Its LoRA learns content and holds the instruction, other texts are answered, and the streams
+    begin as the base's."""
     calls, work, template = [], making.work, tasks.prompt_template("concise")
     monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
     monkeypatch.setattr(train_adapters, "write_answers", lambda *given: calls.append(given))
@@ -35,8 +36,13 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
         settings.check()
         calls.append(settings)
         (settings.output / "adapter").mkdir(parents=True)
+        (settings.output / "adapter" / settings.output.name).touch()
 
     monkeypatch.setattr(train_adapters, "train", trained)
+    with pytest.raises(UserError, match="concise before streams, expected the base's streams"):
+        train_adapters.main(parts=["concise"], options=making)
+    trained(train_adapters.stream_settings("streams", making))
+    calls.clear()
     for _ in range(2):  # what is finished is skipped
         train_adapters.main(parts=["concise"], options=making)
     lora, (writer, texts, directory, *_, given), streams = calls
@@ -48,7 +54,9 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     assert writer == (NOWHERE, work / "concise-lora" / "adapter")
     assert len(texts) == 200 and set(prompts_of(work / "concise.jsonl")).isdisjoint(texts)
     assert streams.data == directory / "train.jsonl"
-    assert (streams.batch_size, streams.mode, streams.init_adapter) == (3, "lossless", writer[1])
+    assert (streams.batch_size, streams.mode) == (3, "lossless")
+    begun = {path.name for path in streams.init_adapter.iterdir()}
+    assert begun == {"concise-lora", "streams"}
     assert lora.prompt_template == given == streams.prompt_template == template
 
 
