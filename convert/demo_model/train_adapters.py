@@ -55,6 +55,8 @@ _LONGER = 0.5
 """Share of the texts that a tuned base answers which are letters, lists and the like."""
 _LORA_RANK = 4
 _EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
+_LEARNING_ON = {"stream_learning_rate": 1.3e-3, "embedding_learning_rate": 0.03}
+"""Rates of streams that begin as the base's; twice as high ones lose what these know."""
 _TASK_ANSWER_TOKENS = 320
 """Of an answer of a task's tuned base; a longer one is cut there."""
 _TYPED = 32
@@ -76,7 +78,7 @@ class MakingOptions:
     )
     own_prompts: int = option(6000, integer(2), "Prompts that the base draws, for part answers.")
     batch_size: int | None = option(
-        None, integer(1), "Items of an update. Default: 16 for LoRA, 8 for streams."
+        None, integer(1), "Items of an update. Default: 8 for the base's streams, else 16."
     )
     prompts: Path | None = option(
         None,
@@ -152,12 +154,12 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None = None
     return _settings(
         options.work / part,
         options,
-        8,
+        8 if of_base else 16,
         data=answers / TRAIN,
         valid_data=answers / VALID,
         prompt_template=None if of_base else tasks.prompt_template(part),
         init_adapter=start,
-        embedding_learning_rate=_EMBEDDING_RATE,
+        **({"embedding_learning_rate": _EMBEDDING_RATE} if of_base else _LEARNING_ON),
         **_STREAMS,
     )
 
