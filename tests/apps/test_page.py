@@ -400,7 +400,7 @@ def test_what_goes_wrong_is_told_in_a_sentence(window, address):
     assert window.messages() == []
 
 
-def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
+def test_everything_has_a_name_and_a_phone_shows_it(page):
     page.run("document.querySelector('.more').open = true")
     names = page.run("return [...document.querySelectorAll('button')].map((one) => one.innerText)")
     assert {"Proofread", "Key points", "SQL", "Describe", "All at once"} < set(names)
@@ -408,6 +408,11 @@ def test_everything_has_a_name_and_nothing_is_wider_than_a_phone(page):
     size = {"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.ask("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=size)
     assert page.run("return document.documentElement.scrollWidth") <= 360
+    page.run("document.querySelector('.more').open = false")
+    asked(page, "proofread", "i has a dog")
+    place = "return document.querySelector('#output').getBoundingClientRect().top"
+    assert 0 < page.run(place) < 500  # of 800
+    answered(page, "I have a dog.")
     page.ask("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
 
 

@@ -99,6 +99,9 @@ function begin(title) {
   at("verdict").textContent = "";
   result = changes = null;
   showActions();
+  // On a phone the answer would begin below what is in sight.
+  const place = at("result");
+  if (place.getBoundingClientRect().top > 0.7 * innerHeight) place.scrollIntoView();
 }
 
 function showOriginal(isShown) {
