@@ -16,7 +16,7 @@ from mlx_lm.models.llama import ModelArgs
 
 from specstream_mlx import UserError
 from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args
-from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
+from specstream_mlx.engine.borrowed_model import FINAL, NO_NORM, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
 from specstream_mlx.engine.kv import UncommittedRows
 
@@ -55,7 +55,7 @@ class Eagle:
         return self.network.layers[0].after(a, a, rows)
 
     def scorer(self, model: BorrowedModel) -> Callable[[mx.array], mx.array]:
-        return lambda output: model.bare_head(output[None])[0]
+        return lambda output: model.head(output[None], NO_NORM)[0]
 
 
 def read_eagle(tensors: Tensors) -> Eagle:

@@ -9,11 +9,12 @@ zankner/Hydra.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
-from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.borrowed_model import NO_NORM, BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows, HeadConfig, Rank
 from specstream_mlx.engine.guess import Candidates, guess
 
@@ -36,13 +37,12 @@ class HydraOfText(WithoutRows):
     def guess(
         self, rank: Rank, expansion: Sequence[np.ndarray | None], width: int
     ) -> tuple[mx.array, mx.array, mx.array]:
-        read = self._hidden[None]
+        read, shared = self._hidden[None], partial(self._model.head, norm=NO_NORM)
 
         def of_head(number: int, before: mx.array, rows: mx.array) -> Candidates:
             nonlocal read
             read = mx.concatenate([read[rows], self._model.embed(before)], axis=1)
-            logits = self._head.weights.logits(number, read, self._model.bare_head)
-            return rank(logits, None, number)
+            return rank(self._head.weights.logits(number, read, shared), None, number)
 
         return guess(of_head, self._root, expansion, width)
 

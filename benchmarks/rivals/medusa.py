@@ -8,12 +8,13 @@ or within a whole model.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 
 from specstream_mlx import UserError
-from specstream_mlx.engine.borrowed_model import BorrowedModel
+from specstream_mlx.engine.borrowed_model import NO_NORM, BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows, HeadConfig, Rank
 
 from .head_parts import Head, ResidualHeads, Tensors, WithoutRows
@@ -24,7 +25,7 @@ _LM_HEAD = re.compile(r"^(\d+)\.\d+\.weight$")
 
 class MedusaOfText(WithoutRows):
     def __init__(self, head: Head, model: BorrowedModel):
-        self._head, self._shared = head, model.bare_head
+        self._head, self._shared = head, partial(model.head, norm=NO_NORM)
         self._hidden: mx.array
 
     def follow(self, rows: AcceptedRows) -> None:

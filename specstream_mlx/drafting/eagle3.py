@@ -24,7 +24,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.llama import MLP, Attention, ModelArgs
 
 from ..adapters.lora import activations_dtype
-from ..engine.borrowed_model import BorrowedModel, rope_at
+from ..engine.borrowed_model import BorrowedModel, PositionedRope
 from ..engine.draft_head import AcceptedRows, DraftHead, HeadConfig, OwnRows, Rank
 from ..engine.guess import Candidates, guess
 from ..engine.kv import UncommittedRows
@@ -36,16 +36,6 @@ DEPTH = 6
 """Levels that are drafted: EAGLE-2's published depth. The layer itself has no limit."""
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-class _RowsRope:
-    """A rotary embedding that also takes a position for every row."""
-
-    def __init__(self, rope: nn.Module):
-        self._rope = rope
-
-    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
-        return rope_at(self._rope, x, offset)
 
 
 class Layer(nn.Module):
@@ -61,7 +51,7 @@ class Layer(nn.Module):
         for name in ("q_proj", "k_proj", "v_proj"):
             rows, _ = attention[name].weight.shape
             attention[name] = nn.Linear(width, rows, bias=args.attention_bias)
-        attention["rope"] = _RowsRope(attention["rope"])
+        attention["rope"] = PositionedRope(attention["rope"])
         self.mlp = MLP(args)
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 

@@ -171,7 +171,7 @@ class BorrowedModel:
             self._features |= {len(self._layers): hidden, FINAL: normed}
             return normed
 
-        return self._run(tokens, caches, run, _NO_NORM if self.boundaries else None)
+        return self._run(tokens, caches, run, NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
         """Return what the last pass without streams kept for ``boundaries``, and let go of it.
@@ -211,10 +211,6 @@ class BorrowedModel:
         """Return the stored rows (.., h) of the embedding for tokens (..)."""
         return self._embedding(tokens)
 
-    def bare_head(self, hidden: mx.array) -> mx.array:
-        """Compute logits without the final norm before them."""
-        return self.head(hidden, _NO_NORM)
-
     @property
     def _stream_head(self) -> nn.Module:
         """The head's rows of the tokens that the streams may draft, copied when first needed."""
@@ -252,7 +248,7 @@ class BorrowedModel:
         return hidden + self._streams.pruner(hidden)
 
 
-_NO_NORM = nn.Identity()
+NO_NORM = nn.Identity()
 
 
 def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -313,7 +309,7 @@ class Middle:
 class PositionedRope:
     """A layer's rotary embedding that also takes one absolute position per row."""
 
-    def __init__(self, rope: nn.Module, rotations: Rotations | None):
+    def __init__(self, rope: nn.Module, rotations: Rotations | None = None):
         self._rope, self._rotations = rope, rotations
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
