@@ -177,7 +177,7 @@ class PackageDecoder:
         count = min(size for size in self.contents.sizes.nodes if size >= nodes)
         inputs = self._inputs(tree, count)
         guesses = self.adapter.num_streams > 0 and plan.width > 0
-        if rule.needs_logits:
+        if not rule.is_greedy:
             del inputs["parents"]
             found = self._call(f"logits{count}", inputs, self._states)
             result = self._verified(rule, tree, mx.array(found["logits"][:nodes]))

@@ -190,10 +190,6 @@ class UncommittedRows:
         else:
             cache.offset += counts[0]
 
-    def advance(self, counts: Sequence[int]) -> None:
-        """Count rows as committed that lie where they belong."""
-        self.commit(counts, None)
-
 
 def commit(
     layers: Sequence[UncommittedRows],
@@ -211,8 +207,6 @@ def commit(
         padded = [[*path, *[0] * (most - len(path))] for path in paths]
         rows = mx.array(padded)[:, None, :, None]
         if move is not None and move(layers, rows):
-            for layer in layers:
-                layer.advance(counts)
-            return
+            rows = None  # they lie where they belong
     for layer in layers:
         layer.commit(counts, rows)

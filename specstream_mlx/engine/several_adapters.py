@@ -41,9 +41,8 @@ class Layout:
     weights: tuple[mx.array, ...]  # the base's arrays
     scales: dict[str, float]  # which linear modules have LoRA, and of what scale
     streams: dict[str, Any]  # the streams' configuration but for ``_OWN``
-    alone: (
-        nn.Module | None
-    )  # the model, if it has LoRA that is not gathered: of experts, embeddings
+    # The model, if it has LoRA that is not gathered: of experts, embeddings.
+    alone: nn.Module | None
 
     def fits(self, other: "Layout") -> bool:
         """Check if both can go through one pass; what one has, the other need not have."""
@@ -130,11 +129,6 @@ class _GatheredStreams(Streams):
     def __init__(self, config: StreamConfig):
         super().__init__(config)
         self._drafted = np.empty(0, np.int32)
-        self._barred: mx.array | None = None
-
-    @property
-    def barred(self) -> mx.array | None:
-        return self._barred
 
     def gather(self, tensors: Sequence[dict[str, mx.array]]) -> None:
         own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]

@@ -76,12 +76,6 @@ class ConditionedHead(nn.Module):
         return mx.fast.rms_norm(features, None, _EPSILON)
 
 
-def _by_layer(config: StreamConfig, make: Callable[[], nn.Module]) -> list[Any]:
-    """Make a module for each MSA layer; below them empty ones: mlx reads number names as lists."""
-    first, layers = config.first_msa_layer, range(config.num_hidden_layers)
-    return [make() if layer >= first else {} for layer in layers]
-
-
 class Streams(nn.Module):
     """Speculative streams of one adapter (Speculative Streaming, section 3.1).
 
@@ -92,15 +86,18 @@ class Streams(nn.Module):
         super().__init__()
         self.config = config
         self._rows: tuple[ref[nn.Module], list[mx.array]] | None = None  # and what they are of
+        self._barred: mx.array | None = None
         self.streams: dict[str, Any] = {}
         if config.stream_init != "value_rotation":
             self.streams["embeddings"] = mx.zeros((config.num_streams, config.hidden_size))
         if config.stream_init == "linear":
             self.streams["init"] = LowRank(config.hidden_size, config.stream_init_rank)
         if config.stream_adapter_rank:
-            self.streams["adapters"] = _by_layer(
-                config, lambda: LowRank(config.hidden_size, config.stream_adapter_rank)
-            )
+            # Below the MSA layers empty ones: mlx reads names that are numbers as lists.
+            self.streams["adapters"] = [{} for _ in range(config.first_msa_layer)] + [
+                LowRank(config.hidden_size, config.stream_adapter_rank)
+                for _ in range(config.num_msa_layers)
+            ]
         if config.stream_head_rank:
             self.streams["head"] = ConditionedHead(
                 config.hidden_size, config.stream_head_rank, config.num_streams
@@ -136,11 +133,8 @@ class Streams(nn.Module):
 
     @property
     def barred(self) -> mx.array | None:
-        """(sequences, n) what bars each sequence's logits from others' tokens: 0 or -inf.
-
-        ``None``: all sequences may draft all of ``vocabulary``.
-        """
-        return None
+        """(sequences, n), -inf bars a sequence from others' tokens; ``None``: all may draft all."""
+        return self._barred
 
     def head_rows(self, head: nn.Module) -> nn.Module:
         """Return the base's LM head with the rows of the draft vocabulary alone.

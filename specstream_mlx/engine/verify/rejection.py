@@ -1,10 +1,7 @@
 """``rejection``: the papers' rule (arXiv 2402.11131, Eq. 9), for drafts that are drawn."""
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
 from ..guess import Candidates, drawn_candidates
 from ..plan import DraftTree
@@ -22,15 +19,7 @@ class RejectionRule(KeyedRule):
     name = "rejection"
     needs_probabilities = True
     draws_drafts = True
-
-    def __init__(
-        self,
-        sampler: Sampler,
-        processors: Sequence[LogitsProcessor] | None = None,
-        prompt: Sequence[int] = (),
-    ):
-        super().__init__(sampler, processors, prompt)
-        self._drafter: mx.array | None = None
+    _drafter: mx.array | None = None
 
     def predictions(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         if len(tree) == 1:

@@ -54,11 +54,6 @@ class VerifyRule:
         self._processors = NodeProcessors(processors, prompt) if processors else None
 
     @property
-    def needs_logits(self) -> bool:
-        """Whether more is needed of the target than its arg-max at each node."""
-        return not self.is_greedy
-
-    @property
     def is_greedy(self) -> bool:
         """Whether this is plain ``greedy``, which depends on a step's arrays alone."""
         return type(self) is VerifyRule and self._processors is None
