@@ -28,15 +28,6 @@ Headers = Mapping[str, tuple[tuple[int, ...], str]]
 
 _MOST_DIGITS = 38  # of an integer, which then fits a float32 too
 
-MODEL_FILES = re.compile(
-    r"(generation_)?config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-    # what tokenizers of transformers save
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken)\.json"
-    r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece\.bpe)\.model"
-    r"|chat_template\.(jinja|json)|additional_chat_templates/[^/]*\.jinja"
-)
-"""Names of the files of a model and its tokenizer."""
-
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -334,14 +325,6 @@ def other_file(directory: Path, expected: re.Pattern[str]) -> Path | None:
             if name != ".DS_Store" and not expected.fullmatch(path.as_posix()):
                 return path
     return None
-
-
-def check_holds_only(directory: Path, expected: re.Pattern[str], whose: str) -> None:
-    """Check that ``directory`` is not there, or holds only files that may be replaced."""
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is a file, expected {whose} directory to replace")
-    if directory.exists() and (other := other_file(directory, expected)) is not None:
-        raise UserError(f"{directory} holds {other}, expected only {whose} files to replace")
 
 
 @contextmanager

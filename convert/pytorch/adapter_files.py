@@ -25,7 +25,7 @@ from specstream_mlx.adapters.description import (
     tensor_file,
 )
 from specstream_mlx.errors import VOCABULARY, UserError
-from specstream_mlx.files import check_holds_only, check_shapes, staged_directory, tensor_headers
+from specstream_mlx.files import check_shapes, other_file, staged_directory, tensor_headers
 
 from .reference import SpeculativeStreamingModel
 
@@ -70,7 +70,10 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def check_adapter_replaceable(directory: Path) -> None:
     """Check that an adapter may be written to ``directory``."""
-    check_holds_only(directory, _OURS, "an adapter's")
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file, expected an adapter's directory to replace")
+    if directory.exists() and (other := other_file(directory, _OURS)) is not None:
+        raise UserError(f"{directory} holds {other}, expected only an adapter's files to replace")
 
 
 def write_adapter(model: torch.nn.Module, directory: Path) -> None:

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from specstream_mlx.files import read_json
 from specstream_mlx.loading import read_tokenizer
-from specstream_mlx.models.architectures import key_size
+from specstream_mlx.models.architectures import completed, head_size
 from specstream_mlx.prompts import around_user
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.self_prompts import MOST_TOKENS, beginning, fault_of, turn_of
@@ -179,7 +179,9 @@ class Writer:
         if self._device.type == "cpu":
             return TOKENS_AT_ONCE, TOKENS_AT_ONCE
         config = self._model.config
-        of_token = 2 * 4 * config.num_hidden_layers * key_size(config.to_dict())  # float32 at most
+        sizes = completed(config.to_dict())
+        heads = sizes.get("num_key_value_heads") or sizes["num_attention_heads"]
+        of_token = 2 * 4 * config.num_hidden_layers * heads * head_size(sizes)  # float32 at most
         of_row = 4 * 4 * config.vocab_size  # logits, and copies in which they are sorted
         share = torch.cuda.mem_get_info(self._device)[0] // _SHARE
         return max(1, share // of_token), max(1, share // of_row)

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, ADAPTER_FILES
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import MODEL_FILES, other_file
+from specstream_mlx.files import other_file
+
+_MODEL_FILES = re.compile(
+    r"(generation_)?config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    # what tokenizers of transformers save
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken)\.json"
+    r"|vocab\.txt|merges\.txt|(tokenizer|spiece|sentencepiece\.bpe)\.model"
+    r"|chat_template\.(jinja|json)|additional_chat_templates/[^/]*\.jinja"
+)
 
 
 def check_new(target: Path) -> None:
@@ -48,7 +56,7 @@ def check_replaceable(
 def _other_file(directory: Path) -> Path | None:
     """The first file that no conversion writes, relative to the directory; ``None``: none."""
     if (directory / "config.json").is_file() and any(directory.glob("model*.safetensors")):
-        return other_file(directory, MODEL_FILES)
+        return other_file(directory, _MODEL_FILES)
     if (directory / ADAPTER_CONFIG).is_file():
         return other_file(directory, ADAPTER_FILES)
     adapters = [path.name for path in directory.iterdir() if (path / ADAPTER_CONFIG).is_file()]

@@ -277,12 +277,6 @@ def head_size(config: Config) -> int:
     return sizes.get("head_dim") or sizes["hidden_size"] // heads
 
 
-def key_size(config: Config) -> int:
-    """Return the size of a position's keys in one layer: key-value heads times head size."""
-    size, sizes = head_size(config), completed(config)
-    return size * (sizes.get("num_key_value_heads") or sizes["num_attention_heads"])
-
-
 def model_classes(config: Config) -> tuple[Any, Any]:
     """Find the model class and its arguments class; fits mlx-lm's ``get_model_classes``."""
     model_type = config.get("model_type")
