@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..distributed.sharding import Sharded
-from ..hardware.cpu import use_fewer_operations
+from ..hardware.cpu import ADDED, exchange
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear, Sharded)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
@@ -83,7 +83,7 @@ def own_parts(model: nn.Module, lora: Mapping[str, mx.array]) -> dict[str, mx.ar
 def put_on(model: nn.Module, num_layers: int, parameters: Mapping[str, Any], dora: bool) -> None:
     """Put untrained LoRA or DoRA layers onto ``model``, to decode with; changed in place."""
     linear_to_lora_layers(model, num_layers, {**parameters, "dropout": 0.0}, dora)
-    use_fewer_operations(model)
+    exchange(model, ADDED)
 
 
 def activations_dtype(model: nn.Module) -> mx.Dtype:

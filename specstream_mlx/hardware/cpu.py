@@ -53,9 +53,9 @@ class AddedLoRALinear(LoRALinear):
         return mx.addmm(self.linear(x), x @ self.lora_a, self.lora_b, alpha=self.scale)
 
 
-_BLOCKED: Kinds = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
-_ADDED: Kinds = {LoRALinear: AddedLoRALinear}
-_STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (_ADDED, _BLOCKED)]
+BLOCKED: Kinds = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
+ADDED: Kinds = {LoRALinear: AddedLoRALinear}
+_STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (ADDED, BLOCKED)]
 
 
 def exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:
@@ -81,16 +81,6 @@ def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
     filling = mx.zeros((-rows % BLOCK, x.shape[-1]), x.dtype)
     filled = mx.concatenate([x.reshape(rows, -1), filling])
     return product(filled)[:rows].reshape(*x.shape[:-1], -1)
-
-
-def use_blocks(model: nn.Module) -> None:
-    """Let all products with the dense weights in ``model`` fill up their rows."""
-    exchange(model, _BLOCKED)
-
-
-def use_fewer_operations(model: nn.Module) -> None:
-    """Let the LoRA layers in ``model`` scale and add in one operation."""
-    exchange(model, _ADDED)
 
 
 @contextmanager

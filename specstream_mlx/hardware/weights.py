@@ -9,7 +9,6 @@ user's cache.
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
@@ -19,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
 from . import device, user_cache
-from .cpu import blocks_pay, least_seconds, use_blocks
+from .cpu import BLOCKED, blocks_pay, exchange, least_seconds
 
 Weights = Literal["packed", "expanded"]
 CHOICES = ("auto", "packed", "expanded")
@@ -97,7 +96,7 @@ def hold_weights(
         dense = _largest_product(model, nn.Linear)
         blocks = dense is not None and blocks_pay(dense, measure_again)
         if blocks:
-            use_blocks(model)
+            exchange(model, BLOCKED)
     return model, HeldWeights(
         form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks
     )
@@ -132,14 +131,8 @@ def cached_probe(layer: nn.QuantizedLinear, measure_again: bool = False) -> Prob
     def restore(values: Any) -> Probe:
         return Probe(*(tuple(values[name]) for name in ("shape", "packed_ms", "expanded_ms")))
 
-    return user_cache.measured(
-        cache_file(), key, lambda: asdict(run_probe(layer)), restore, measure_again
-    )
-
-
-def cache_file() -> Path:
-    """Return the file of the probes in the user's cache."""
-    return user_cache.directory() / "weight-policy.json"
+    file = user_cache.directory() / "weight-policy.json"
+    return user_cache.measured(file, key, lambda: asdict(run_probe(layer)), restore, measure_again)
 
 
 Layer = TypeVar("Layer", nn.Linear, nn.QuantizedLinear)

@@ -43,7 +43,7 @@ def largest(base):
 
 def test_a_probe_of_each_product_is_run_once(bases, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    layer, file = largest(bases[8]), weights.cache_file()
+    layer, file = largest(bases[8]), tmp_path / "specstream-mlx" / "weight-policy.json"
     first = cached_probe(layer)
     assert first.shape == (96, 64)
     assert all(time > 0 for time in (*first.packed_ms, *first.expanded_ms))
@@ -124,8 +124,8 @@ def test_linear_layers_and_heads_change_and_no_tensor(shape, dtype):
         return [embedding.as_linear(x), *(layer(x) for layer in others)]
 
     before, expected, stock = dict(tree_flatten(model.parameters())), computed(), kinds()
-    cpu.use_blocks(model)
-    cpu.use_fewer_operations(model)
+    cpu.exchange(model, cpu.BLOCKED)
+    cpu.exchange(model, cpu.ADDED)
     ours = kinds()
     made = {cpu.BlockedEmbedding, cpu.BlockedLinear, cpu.AddedLoRALinear, nn.QuantizedLinear}
     assert made <= set(ours)
