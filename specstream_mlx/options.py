@@ -230,8 +230,6 @@ class ProposerOptions:
 class DraftOptions(ProposerOptions):
     """The shape of the tree, pruning, and where the streams run."""
 
-    PANEL: ClassVar[str] = "Drafts"
-
     num_streams: int | None = option(
         None,
         integer(0, MOST_STREAMS),
@@ -323,8 +321,6 @@ class SamplerOptions:
 @dataclass(frozen=True)
 class SamplingOptions(SamplerOptions):
     """The sampler, its seed, and what changes the logits before."""
-
-    PANEL: ClassVar[str] = "Sampling"
 
     repetition_penalty: float | None = option(
         None, POSITIVE, "Divides the logits of the last 20 tokens by this; above 1 repeats less."

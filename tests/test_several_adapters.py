@@ -55,7 +55,7 @@ def test_other_adapters_share_the_weights_and_change_nothing(pair, folder, texts
     assert write(pair) == texts["shared1"]
     for name, other in others.items():
         assert model.with_adapter(folder / name) is other
-        assert other.adapter.name == name
+        assert other.adapter.path.name == name
         assert write((other, tokenizer)) == texts[name]
     model.swap_adapter(folder / "shared2")
     assert write(pair) == texts["shared2"]

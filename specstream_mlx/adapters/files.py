@@ -51,10 +51,6 @@ class Adapter:
         return self.config.get("fine_tune_type") == "full"
 
     @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.lora.values(), *self.stream_tensors.values()))
 
