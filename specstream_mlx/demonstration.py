@@ -5,17 +5,14 @@ from the Hugging Face hub; ``bundled`` holds the streams and adapters that were 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .files import sampled_digest
 from .hardware import user_cache
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 NAME = "smollm2"
 """What the command line knows the base by."""
@@ -41,11 +38,8 @@ def silent(sentence: str) -> None:
 def base_path(say: Callable[[str], None] = silent) -> Path:
     """Return the base's directory in MLX format, in the user's cache; it is made once."""
     file, target = package_file(), directory()
-    if (target / "config.json").exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target):
-        if (target / "config.json").exists():  # another process made it meanwhile
+    with _once(target) as missing:
+        if not missing:
             return target
         # Imported here: it takes seconds and is needed once, and a help text needs no MLX.
         from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
@@ -67,18 +61,14 @@ def is_meant(model: str | None) -> bool:
 
 
 def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | Path:
-    """Return the path of a ``--model`` option: ``base_path`` if it means this base.
-
-    A GGUF file is repacked once, to a directory of its name in the user's cache.
-    """
+    """Return the path of a ``--model`` option; a GGUF file is repacked once, into the cache."""
     if model is None or is_meant(model):
         return base_path(say)
     if (file := gguf_file(model)) is None:
         return model
     target = user_cache.directory() / "models" / sampled_digest([file]) / file.stem
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target):
-        if not (target / "config.json").exists():
+    with _once(target) as missing:
+        if missing:
             from specstream_mlx.convert.to_mlx.gguf import convert_gguf
 
             say(f"Repacking {file.name} once, to {target}")
@@ -96,10 +86,17 @@ def gguf_file(model: str) -> Path | None:
     return file
 
 
-def _locked(target: Path) -> "FileLock":
+@contextmanager
+def _once(target: Path) -> Iterator[bool]:
+    """Tell whether a model is still to be made, which no other process makes in the block."""
+    if (target / "config.json").exists():
+        yield False
+        return
     from filelock import FileLock
 
-    return FileLock(target.with_name(f".{target.name}.lock"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        yield not (target / "config.json").exists()
 
 
 def directory() -> Path:

@@ -187,17 +187,13 @@ class PromptCache:
     def begin(
         self, model: SpeculativeModel, prompt: Sequence[int], quantization: KVQuantization
     ) -> int:
-        """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
-
-        The last token's logits are needed, so its row is dropped. Returns the generation's number,
-        for ``extend`` and ``check_current``.
-        """
+        """Begin a generation with the rows that ``prompt`` can use again; returns its number."""
         other, quantized = self._other_model(model), self.quantized
         if other is None and quantized not in (None, (quantization.bits, quantization.group_size)):
             other = "kv_bits of {} and a kv_group_size of {}".format(*quantized)
         if other and self.unknown_rows:
             raise UserError(f"the prompt cache was made with {other}, expected the same")
-        pairs = zip(self.tokens, prompt[:-1], strict=False)
+        pairs = zip(self.tokens, prompt[:-1], strict=False)  # the last token's logits are needed
         differs = (number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
         common = next(differs, min(len(self.tokens), len(prompt) - 1))
         # A prompt of this length would not be quantized yet.

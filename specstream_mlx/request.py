@@ -16,7 +16,6 @@ from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .options import check_arguments
 from .prompts import check_prompt
 
 Progress = Callable[[int, int], Any]
@@ -58,10 +57,6 @@ class Request:
         """Check that a model can do what this request says."""
         cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
         check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
-        check_arguments(
-            max_tokens=-1 if self.max_tokens is None else self.max_tokens,
-            prefill_step_size=self.prefill_step_size,
-        )
         rule, sampling = self.rule, sampling_of(self.sampler)
         if sampling is not None:
             sampling.check(vocab_size)

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from random_models import watch_layers
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 
 from specstream_mlx.engine.kv import make_caches
@@ -76,13 +77,9 @@ def differences(torch_base, torch_adapter, mlx_base, mlx_adapter, tokens, prompt
         expected = reference(torch.tensor([tokens]), *sizes, keep_layers=True)
     model, _ = load(mlx_base, adapter_path=mlx_adapter)
     config, head, seen = model.streams.config, model.streams.head, {}
-
-    def observe(number, hidden, output):
-        seen[number] = hidden[0], output[0]
-
     caches = make_caches(model.model, model.config)
     decoder = Decoder(model.model, model.streams, caches, shortlists=False)
-    decoder.model.observe = observe
+    watch_layers(decoder.model, seen)
     if start:
         decoder.prefill(mx.array(tokens[:start]))
     chain = np.arange(len(tokens) - start, dtype=np.int32)

@@ -122,6 +122,18 @@ def paired(*axes, count=0):
     ]
 
 
+def watch_layers(model, seen):
+    """Keep the input and output (rows, h) of each layer of a ``BorrowedModel`` by its number."""
+    layer = model.layer
+
+    def watched(number, hidden, *further):
+        output = layer(number, hidden, *further)
+        seen[number] = hidden[0], output[0]
+        return output
+
+    model.layer = watched
+
+
 def request(prompt, drafting, prefill_step_size=2048, **fields):
     """A ``Request`` with a quantized KV cache under mlx_lm's names."""
     names = {"kv_bits": "bits", "kv_group_size": "group_size", "quantized_kv_start": "start"}

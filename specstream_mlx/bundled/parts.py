@@ -136,11 +136,7 @@ def parts_of(text: str, tool: str) -> Iterator[Part]:
 
 
 def _paragraphs(text: str, written: bool) -> list[Part]:
-    """Find paragraphs and the items of lists.
-
-    Where they are ``written`` anew, greetings, closings with what is below them and, unless there
-    is nothing else, other lines of a few words stay.
-    """
+    """Find paragraphs and items of lists; of texts ``written`` anew, those that are sentences."""
     found: list[Part] = []
     for lines in _blocks(text):
         marks = [_ITEM.match(line[0])[0] for line in lines]  # type: ignore[index]
@@ -163,6 +159,7 @@ def _paragraphs(text: str, written: bool) -> list[Part]:
     parts = [part for part in found if any(map(str.isalpha, text[part.start : part.end]))]
     if not written or len(parts) == 1:
         return parts
+    # Greetings, closings with what is below them and other lines of a few words stay.
     sentences, others, signed = [], [], False  # signed: a closing was above
     for part in parts:
         said = text[part.start : part.end]

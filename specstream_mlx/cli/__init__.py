@@ -88,10 +88,8 @@ def _print_help(name: str, known: dict[str, Any]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open what the caller closed, and never fail on a character that a terminal cannot show.
-
-    A file that MLX opens must not get descriptor 0, which MLX takes for a failure.
-    """
+    """Open what the caller closed, and never fail on a character that a terminal cannot show."""
+    # A file that MLX opens must not get descriptor 0, which MLX takes for a failure.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

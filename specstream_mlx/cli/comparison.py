@@ -145,17 +145,14 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
 
 
 def _rates(decoding: Decoding) -> list[tuple[float, float]]:
-    """Rates of both sides, by rising speedup, run in pairs whose first side alternates.
-
-    A pair with a side that ended at its first token, as one that draws may, has no rates.
-    """
+    """Rates of both sides, by rising speedup, run in pairs whose first side alternates."""
     sides: Any = (decoding.responses, decoding.plain_responses)
     pairs = []
     for number in track(range(PAIRS), "Timing both"):
         rates = [0.0, 0.0]
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             rates[side] = decoding_rate(deque(sides[side](), maxlen=1).pop())
-        if all(rates):
+        if all(rates):  # neither side ended at its first token, as one that draws may
             pairs.append((rates[0], rates[1]))
     return sorted(pairs, key=lambda pair: pair[0] / pair[1])
 

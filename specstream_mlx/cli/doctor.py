@@ -97,10 +97,6 @@ def doctor(
             f"{held['form']}, {held['stored_bytes'] / 1e6:.1f} MB as stored, "
             f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
         )
-        if held["row_blocks"]:
-            from ..hardware.cpu import BLOCK
-
-            lines[""] = f"rows filled up to {BLOCK}s, which this BLAS is faster at"
     lines["steps"] = facts["steps"]
     if counts := facts["steps_of_a_text"]:
         built = ", ".join(f"{count} {how}" for how, count in counts.items())

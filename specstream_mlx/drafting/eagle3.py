@@ -348,10 +348,8 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
 
 
 def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Find the boundaries whose hidden states ``fc`` reads; without ids they are the authors'.
-
-    Ids in an ``eagle_config`` are layers whose outputs are read, unless that is after the last one.
-    """
+    """Find the boundaries whose hidden states ``fc`` reads; without ids they are the authors'."""
+    # Ids in an eagle_config are layers whose outputs are read, unless that is after the last one.
     nested, ids = values.get("eagle_config"), values.get(_IDS)
     if ids is None and isinstance(nested, dict) and nested.get(_IDS) is not None:
         ids = nested[_IDS]

@@ -260,9 +260,7 @@ class _Passes:
         self._line = None
 
     def line(self, least: int, solo: Line) -> Line:
-        """Return the least-squares line, drawn towards the slope of ``solo``, the steps of one
-        sequence; ``least`` is the rows of a pass that drafts nothing.
-        """
+        """Return the least-squares line, drawn to ``solo``'s slope; ``least``: without drafts."""
         if not self.recent:
             return solo
         if self._line is not None:

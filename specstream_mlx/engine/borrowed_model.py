@@ -36,8 +36,7 @@ class BorrowedModel:
 
     ``traced`` passes are compiled or differentiated: none of one is computed before it is complete.
     Layers of ``checkpointed`` ones are computed again by themselves, so they share no angles.
-    ``boundaries`` are hidden states to keep for a draft head, see ``take_features``. ``observe`` is
-    called with number, input and output of every layer.
+    ``boundaries`` are hidden states to keep for a draft head, see ``take_features``.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class BorrowedModel:
         boundaries: Sequence[int] = (),
     ):
         self._streams: Any = streams
-        self.observe: Callable[[int, mx.array, mx.array], None] | None = None
         self.boundaries, self._features = boundaries, dict[int, mx.array]()
         self._architecture = architecture_of(getattr(model, "model_type", None))
         self._handed_over = range(
@@ -155,10 +153,7 @@ class BorrowedModel:
             self._stream_mlps[number].main_rows = rows
         arrays = self._architecture.array_masks
         mask = create_attention_mask(hidden, cache, return_array=arrays)
-        output = self._layers[number](hidden, mask, cache=cache)
-        if self.observe is not None:
-            self.observe(number, hidden, output)
-        return output
+        return self._layers[number](hidden, mask, cache=cache)
 
     def logits(self, tokens: mx.array, caches: Sequence[Any], early: bool = False) -> mx.array:
         """Run all stages without streams."""

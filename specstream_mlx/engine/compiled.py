@@ -130,10 +130,7 @@ class CompiledSteps:
         return self._run(decoder, rows, (name, rows, *plans, *sizes), function, *arrays)
 
     def move(self, layers: Sequence[UncommittedRows], paths: mx.array) -> bool:
-        """Write the accepted of the new rows after the committed ones, see ``kv.commit``.
-
-        ``paths`` are as in ``UncommittedRows.commit``. ``False``: it is to be done in Python.
-        """
+        """Write accepted rows after the committed ones, see ``kv.commit``; ``False``: not done."""
         caches = [rows.cache for rows in layers]
         if not caches or not all(map(_is_known, caches)):
             return False

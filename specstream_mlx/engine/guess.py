@@ -120,11 +120,7 @@ def drawn_candidates(
 
 
 def _largest(values: mx.array, width: int) -> mx.array:
-    """Return indices (rows, k) int32 of the largest of (rows, n), in descending order.
-
-    Sorting all of a vocabulary is dear, on a GPU above all, where MLX has no cheaper partition. The
-    k largest lie in the k groups with the largest maxima.
-    """
+    """Return indices (rows, k) int32 of the largest of (rows, n), in descending order."""
     if width == 1:
         return mx.argmax(values, axis=-1, keepdims=True).astype(mx.int32)
     rows, count = values.shape
@@ -134,6 +130,7 @@ def _largest(values: mx.array, width: int) -> mx.array:
         # Values that fill up the last group must not tie with impossible tokens.
         values = mx.maximum(values, mx.finfo(values.dtype).min)
         values = mx.pad(values, [(0, 0), (0, -count % _GROUP)], constant_values=-mx.inf)
+    # Sorting a vocabulary is dear; the k largest lie in the k groups with the largest maxima.
     values = values.reshape(rows, -1, _GROUP)
     groups = mx.argpartition(-values.max(axis=-1), kth=width - 1, axis=-1)[:, :width]
     members = mx.take_along_axis(values, groups[:, :, None], axis=1).reshape(rows, -1)
@@ -195,10 +192,7 @@ class Scorer:
         return self._head.after(*self._of_streams[stream], self._model.embed(before))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Score the tokens of a stream after the tokens ``before`` (sequences, paths).
-
-        The second result are the tokens of the columns; ``None``: all tokens.
-        """
+        """Score tokens after those ``before`` (sequences, paths), and name them; ``None``: all."""
         if not self._short:
             logits = self._model.stream_head(self._features(stream, before))
             self._whole.append(without_barred(logits, self._barred))

@@ -171,10 +171,7 @@ class UncommittedRows:
             cache.offset = committed
 
     def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
-        """Move the rows ``paths`` (sequences, 1, most, 1) to the front of the new ones.
-
-        ``None``: these are the first ``counts``.
-        """
+        """Commit the new rows ``paths`` (sequences, 1, most, 1); ``None``: the first ``counts``."""
         cache = self.cache
         if paths is not None:
             assert self.new is not None  # the pass has written it

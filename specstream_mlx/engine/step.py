@@ -148,10 +148,7 @@ class Decoder:
     # The sequences ------------------------------------------------------------------------------
 
     def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
-        """Replace the sequences: those of the numbers ``staying`` go on, then others join.
-
-        ``joining`` are of one sequence each, whose adapter's layout fits.
-        """
+        """Let sequences go on, by number, and others join, whose adapters' layouts fit."""
         self.uncommitted = []
         adapters = [self._adapters[number] for number in staying]
         for other in joining:
@@ -248,10 +245,7 @@ class Decoder:
             rows.trim(count)
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Verify each sequence's tree and let the streams of the accepted nodes guess.
-
-        The results are unevaluated; read them, then call ``commit``.
-        """
+        """Verify trees and let the accepted nodes' streams guess; read this, then ``commit``."""
         drafts = self._drafts(plans)
         if self.compiled is not None:
             if all(rule.is_greedy for rule in rules):

@@ -35,10 +35,8 @@ def compiles() -> bool:
 
 
 def least_room() -> int:
-    """Return the rows that the smallest KV buffers of compiled steps have.
-
-    They attend to whole buffers, which a CPU feels and a GPU does not; a room is one more trace.
-    """
+    """Return the rows that the smallest KV buffers of compiled steps have."""
+    # They attend to whole buffers, which a CPU feels and a GPU does not; a room is one more trace.
     return 64 if backend() == "cpu" else 256
 
 

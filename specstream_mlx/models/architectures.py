@@ -465,10 +465,7 @@ def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:
 
 
 def check_sizes(config: Config, headers: Headers) -> None:
-    """Compare a configuration with the shapes of the weights, before a module of it is made.
-
-    The files of a model that is not in the table may hold more layers than it uses.
-    """
+    """Compare a configuration with the shapes of the weights, before a module of it is made."""
     architecture = architecture_of(config.get("model_type"))
     numbers = [int(match[1]) for name in headers if (match := _LAYER.search(name))]
     sizes = {"num_hidden_layers": max(numbers, default=-1) + 1}
@@ -493,6 +490,7 @@ def check_sizes(config: Config, headers: Headers) -> None:
             )
     for name, size in sizes.items():
         found = config.get(name)
+        # Files of a model that is not in the table may hold more layers than it uses.
         if (found != size) if architecture.tested else (config[name] > size):
             raise UserError(f"{name} is {shown(found)}, expected {size}, which the tensors have")
 

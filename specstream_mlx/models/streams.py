@@ -108,10 +108,7 @@ class Streams(nn.Module):
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Make the first ``count`` streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h).
-
-        ``hidden`` are the main-stream rows (.., h) at the input of the first MSA layer.
-        """
+        """Make streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h), of main-stream rows (.., h)."""
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
         hidden = hidden[..., None, :]

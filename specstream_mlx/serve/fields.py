@@ -31,13 +31,6 @@ class RefusedError(UserError):
         self.status, self.field, self.headers = status, field, headers
 
 
-class StoppedError(RefusedError):
-    """The server is shutting down."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the server is shutting down")
-
-
 # Kinds of values --------------------------------------------------------------------------------
 
 

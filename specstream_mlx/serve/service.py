@@ -117,11 +117,7 @@ class Service:
     def _prompt(
         self, request: ClientRequest, model: SpeculativeModel
     ) -> tuple[list[int], ClientRequest]:
-        """Encode the prompt; what users say stands in the adapter's template.
-
-        The request comes back without tools that the chat template has no place for: they are an
-        offer, which clients make to any model.
-        """
+        """Encode the prompt; the request comes back without tools that the template leaves out."""
         template = model.prompt_template
         if isinstance(request.prompt, str):
             return encode_prompt(self.tokenizer, request.prompt, template), request
@@ -134,7 +130,7 @@ class Service:
                     messages[number] = one | {"content": in_template(one["content"], template)}
         encode = partial(encode_prompt, self.tokenizer, template_kwargs=request.template_kwargs)
         ids = encode(messages, tools=request.tools)
-        if request.tools and ids == encode(messages):
+        if request.tools and ids == encode(messages):  # an offer, which clients make to any model
             request = replace(request, tools=None, ignored=[*request.ignored, "tools"])
         silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
         if silent != messages and ids == encode(silent, tools=request.tools):

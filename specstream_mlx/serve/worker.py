@@ -19,7 +19,9 @@ from ..hardware import running
 from ..loading import SpeculativeModel
 from ..scheduler import Scheduler
 from .decoding import Decoding, Ended, Event, Job, Writing
-from .fields import RefusedError, StoppedError
+from .fields import RefusedError
+
+_STOPPED = 503, "the server is shutting down"
 
 
 class Worker:
@@ -62,7 +64,7 @@ class Worker:
         """Put jobs into the queue, all or none."""
         with self._changed:
             if self._stopping:
-                raise StoppedError
+                raise RefusedError(*_STOPPED)
             free = self._most_waiting + max(0, self._most_texts - self.decoding)
             if self.waiting + len(jobs) > free:
                 rounds = (self.waiting + self.decoding) / self._most_texts
@@ -79,7 +81,7 @@ class Worker:
             self._waiting.remove(job)
 
     def stop(self) -> None:
-        """End the thread; texts that are not complete end with a ``StoppedError``."""
+        """End the thread; texts that are not complete are refused."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -102,7 +104,7 @@ class Worker:
             unfinished = [writing.job for writing in decoding.writings.values()]
             decoding.stop()
         for job in (*unfinished, *self._waiting):
-            job.deliver(StoppedError())
+            job.deliver(RefusedError(*_STOPPED))
 
     def _goes_on(self) -> bool:
         with self._changed:

@@ -50,10 +50,7 @@ def draw_prompts(
     lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> tuple[list[str], str]:
-    """Let the base draw prompts, to ``prompts.jsonl``; ``lora`` is the digest of its LoRA.
-
-    Also returns a sentence on what this call drew, if it drew any.
-    """
+    """Let the base draw prompts, to ``prompts.jsonl``; also returns a sentence on what it drew."""
     opening, turn_tokenizer = turn_of(tokenizer, template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]

@@ -3,7 +3,15 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from random_models import PROMPT, VOCAB_SIZE, decoder_after, paired, speculative_model, step_by
+from random_models import (
+    PROMPT,
+    VOCAB_SIZE,
+    decoder_after,
+    paired,
+    speculative_model,
+    step_by,
+    watch_layers,
+)
 from trees import full_tree
 
 from specstream_mlx.drafting.settings import DraftSettings
@@ -52,15 +60,11 @@ SHAPES = {
 def step_of(model, settings, shortlists=None):
     """One step after ``PROMPT`` over ``TREE``, and the features of its streams."""
     seen = {}
-
-    def observe(number, hidden, output):
-        seen[number] = output[0]
-
     decoder = decoder_after(model, PROMPT, shortlists=shortlists)
-    decoder.model.observe = observe
+    watch_layers(decoder.model, seen)
     result = step_by(decoder, TREE, settings)
     count = settings.streams_run(model.streams.config)
-    rows = seen[model.streams.config.num_hidden_layers - 1]
+    _, rows = seen[model.streams.config.num_hidden_layers - 1]
     if settings.placement(model.streams.config) == "beside":
         nodes = len(TREE) if result.kept is None else result.kept.size
         rows = rows[nodes:].reshape(nodes, count, -1)[result.last.item()]

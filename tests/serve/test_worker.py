@@ -12,7 +12,7 @@ from specstream_mlx.errors import UserError
 from specstream_mlx.serve.app import refusal
 from specstream_mlx.serve.client_request import ClientRequest
 from specstream_mlx.serve.decoding import Ended, Job
-from specstream_mlx.serve.fields import RefusedError, StoppedError
+from specstream_mlx.serve.fields import RefusedError
 from specstream_mlx.serve.worker import Worker
 
 
@@ -168,6 +168,6 @@ def test_stopping_ends_all_texts(new_inbox):
     jobs = [inbox.job(n, random_prompt(9), 2000) for n in range(3)]
     inbox.submit(*jobs)
     inbox.worker.stop()
-    assert all(isinstance(one, StoppedError) for one in inbox.wait(3).values())
-    with pytest.raises(StoppedError):
+    assert {one.status for one in inbox.wait(3).values()} == {503}
+    with pytest.raises(RefusedError, match="the server is shutting down"):
         inbox.submit(*jobs)

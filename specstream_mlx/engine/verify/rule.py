@@ -101,10 +101,7 @@ class VerifyRule:
         return best_tokens(logits, width, ids)
 
     def rank_drafts(self, logits: mx.array, place: int, width: int) -> Candidates:
-        """Choose ``width`` candidates for a draft model, ``place`` tokens after the text's end.
-
-        ``logits`` (rows, n) are of the first n tokens.
-        """
+        """Choose candidates of a draft model's logits (rows, n), ``place`` tokens further on."""
         return best_tokens(logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:
