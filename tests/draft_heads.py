@@ -1,4 +1,4 @@
-"""Random draft heads: tensors in published layouts, and their forwards as formulas in numpy.
+"""Random draft heads: tensors in published layouts, and their forwards as formulas.
 
 ``HEADS`` has, by name, the base of a head (of ``random_models.BASES``) and a function of a random
 generator and the model. It returns the tensors by name; a function of the text and a path of drafts
@@ -10,7 +10,9 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+import torch
 from brute_force import softmax, turned
+from eagle3_in_torch import SIZES, TorchEagle3
 from random_models import VOCAB_SIZE, speculative_model
 
 from benchmarks.rivals.heads import mounted
@@ -42,11 +44,6 @@ def model_with_head(name, directory):
     tensors, logits_of, config = make(np.random.default_rng(3), model)
     model.mount_head(mounted(write(directory, tensors, config), model))
     return model, logits_of
-
-
-def gains(rng, size=HIDDEN):
-    """Weights of an RMS norm."""
-    return rng.uniform(0.5, 1.5, size).astype(np.float32)
 
 
 def silu(x):
@@ -95,10 +92,10 @@ def rms_norm(x, weight, epsilon=1e-6):
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * weight
 
 
-def attention(x, tensors, name):
+def attention(x, tensors):
     """Causal attention of all rows (rows, width) by 4 heads of 8, and 2 of keys and values."""
     queries, keys, values = (
-        (x @ tensors[f"{name}self_attn.{part}_proj.weight"].T).reshape(len(x), -1, 8)
+        (x @ tensors[f"layers.0.self_attn.{part}_proj.weight"].T).reshape(len(x), -1, 8)
         for part in ("q", "k", "v")
     )
     angles = np.arange(len(x))[:, None, None] * 10000.0 ** (-np.arange(4) / 4)
@@ -107,22 +104,22 @@ def attention(x, tensors, name):
     scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(8)
     weights = softmax(scores, np.tri(len(x), dtype=bool))
     mixed = np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1)
-    return mixed @ tensors[f"{name}self_attn.o_proj.weight"].T
+    return mixed @ tensors["layers.0.self_attn.o_proj.weight"].T
 
 
-def mlp(x, tensors, name):
-    gate, up = (x @ tensors[f"{name}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-    return (silu(gate) * up) @ tensors[f"{name}mlp.down_proj.weight"].T
+def mlp(x, tensors):
+    gate, up = (x @ tensors[f"layers.0.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+    return (silu(gate) * up) @ tensors["layers.0.mlp.down_proj.weight"].T
 
 
-def layer_tensors(rng, name, *, width=HIDDEN, inner=48):
-    shapes = {"q_proj": (HIDDEN, width), "k_proj": (16, width), "v_proj": (16, width)}
-    shapes = {f"self_attn.{part}": shape for part, shape in shapes.items()}
-    shapes |= {"self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.down_proj": (HIDDEN, inner)}
-    shapes |= {"mlp.gate_proj": (inner, HIDDEN), "mlp.up_proj": (inner, HIDDEN)}
-    scale = {"self_attn.q_proj": 4 * width**-0.5}  # so that attention is not the mean
+def layer_tensors(rng):
+    shapes = {f"self_attn.{part}_proj": (16, HIDDEN) for part in "kv"}
+    shapes |= {f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in "qo"}
+    shapes |= {f"mlp.{part}_proj": (48, HIDDEN) for part in ("gate", "up")}
+    shapes["mlp.down_proj"] = HIDDEN, 48
+    scale = {"self_attn.q_proj": 4 * HIDDEN**-0.5}  # so that attention is not the mean
     return {
-        f"{name}{part}.weight": normal(rng, *shape, scale=scale.get(part))
+        f"layers.0.{part}.weight": normal(rng, *shape, scale=scale.get(part))
         for part, shape in shapes.items()
     }
 
@@ -162,29 +159,10 @@ def hydra(rng, model, *, heads=3, layers=2):
 # EAGLE: rows (f_i, x_{i+1}), whose output is the next drafted row's f -----------------------------
 
 
-def boundary(model, text, number):
-    """The target's hidden states (rows, h) at the input of a layer, or after the last one."""
-    hidden = model.model.model.embed_tokens(mx.array([text[:-1]]))
-    for layer in model.layers[:number]:
-        hidden = layer(hidden, "causal" if hidden.shape[1] > 1 else None, None)
-    return np.array(hidden[0])
-
-
-def recurrence(layer, features, text, path):
-    """The output of the last row after a text and drafts, by a layer over whole sequences.
-
-    ``layer`` maps the rows' tokens and features (rows, h), those of all tokens but the last one.
-    """
-    output = layer(text[1:], features)
-    for number in range(len(path)):
-        features = np.concatenate([features, output[-1:]])
-        output = layer([*text[1:], *path[: number + 1]], features)
-    return output[-1]
-
-
 def eagle(rng, model, *, bias=True):
-    tensors = layer_tensors(rng, "layers.0.")
-    norm = tensors["layers.0.post_attention_layernorm.weight"] = gains(rng)
+    tensors = layer_tensors(rng)
+    norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
+    tensors["layers.0.post_attention_layernorm.weight"] = norm
     tensors["fc.weight"] = normal(rng, HIDDEN, 2 * HIDDEN)
     tensors["embed_tokens.weight"] = np.zeros((VOCAB_SIZE, HIDDEN), np.float32)
     if bias:
@@ -194,12 +172,16 @@ def eagle(rng, model, *, bias=True):
     def layer(tokens, features):
         a = np.concatenate([embedding[tokens], features], axis=1) @ tensors["fc.weight"].T
         a = a + tensors["fc.bias"] if bias else a
-        y = a + attention(a, tensors, "layers.0.")
-        return y + mlp(rms_norm(y, norm), tensors, "layers.0.")
+        y = a + attention(a, tensors)
+        return y + mlp(rms_norm(y, norm), tensors)
 
     def logits_of(text, path):
-        output = recurrence(layer, last_hidden(model, text), text, path)
-        return lm_head(model) @ output, ALL
+        features, tokens = last_hidden(model, text), [*text[1:], *path]
+        while True:
+            output = layer(tokens[: len(features)], features)
+            if len(features) == len(tokens):
+                return lm_head(model) @ output[-1], ALL
+            features = np.concatenate([features, output[-1:]])
 
     return tensors, logits_of, LAYER
 
@@ -209,66 +191,89 @@ LAYER |= {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1
 LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
+# EAGLE-3, whose formula is PyTorch's ---------------------------------------------------------
+
+AUX = "eagle_aux_hidden_state_layer_ids"
+PLAIN = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED |= {"rope_theta": 5e5, "original_max_position_embeddings": 32}
+
+
+def boundary(model, text, number):
+    """The target's hidden states (rows, h) at the input of a layer, or after the last one."""
+    hidden = model.model.model.embed_tokens(mx.array([text[:-1]]))
+    for layer in model.layers[:number]:
+        hidden = layer(hidden, "causal" if hidden.shape[1] > 1 else None, None)
+    return np.array(hidden[0])
+
+
 def eagle3(
-    rng, model, *, name="midlayer", ids=None, drafted=None, own_embedding=False, config=LAYER
+    rng, model, *, values=PLAIN, ids=(2, 2, 1), layer=None, drafted=None, embed=False, **flags
 ):
-    """EAGLE-3's layer, of the boundaries ``ids`` (by default the authors' three).
+    """EAGLE-3's head, which reads the boundaries ``ids``, by default the authors' three.
 
-    ``drafted`` is the number of tokens that are drafted.
+    ``values`` are those of its configuration, and ``layer`` of the layer's; ``drafted`` is the
+    number of tokens that are drafted.
     """
-    ids = ids or [2, len(model.layers) // 2, len(model.layers) - 3]
-    tensors = layer_tensors(rng, f"{name}.", width=2 * HIDDEN)
-    norms = [f"{name}.{n}" for n in ("hidden_norm", "input_layernorm", "post_attention_layernorm")]
-    if config.get("fc_norm"):
-        norms += [f"fc_norm.{number}" for number in range(len(ids))]
-    tensors |= {f"{part}.weight": gains(rng) for part in (*norms, "norm")}
-    tensors["fc.weight"] = normal(rng, HIDDEN, len(ids) * HIDDEN)
-    tensors["lm_head.weight"] = normal(rng, drafted or VOCAB_SIZE, HIDDEN, scale=0.4)
-    tokens = np.array(ALL)
-    if drafted:
-        tokens = np.sort(rng.choice(VOCAB_SIZE, drafted, replace=False))
-        tensors["d2t"] = tokens - np.arange(drafted)
-        tensors["t2d"] = np.isin(ALL, tokens)
-    embedding = embedding_of(model)
-    if own_embedding:
-        embedding = tensors["embed_tokens.weight"] = normal(rng, VOCAB_SIZE, HIDDEN, scale=1.0)
-    if config.get("norm_before_fc"):
-        tensors["input_norm.weight"] = gains(rng, len(ids) * HIDDEN)
-
-    def norm(x, part):
-        return rms_norm(x, tensors[f"{part}.weight"])
-
-    def features(text):
-        states = [boundary(model, text, number) for number in ids]
-        if config.get("fc_norm"):
-            states = [norm(one, f"fc_norm.{number}") for number, one in enumerate(states)]
-        beside = np.concatenate(states, axis=1)
-        if config.get("norm_before_fc"):
-            beside = norm(beside, "input_norm")
-        return beside @ tensors["fc.weight"].T
-
-    def layer(tokens, g):
-        normed = norm(g, f"{name}.hidden_norm")
-        u = np.concatenate([norm(embedding[tokens], f"{name}.input_layernorm"), normed], axis=1)
-        residual = normed if config.get("norm_before_residual") else g
-        y = residual + attention(u, tensors, f"{name}.")
-        o = y + mlp(norm(y, f"{name}.post_attention_layernorm"), tensors, f"{name}.")
-        return norm(o, "norm") if config.get("norm_output") else o
+    torch.manual_seed(int(rng.integers(2**31)))
+    layer = SIZES | {"vocab_size": VOCAB_SIZE} | (layer or {})
+    head = TorchEagle3(ids, HIDDEN, layer, drafted=drafted, embed=embed, **flags)
+    tokens = np.arange(len(head.d2t)) + head.d2t.numpy()
+    config, name = values | flags | {"draft_vocab_size": len(tokens)}, "midlayer"
+    if "architectures" in values:
+        config |= layer
+    else:  # of speculators
+        config |= {"transformer_layer_config": layer, "speculators_model_type": "eagle3"}
+        name = "layers.0"
+    embedding = torch.tensor(embedding_of(model))
 
     def logits_of(text, path):
-        o = recurrence(layer, features(text), text, path)
-        o = o if config.get("norm_output") else norm(o, "norm")
-        return tensors["lm_head.weight"] @ o, tokens
+        states = [torch.tensor(boundary(model, text, number)) for number in ids]
+        return head.logits(states, embedding, [*text[1:], *path]).numpy(), tokens
 
-    return tensors, logits_of, config
+    return {n: one.numpy() for n, one in head.tensors(name).items()}, logits_of, config
 
 
-# Ids of layers: outputs of 0, 1 and 2 are boundaries 1, 2 and 3.
-NESTED = LAYER | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
-SPECULATORS = {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER}
-NORMED = SPECULATORS | {"norm_output": True, "fc_norm": True}
-ALTERED = SPECULATORS | {"norm_before_residual": True, "norm_before_fc": True}
-ALTERED |= {"eagle_aux_hidden_state_layer_ids": [0, 4]}
+some_tokens = partial(
+    eagle3,
+    values=PLAIN | {"eagle_config": {AUX: [0, 2, 3]}},  # ids of layers, whose outputs are read
+    ids=[1, 3, 4],
+    layer={"head_dim": 16, "rope_theta": 1e6},
+    drafted=60,
+)
+narrow = partial(
+    eagle3,
+    values=PLAIN | {"target_hidden_size": HIDDEN},
+    layer={"hidden_size": 16, "head_dim": 8},
+    drafted=60,
+    embed=True,
+)
+speculators = partial(
+    eagle3,
+    values={AUX: None},
+    layer={"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    drafted=60,
+    embed=True,
+    norm_before_residual=True,
+)
+altered = partial(
+    eagle3,
+    values={AUX: [0, 4]},
+    ids=[0, 4],
+    layer={"rope_parameters": SCALED, "attention_bias": True},
+    norm_before_fc=True,
+    norm_before_residual=False,
+)
+of_qwen3 = partial(
+    eagle3,
+    values={AUX: [1, 2, 3]},
+    ids=[1, 2, 3],
+    layer={"model_type": "qwen3", "head_dim": 12},
+    drafted=60,
+    fc_norm=True,
+    norm_output=True,
+    norm_before_residual=True,
+)
 
 
 # Prompt tokens: the model's own rows after the text, with embeddings of their own ----------------
@@ -288,18 +293,15 @@ def prompt_tokens(rng, model, *, count=3):
     return {"prompt_embeddings": embeddings}, logits_of, {"num_exits": 1}
 
 
-some_tokens = partial(eagle3, drafted=60, ids=[1, 2, 3], config=NESTED)
-normed = partial(eagle3, name="layers.0", config=NORMED)
-altered = partial(
-    eagle3, name="layers.0", ids=[0, 4], drafted=60, own_embedding=True, config=ALTERED
-)
 HEADS = {
     "eagle": ("grouped heads, tied", eagle),
     "eagle, no bias": ("one kv head, untied", partial(eagle, bias=False)),
     "eagle3": ("grouped heads, tied", eagle3),
     "eagle3, some tokens": ("one kv head, untied", some_tokens),
-    "eagle3, speculators'": ("full heads, biases", altered),
-    "eagle3.1, speculators'": ("llama3 rope", normed),
+    "eagle3, narrower than the target": ("full heads, biases", narrow),
+    "eagle3, speculators': null ids, an embedding": ("llama3 rope", speculators),
+    "eagle3, speculators': a norm before fc, ids given": ("grouped heads, tied", altered),
+    "eagle3.1, speculators', Qwen3's layer": ("one kv head, untied", of_qwen3),
     "ppd": ("one kv head, untied", prompt_tokens),
     "medusa, own heads": ("grouped heads, tied", medusa),
     "medusa, the base's head": ("one kv head, untied", partial(medusa, own=False, layers=2)),

@@ -80,27 +80,23 @@ class TorchEagle3(nn.Module):
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     @torch.no_grad()
-    def draft(self, target, tokens, count):
-        """The likeliest path of ``count`` tokens after ``tokens``, and the logits of each."""
-        states = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        read = [states[number][0] for number in self.ids]
+    def logits(self, states, embedding, following):
+        """(drafted,) logits after a text and drafts, from the target's states and its embedding.
+
+        ``following``: the token after each row of the text, then the drafts.
+        """
         if self.flags.get("fc_norm"):
-            read = [norm(one) for norm, one in zip(self.fc_norm, read, strict=True)]
-        features = torch.cat(read, -1)
+            states = [norm(one) for norm, one in zip(self.fc_norm, states, strict=True)]
+        features = torch.cat(states, -1)
         if self.flags.get("norm_before_fc"):
             features = self.input_norm(features)
-        features, following = self.fc(features), list(tokens[1:])
-        embed = self.embed_tokens or target.get_input_embeddings()
-        path, logits = [], []
-        for _ in range(count):
-            output = self(embed(torch.tensor(following)), features)
-            last = output[-1:]
-            if self.flags.get("norm_output"):
-                last = normed = self.norm(last)
-            else:
-                normed = self.norm(last)
-            logits.append(self.lm_head(normed)[0])
-            best = int(logits[-1].argmax())
-            path.append(best + int(self.d2t[best]))
-            features, following = torch.cat([features, last]), [*following, path[-1]]
-        return path, torch.stack(logits)
+        features = self.fc(features)
+        embeddings = (embedding if self.embed_tokens is None else self.embed_tokens.weight)[
+            following
+        ]
+        while True:
+            last = self(embeddings[: len(features)], features)[-1:]
+            normed = self.norm(last)
+            if len(features) == len(following):
+                return self.lm_head(normed)[0]
+            features = torch.cat([features, normed if self.flags.get("norm_output") else last])

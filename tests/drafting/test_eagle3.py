@@ -9,117 +9,24 @@ import pytest
 import tiny_models
 import torch
 from command_line import generate, refusal, run
-from draft_heads import HIDDEN, eagle3, write
+from draft_heads import AUX, HIDDEN, PLAIN, eagle3, write
 from eagle3_in_torch import SIZES, TorchEagle3
 from random_models import (
     PROMPT,
     VOCAB_SIZE,
-    TrueTrees,
     plain_tokens,
     request,
     speculative_model,
     tokens_of,
 )
 from tiny_models import tiny_llama_directory
-from transformers import LlamaForCausalLM
-from trees import Planned
 
 from specstream_mlx import UserError, load
 from specstream_mlx.drafting import published_heads
-from specstream_mlx.drafting.eagle3 import DEPTH, RecurrentHead, read_head
+from specstream_mlx.drafting.eagle3 import read_head
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.draft_head import STEPS
 from specstream_mlx.scheduler import decode
-
-AUX = "eagle_aux_hidden_state_layer_ids"
-LAYER = SIZES | {"vocab_size": VOCAB_SIZE}
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"rope_theta": 5e5, "original_max_position_embeddings": 32}
-PLAIN = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-IN_TORCH = {
-    "plain": (PLAIN, LAYER, {}),
-    "plain, some tokens, own head_dim and rope, ids of layers": (
-        PLAIN | {"eagle_config": {AUX: [0, 3, 6]}},
-        LAYER | {"head_dim": 16, "rope_theta": 1e6},
-        {"drafted": 60, "ids": [1, 4, 7]},
-    ),
-    "plain, narrower than the target": (
-        PLAIN | {"target_hidden_size": HIDDEN},
-        LAYER | {"hidden_size": 16, "head_dim": 8},
-        {"drafted": 60, "embed": True},
-    ),
-    "speculators', as Red Hat's: null ids, an embedding": (
-        {AUX: None},
-        LAYER | {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-        {"drafted": 60, "embed": True, "norm_before_residual": True},
-    ),
-    "speculators', a norm before fc, ids given": (
-        {AUX: [0, 5]},
-        LAYER | {"rope_parameters": LLAMA3, "attention_bias": True},
-        {"ids": [0, 5], "norm_before_fc": True, "norm_before_residual": False},
-    ),
-    "speculators', Qwen3's layer, 3.1": (
-        {AUX: [2, 4, 5]},
-        LAYER | {"model_type": "qwen3", "head_dim": 12},
-        {"drafted": 60, "fc_norm": True, "norm_output": True, "norm_before_residual": True},
-    ),
-}
-
-
-class Recorded:
-    """A mounted head that keeps the logits of what it guesses."""
-
-    def __init__(self, head):
-        self.head, self.logits = head, []
-
-    def __getattr__(self, name):
-        return getattr(self.head, name)
-
-    def begin(self, model):
-        return RecurrentHead(self, model)
-
-    def scorer(self, model):
-        score = self.head.scorer(model)
-        return lambda output: self.logits.append(score(output)) or self.logits[-1]
-
-
-@pytest.mark.parametrize("name", IN_TORCH)
-def test_heads_draft_as_in_pytorch(name, tmp_path):
-    """Behind accepted paths of all lengths; and the text is plain decoding's."""
-    values, layer, head = IN_TORCH[name]
-    sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB_SIZE, "num_hidden_layers": 8}
-    base = tiny_llama_directory(tmp_path / "base", **sizes)
-    target = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    torch.manual_seed(0)
-    torchs = TorchEagle3(target_hidden=HIDDEN, layer=layer, **{"ids": [2, 4, 5]} | head)
-    config = values | torchs.flags | {"draft_vocab_size": len(torchs.d2t)}
-    if plain := "architectures" in values:
-        config |= layer
-    else:
-        config |= {"transformer_layer_config": layer, "speculators_model_type": "eagle3"}
-    tensors = torchs.tensors("midlayer" if plain else "layers.0")
-    write(tmp_path / "head", {n: tensor.numpy() for n, tensor in tensors.items()}, config)
-    model, _ = load(base)
-    recorded = Recorded(read_head(tmp_path / "head", model.model, model.config))
-    model.mount_head(recorded)
-    text = plain_tokens(model.model, PROMPT, 40)
-    settings = DraftSettings(tree_width=1, tree_size=DEPTH)
-    trees = Planned(TrueTrees(text, 0, width=2), settings.plans(model.guessing))
-    written, lengths = [], set()
-    asked = request(PROMPT, trees, prefill_step_size=3, max_tokens=30)
-    for number, step in enumerate(decode(model, asked)):  # which may guess a step ahead
-        written += step.tokens
-        lengths.add(len(step.tokens))
-        path, logits = torchs.draft(target, [*PROMPT, *written], DEPTH)
-        own = recorded.logits[DEPTH * number :][:DEPTH]
-        ours = np.concatenate([np.array(one) for one in own])
-        np.testing.assert_allclose(ours, logits, atol=1e-4)
-        guesses, drafts = step.result.guesses(), []
-        for _ in range(DEPTH):
-            drafts.append(max(guesses.after(tuple(drafts)), key=lambda each: each[1])[0])
-        assert drafts == path
-    assert written == text[: len(written)] and len(written) >= 30
-    assert 1 in lengths and max(lengths) > 2
 
 
 def test_torchs_files_are_converted_and_generate_mounts_them(tmp_path):
