@@ -10,6 +10,7 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+import pytest
 import torch
 from brute_force import softmax, turned
 from eagle3_in_torch import SIZES, TorchEagle3
@@ -44,6 +45,26 @@ def model_with_head(name, directory):
     tensors, logits_of, config = make(np.random.default_rng(3), model)
     model.mount_head(mounted(write(directory, tensors, config), model))
     return model, logits_of
+
+
+def assert_guesses(logits_of, text, step, model):
+    """Compare the guesses of a step behind every path with those of the formula."""
+    guesses = step.result.guesses()
+    assert guesses.depth == model.head.config.num_streams
+    paths, depths = [()], set()
+    while paths:
+        path = paths.pop()
+        if not (found := guesses.after(path)):
+            continue
+        depths.add(len(path))
+        logits, tokens = logits_of(text, path)
+        expected = logits - np.logaddexp.reduce(logits)
+        of_token = dict(zip(tokens, expected, strict=True))
+        log_probs = [log_prob for _, log_prob in found]
+        assert log_probs == pytest.approx([of_token[token] for token, _ in found], abs=1e-3)
+        assert log_probs == pytest.approx(np.sort(expected)[::-1][: len(found)], abs=1e-3)
+        paths += [(*path, token) for token, _ in found]
+    assert depths == set(range(guesses.depth))
 
 
 def silu(x):

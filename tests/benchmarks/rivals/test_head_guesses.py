@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from draft_heads import HEADS, HIDDEN, medusa, model_with_head
+from draft_heads import HEADS, HIDDEN, assert_guesses, medusa, model_with_head
 from random_models import (
     PROMPT,
     TrueTrees,
@@ -52,7 +52,7 @@ def test_heads_guess_as_the_formulas_do(mounted, tree):
     for step in itertools.islice(decode(model, asked), STEPS):
         written += step.tokens
         lengths.add(len(step.tokens))
-        compare(logits_of, [*PROMPT, *written], step, model)
+        assert_guesses(logits_of, [*PROMPT, *written], step, model)
     assert_lossless(model.model, PROMPT, written, text)
     assert 1 in lengths and max(lengths) > 3
 
@@ -73,27 +73,7 @@ def test_texts_side_by_side_have_guesses_of_their_own(mounted):
             written, whole = texts[joined]
             written += step.tokens
             assert written == whole[: len(written)]
-            compare(logits_of, written, step, model)
-
-
-def compare(logits_of, text, step, model):
-    """Compare the guesses of a step behind every path with those of the formula."""
-    guesses = step.result.guesses()
-    assert guesses.depth == model.head.config.num_streams
-    paths, depths = [()], set()
-    while paths:
-        path = paths.pop()
-        if not (found := guesses.after(path)):
-            continue
-        depths.add(len(path))
-        logits, tokens = logits_of(text, path)
-        expected = logits - np.logaddexp.reduce(logits)
-        of_token = dict(zip(tokens, expected, strict=True))
-        log_probs = [log_prob for _, log_prob in found]
-        assert log_probs == pytest.approx([of_token[token] for token, _ in found], abs=1e-3)
-        assert log_probs == pytest.approx(np.sort(expected)[::-1][: len(found)], abs=1e-3)
-        paths += [(*path, token) for token, _ in found]
-    assert depths == set(range(guesses.depth))
+            assert_guesses(logits_of, written, step, model)
 
 
 def test_torchs_files_and_heads_within_a_whole_model_are_read(tmp_path):

@@ -1,22 +1,23 @@
 """Draft heads of other methods: what is trained is what MLX runs, and it learns."""
 
 import json
+from itertools import islice
 
-import mlx.core as mx
-import numpy as np
 import pytest
 import torch
-from random_models import plain_tokens, tokens_of
+from draft_heads import assert_guesses
+from random_models import PROMPT, plain_tokens, request, tokens_of
 from specstream_mlx.convert.pytorch.load import load_base
+from tiny_models import VOCAB_SIZE
 
 from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
 from benchmarks.rivals.train_heads import Drafts, HeadSettings, write_head
 from specstream_mlx import load
-from specstream_mlx.engine.borrowed_model import BorrowedModel
-from specstream_mlx.engine.draft_head import AcceptedRows
+from specstream_mlx.drafting.eagle3 import DEPTH
+from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.scheduler import decode
 
-DEPTH = 3
 FORMS = {
     "medusa": {"kind": "medusa"},
     "medusa, own heads": {"kind": "medusa", "own_lm_heads": True},
@@ -28,7 +29,7 @@ FORMS = {
 
 @pytest.fixture
 def settings(tied, data, tmp_path):
-    small = {"batch_size": 8, "iters": 12, "log_every": 1, "bf16": False, "num_heads": DEPTH}
+    small = {"batch_size": 8, "iters": 12, "log_every": 1, "bf16": False, "num_heads": 3}
     fixed = {"model": tied, "data": data, "output": tmp_path / "out", **small}
     return lambda **values: HeadSettings(**{**fixed, **values})
 
@@ -50,53 +51,29 @@ def random_head(base, chosen):
 
 
 @torch.no_grad()
-def trained_logits(network, drafts, tokens):
-    """(T, D, n) what the trainer's network says at every position of one text."""
-    positions, embeddings = torch.arange(len(tokens))[None], drafts.backbone.embedding(tokens[None])
-    read, _ = drafts.hidden(tokens[None], getattr(network, "boundaries", ()))
-    features = network(read, embeddings, positions)[0]
-    heads = [(head.weight, head.bias) for head in network.lm_heads] or [drafts.shared] * DEPTH
-    pairs = zip(features.unbind(1), heads, strict=True)
-    return torch.stack([torch.nn.functional.linear(rows, *head) for rows, head in pairs], 1)
-
-
-def run_logits(model, text, hidden, position):
-    """(D, n) what MLX's head says behind a position and the true tokens after it."""
-    borrowed = BorrowedModel(model.model, boundaries=model.head.boundaries)
-    head, found = model.head.begin(borrowed), []
-    path = text[position + 2 :]
-
-    def rank(logits, tokens, level):
-        found.extend(logits if level is None else logits[:1])
-        ahead = path[: len(logits)] if level is None else [path[level]]
-        return mx.array(ahead)[:, None], mx.zeros((len(ahead), 1))
-
-    rows = slice(position, position + 1)
-    head.read(mx.array(text[:position]), tuple(state[:position] for state in hidden))
-    following = mx.array(text[position + 1 : position + 2])
-    states = tuple(state[rows] for state in hidden)
-    head.follow(AcceptedRows(states, mx.array(text[rows]), following, mx.array(1)))
-    head.guess(rank, [np.array([0])] * (DEPTH - 1), 1)
-    return np.array(mx.stack(found))
+def trained_logits(network, drafts, text, path):
+    """(n,) what the trainer's network says after a text and drafts."""
+    tokens = torch.tensor([[*text, *path]])
+    read, _ = drafts.hidden(tokens, getattr(network, "boundaries", ()))
+    features = network(read, drafts.backbone.embedding(tokens), torch.tensor([[len(text) - 2]]))
+    own = [(head.weight, head.bias) for head in network.lm_heads] or [drafts.shared] * DEPTH
+    return torch.nn.functional.linear(features[0, 0, len(path)], *own[len(path)]).numpy()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_trained_is_what_mlx_runs(form, base, settings, tied_mlx, tmp_path):
-    network, drafts = random_head(base, settings(**FORMS[form]))
-    directory = tmp_path / "head"
-    write_head(network, "base", directory)
+    network, drafts = random_head(base, settings(**FORMS[form], num_heads=DEPTH))
+    write_head(network, "base", tmp_path / "head")
     model, _ = load(tied_mlx)
-    model.mount_head(mounted(directory, model))
+    model.mount_head(mounted(tmp_path / "head", model))
     assert model.head.config.parameters == sum(p.numel() for p in network.parameters())
-    seeded = torch.Generator().manual_seed(2)
-    tokens = torch.randint(0, base.config.vocab_size, (14,), generator=seeded)
-    expected = trained_logits(network, drafts, tokens)
-    borrowed = BorrowedModel(model.model, boundaries=model.head.boundaries)
-    borrowed.logits(mx.array(tokens.tolist())[None], [None] * len(model.layers))
-    own = [state[0] for state in borrowed.take_features()]
-    for position in (3, 8):
-        found = run_logits(model, tokens.tolist(), own, position)
-        np.testing.assert_allclose(found, expected[position], atol=1e-4 * expected.abs().max())
+    text, every = [*PROMPT], range(VOCAB_SIZE)
+    asked = request(PROMPT, DraftSettings(tree_width=2, tree_size=6))
+    for step in islice(decode(model, asked), 4):
+        text += step.tokens
+        assert_guesses(
+            lambda *place: (trained_logits(network, drafts, *place), every), text, step, model
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -109,7 +86,7 @@ def test_it_learns_and_the_text_stays(form, settings, data, tied_mlx):
     directory = train_heads.train_head(chosen)
     lines = [json.loads(line) for line in (chosen.output / "log.jsonl").read_text().splitlines()]
     assert lines[39]["loss"] < 0.8 * lines[0]["loss"]
-    assert len(lines[-1]["held_out"]["depths"]) == DEPTH
+    assert len(lines[-1]["held_out"]["depths"]) == chosen.num_heads
     assert lines[-1]["held_out"]["chain"] > 1.3
     model, _ = load(tied_mlx)
     prompt = [5, 9, 3, 7]
