@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from architecture_models import pair
 from draft_heads import HEADS, model_with_head
-from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
     STREAMS,
     TREES,
@@ -45,12 +45,15 @@ MODELS += [(base, mode, "conditioned head") for base, mode, _ in MODELS[:6]]
 MODELS += [
     ("grouped heads, tied", "lossless", "one stream"),
     ("full heads, biases", "lossless", "few keys"),
+    ("llama3 rope", "shared", "draft vocabulary"),
+    ("one kv head, untied", "lossless", "conditioned head, draft vocabulary"),
 ]
 EVERY = range(len(MODELS))
-CONDITIONED = [number for number, model in enumerate(MODELS) if model[2] == "conditioned head"]
+CONDITIONED = [number for number, model in enumerate(MODELS) if "conditioned" in model[2]]
 FAMILIES = ["Mistral 0.3", "Phi-2", "Phi-3 mini 128k, longrope", "Qwen2.5, yarn", "Qwen3 8B"]
 FAMILIES += ["Gemma 3", "OPT"]
 DRAFTS = [*(DraftSettings(**fields) for fields in TREES.values()), *KINDS]
+DRAFTS.append(DraftSettings(tree_width=6, tree_size=8))
 
 
 @cache
@@ -69,14 +72,19 @@ def random_sampler(rng):
     temp, seed = rng.choice([0, 0.5, 1.0]), rng.choice([rng.randrange(100), rng.getrandbits(64)])
     filters = {"top_p": rng.choice([0.5, 0.8, 0.95]), "min_p": rng.choice([0.02, 0.2])}
     filters |= {"top_k": rng.choice([2, 10, 40]), "xtc_probability": 0.5}
+    filters |= {"xtc_threshold": rng.choice([0.05, 0.1]), "xtc_special_tokens": (3, 4)}
     if temp == 0:
         return lambda: None
+    if rng.random() < 0.1:  # another's function
+        function = make_sampler(1.0, 0.9, xtc_probability=0.5, xtc_threshold=0.1)
+        return lambda: keyed_sampler(seed, sampler=function)
     chosen = {name: value for name, value in filters.items() if rng.random() < 0.4}
     return lambda: keyed_sampler(seed, temp, **chosen)
 
 
 def random_processors(rng):
     penalties = {"repetition_penalty": rng.choice([0.8, 1.3]), "frequency_penalty": 0.3}
+    penalties["presence_penalty"] = 0.5
     penalties["logit_bias"] = {rng.randrange(VOCAB_SIZE): rng.choice([-3.0, 3.0])}
     chosen = {name: value for name, value in penalties.items() if rng.random() < 0.3}
     return make_logits_processors(**chosen)
@@ -100,11 +108,11 @@ def plain(model, prompt, count, sampler, processors=()):
 
 def check_one(rng, model, random_drafting):
     """One text with a random drafting; it may go on from an earlier turn's rows."""
-    prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999)) * rng.choice([1, 1, 2])
+    prompt = random_prompt(rng.randint(1, 40), seed=rng.randrange(999)) * rng.choice([1, 1, 2, 5])
     make, processors, count = random_sampler(rng), random_processors(rng), rng.randint(1, 30)
     expected = plain(model, prompt, count, make(), processors)
     options = {"sampler": make(), "logits_processors": processors}
-    options["prefill_step_size"] = rng.choice([3, 2048])
+    options["prefill_step_size"] = rng.choice([1, 3, 64, 2048])
     drafting = random_drafting(rng, model, prompt, expected)
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()
@@ -159,7 +167,7 @@ def check_shortlists(number, models):
 
 
 CASES = [
-    (check_case, EVERY, 0, 20),
+    (check_case, EVERY, 0, 48),
     (check_shortlists, CONDITIONED, 3000, 20),
     (check_proposers, EVERY, 5000, 24),
     (check_proposers, list(HEADS), 7000, 12),

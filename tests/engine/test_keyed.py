@@ -10,11 +10,8 @@ import random_models
 from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
-    BASES,
-    STREAMS,
     TREES,
     VOCAB_SIZE,
-    paired,
     plain_tokens,
     random_prompt,
     request,
@@ -32,29 +29,6 @@ from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rule import PathEnd
 from specstream_mlx.scheduler import decode
 
-FILTERS = {
-    "temperature": {"temp": 0.5},
-    "all tokens": {"temp": 1.0},
-    "top-p": {"temp": 1.0, "top_p": 0.8},
-    "min-p": {"temp": 1.0, "min_p": 0.05},
-    "top-k": {"temp": 0.5, "top_k": 10},
-    "XTC": {"temp": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.1},
-    "all": {
-        **{"temp": 1.0, "top_p": 0.9, "min_p": 0.02, "top_k": 20, "xtc_probability": 0.5},
-        **{"xtc_threshold": 0.05, "xtc_special_tokens": (3, 4)},
-    },
-    "a function": {"sampler": make_sampler(1.0, 0.9, xtc_probability=0.5, xtc_threshold=0.1)},
-}
-PROCESSORS = [
-    {},
-    {"repetition_penalty": 1.3},
-    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {0: 0.5, 2: -0.5}},
-]
-DRAFTS = TREES | {
-    "best-first, wide": {"tree_width": 6, "tree_size": 8},
-    "lookup": {"num_streams": 0, "lookup": True},
-    "hybrid": {"lookup": True, "tree_size": 8},
-}
 COUNT = 24
 
 
@@ -64,23 +38,6 @@ def tokens_of(model, prompt, count, drafts, **options):
         tokens, calls = tokens + step.tokens, calls + 1
         if len(tokens) >= count:
             return tokens[:count], len(tokens) / calls
-
-
-@pytest.mark.parametrize(
-    ("drafts", "filters", "base", "streams", "mode", "processors"),
-    paired(DRAFTS, FILTERS, BASES, STREAMS, ["lossless", "shared"], PROCESSORS, count=28),
-)
-def test_drafts_change_no_text(drafts, filters, base, streams, mode, processors):
-    model, prompt = speculative_model(base, mode=mode, **STREAMS[streams]), random_prompt(9)
-    sampler, options = keyed_sampler(5, **FILTERS[filters]), make_logits_processors(**processors)
-    common = {"sampler": sampler, "logits_processors": options}
-    found, _ = tokens_of(model, prompt, COUNT, DRAFTS[drafts], **common)
-    expected, _ = tokens_of(model, prompt, COUNT, {"speculation": False}, **common)
-    assert found == expected
-    if mode == "lossless":
-        plain = plain_tokens(model.model, prompt, COUNT, logits_processors=options,
-                             sampler=keyed_sampler(5, **FILTERS[filters]))  # fmt: skip
-        assert found == plain
 
 
 def test_the_noise_helps_to_draft():

@@ -14,7 +14,6 @@ from random_models import (
     empty_tree,
     paired,
     plain_caches,
-    plain_tokens,
     random_prompt,
     sequel,
     speculative_model,
@@ -43,16 +42,6 @@ def test_accepted_paths(way, streams, base, monkeypatch):
     assert oracle.longest >= 3
     assert oracle.gathered >= 5
     assert_same_rows(oracle.decoders[0].caches, plain_caches(model.model, [*PROMPT, *found][:-1]))
-
-
-@pytest.mark.parametrize(
-    ("length", "chunk"), [(1, 2048), (2, 2048), (2, 1), (23, 1), (23, 5), (300, 64)]
-)
-def test_prompts_of_every_length_in_chunks(length, chunk):
-    model, prompt = speculative_model(seed=1), random_prompt(length)
-    expected = plain_tokens(model.model, prompt, 12)
-    found = tokens_of(model, prompt, 12, prefill_step_size=chunk)
-    assert_lossless(model.model, prompt, found, expected)
 
 
 def test_committing_the_wrong_rows_is_noticed(monkeypatch):
@@ -99,10 +88,3 @@ def test_accepted_paths_of_shared_streams(base, streams, settings, monkeypatch):
     monkeypatch.undo()
     _, _, caches = empty_tree(model, len(found))
     assert_same_rows(oracle.decoders[0].caches, caches)
-
-
-def test_fewer_streams_limit_the_depth_only():
-    model = speculative_model(mode="shared", seed=1)
-    expected, logits, _ = empty_tree(model, 20)
-    found = tokens_of(model, PROMPT, 20, num_streams=1)
-    assert_same_tokens(found, expected, logits.__getitem__)
