@@ -25,6 +25,7 @@ from typing import Any
 
 import uvicorn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from starlette.applications import Starlette
 
 from specstream_mlx import bundled, demonstration, keyed_sampler, load, stream_generate
 from specstream_mlx.hardware import device
@@ -70,7 +71,7 @@ class Load:
 def press(service: Service, seconds: float, clients: int, max_tokens: int, seed: int = 0) -> Load:
     """Let clients ask for texts, and return what became of it."""
     load, end, start = Load(), time.monotonic() + seconds, time.monotonic()
-    with _served(service) as port:
+    with served(make_app(service)) as port:
         threads = [
             threading.Thread(
                 target=_client,
@@ -118,16 +119,18 @@ def growth(memory: Sequence[tuple[float, int]]) -> float:
 
 
 @contextmanager
-def _served(service: Service) -> Iterator[int]:
+def served(app: Starlette) -> Iterator[int]:
+    """Serve an application in a thread, and yield the port."""
     opened = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, args=([opened],))
     thread.start()
     try:
         yield opened.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(LONGEST)
+        assert not thread.is_alive()
 
 
 def _client(

@@ -153,13 +153,18 @@ def step_by(decoder, tree, settings, rule=None):
     return result
 
 
+def written(model, prompt, count, drafting, **options):
+    """The tokens of a request's steps, ``count`` or some more."""
+    tokens, steps = [], decode(model, request(prompt, drafting, **options))
+    while len(tokens) < count:
+        tokens += next(steps).tokens
+    steps.close()
+    return tokens
+
+
 def tokens_of(model, prompt, count, prefill_step_size=2048, kv_cache=None, **settings):
-    tokens = []
-    settings = DraftSettings(**settings)
-    for step in decode(model, request(prompt, settings, prefill_step_size, **(kv_cache or {}))):
-        tokens += step.tokens
-        if len(tokens) >= count:
-            return tokens
+    options = {"prefill_step_size": prefill_step_size, **(kv_cache or {})}
+    return written(model, prompt, count, DraftSettings(**settings), **options)
 
 
 def assert_same_tokens(found, expected, logits_after):

@@ -1,15 +1,12 @@
 """A server on a free port, and the texts that it must write."""
 
-import threading
 import time
 from contextlib import contextmanager
 
-import uvicorn
-
+from benchmarks.server_load import served
 from specstream_mlx import load, stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.run import listening
 from specstream_mlx.serve.service import Service, resident
 
 CHAT = [{"role": "user", "content": "please send the report to the team"}]
@@ -40,16 +37,8 @@ def running(service, page=None):
 @contextmanager
 def serving(app):
     """Serve an application, and yield the address."""
-    opened = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    thread = threading.Thread(target=server.run, args=([opened],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
+    with served(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def until(condition, seconds=20):

@@ -20,7 +20,7 @@ from specstream_mlx.convert.pytorch.load import load_base, mount_lora
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-from torch_tiny import tiny_completions
+from tiny_training import completions, write_rows
 
 from specstream_mlx import PromptCache, UserError, kv_store, load
 from specstream_mlx.inspection import inspect_directory
@@ -85,7 +85,7 @@ def good(tmp_path_factory):
     streams = json.dumps(config["speculative_streaming"])
     (root / "peft" / "speculative_streaming.json").write_text(streams)
     shutil.copy(adapter / STREAMS, root / "peft")
-    tiny_completions(root / "data.jsonl")
+    write_rows(root / "data.jsonl", completions(24))
     model, tokenizer = load(base)
     cache = PromptCache()
     fill(cache, model, tokenizer.encode("the meeting is at noon"))

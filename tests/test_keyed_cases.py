@@ -18,8 +18,8 @@ from random_models import (
     TrueTrees,
     plain_tokens,
     random_prompt,
-    request,
     speculative_model,
+    written,
 )
 from trees import KINDS, AnyDrafting, Planned
 
@@ -30,7 +30,6 @@ from specstream_mlx import DraftSettings, PromptCache, keyed_sampler
 from specstream_mlx.drafting.settings import Proposers
 from specstream_mlx.engine import guess as guessing
 from specstream_mlx.engine import step as engine_step
-from specstream_mlx.scheduler import decode
 
 MODELS = [
     ("grouped heads, tied", "lossless", "adapter"),
@@ -90,20 +89,12 @@ def random_processors(rng):
     return make_logits_processors(**chosen)
 
 
-def texts(model, prompt, count, drafting, **options):
-    tokens = []
-    for step in decode(model, request(prompt, drafting, **options)):
-        tokens += step.tokens
-        if len(tokens) >= count:
-            return tokens[:count]
-
-
 def plain(model, prompt, count, sampler, processors=()):
     """Plain decoding: mlx_lm's in lossless mode, else one token a step, streams beside it."""
     options = {"sampler": sampler, "logits_processors": processors}
     if model.mode == "lossless":
         return plain_tokens(model.model, prompt, count, **options)
-    return texts(model, prompt, count, DraftSettings(speculation=False), **options)
+    return written(model, prompt, count, DraftSettings(speculation=False), **options)[:count]
 
 
 def check_one(rng, model, random_drafting):
@@ -117,8 +108,8 @@ def check_one(rng, model, random_drafting):
     if rng.random() < 0.3:
         cache = options["prompt_cache"] = PromptCache()
         before = prompt[: rng.randint(1, len(prompt))]
-        texts(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
-    assert texts(model, prompt, count, drafting, **options) == expected, drafting
+        written(model, before, rng.randint(1, 9), DRAFTS[4], prompt_cache=cache, sampler=make())
+    assert written(model, prompt, count, drafting, **options)[:count] == expected, drafting
 
 
 def any_drafting(rng, model, prompt, expected):
@@ -177,7 +168,7 @@ MORE = [
     (check_case, EVERY, 1000, 120),
     (check_case, CONDITIONED, 2000, 120),
     (check_shortlists, CONDITIONED, 4000, 60),
-    (check_proposers, EVERY, 5100, 240),
+    (check_proposers, EVERY, 5150, 240),
     (check_proposers, list(HEADS), 7100, 240),
     (check_proposers, FAMILIES, 9100, 60),
 ]

@@ -27,6 +27,7 @@ from random_models import (
     random_prompt,
     request,
     speculative_model,
+    written,
 )
 from tiny_models import (
     stream_adapter_directory,
@@ -50,12 +51,7 @@ SETTINGS = {
 
 
 def tokens_of(model, prompt, count, settings=SETTINGS["tree"], cache=None, **options):
-    tokens = []
-    steps = decode(model, request(prompt, settings, prompt_cache=cache, **options))
-    while len(tokens) < count:
-        tokens += next(steps).tokens
-    steps.close()
-    return tokens
+    return written(model, prompt, count, settings, prompt_cache=cache, **options)
 
 
 def test_generated_rows_of_shared_mode_are_other_rows():

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 from mlx_lm.tuner.callbacks import TrainingCallback
@@ -22,12 +23,17 @@ def completions(count: int, seed: int = 0) -> list[dict[str, str]]:
     return [{"prompt": " ".join(three), "completion": f"the team {three[0]}"} for three in words]
 
 
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    """Write a JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def data_directory(directory: Path) -> Path:
     """Write ``train.jsonl`` and ``valid.jsonl``."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", completions(24)), ("valid", completions(6, seed=1))):
-        lines = [json.dumps(row) + "\n" for row in rows]
-        (directory / f"{name}.jsonl").write_text("".join(lines))
+    write_rows(directory / "train.jsonl", completions(24))
+    write_rows(directory / "valid.jsonl", completions(6, seed=1))
     return directory
 
 

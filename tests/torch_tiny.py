@@ -1,8 +1,5 @@
 """Tiny random Llamas with streams in PyTorch, and what they learn soon."""
 
-import json
-import random
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -10,6 +7,7 @@ from specstream_mlx.convert.pytorch.losses import Batch
 from specstream_mlx.convert.pytorch.reference import SpeculativeStreamingModel
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import VOCAB_SIZE, tiny_tokenizer
+from tiny_training import completions, write_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specstream_mlx.stream_config import StreamConfig
@@ -57,17 +55,6 @@ def tiny_batch(*, vocab=50):
     return Batch(tokens, torch.tensor([4, 5, 1]), torch.tensor([9, 12, 7]))
 
 
-def tiny_completions(path):
-    """Write 24 prompts and completions that a tiny model learns soon; returns ``path``."""
-    rng = random.Random(0)
-    with path.open("w") as file:
-        for _ in range(24):
-            words = rng.sample(["check", "numbers", "meeting", "report", "team", "noon"], 3)
-            line = {"prompt": " ".join(words), "completion": "the team " + words[0]}
-            file.write(json.dumps(line) + "\n")
-    return path
-
-
 def written(model, parent):
     """``parent / "hf"``, a model's directory in Hugging Face's format, with a tokenizer."""
     directory = parent / "hf"
@@ -90,4 +77,4 @@ def tied_mlx(tied):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return tiny_completions(tmp_path_factory.mktemp("data") / "train.jsonl")
+    return write_rows(tmp_path_factory.mktemp("data") / "train.jsonl", completions(24))

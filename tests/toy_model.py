@@ -4,7 +4,6 @@ It writes queries that end, and its streams are often right: what random models 
 stands in for the demonstration model.
 """
 
-import json
 import random
 import shutil
 
@@ -16,6 +15,7 @@ from filelock import FileLock
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tuner.trainer import default_loss
 from tiny_models import save_base, tiny_llama, tiny_llama_config, tiny_tokenizer
+from tiny_training import write_rows
 
 from specstream_mlx.prompts import chat_prompt
 
@@ -63,8 +63,7 @@ def _make(directory):
     _write_base(base)
     data.mkdir()
     for name, count in (("train", 192), ("valid", 16)):
-        lines = [json.dumps(row) + "\n" for row in questions(count, seed=count)]
-        (data / f"{name}.jsonl").write_text("".join(lines))
+        write_rows(data / f"{name}.jsonl", questions(count, seed=count))
     usual = ("--model", base, "--data", data, "--num-msa-layers", 2, "--batch-size", 8)
     usual += ("--learning-rate", 1e-2, "--steps-per-eval", 1000, "--val-batches", 1)
     sql = ("--mode", "shared", "--prompt-template", TEMPLATE)

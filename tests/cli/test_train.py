@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from command_line import refusal, run
 from tiny_models import stream_adapter_directory
-from tiny_training import data_directory
+from tiny_training import data_directory, write_rows
 
 from specstream_mlx import load
 from specstream_mlx.hardware import device
@@ -234,8 +234,7 @@ def test_the_shipped_prompts_and_files_of_prompts(tmp_path):
     path = tmp_path / "train.jsonl"
     two = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "two"}]}
     rows = [{"prompt": "one", "completion": "x"}, two, {"prompt": "one"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_prompts(path) == ["one", "two"]
+    assert read_prompts(write_rows(path, rows)) == ["one", "two"]
     path.write_text('{"text": "x"}\n')
     with pytest.raises(ValueError, match=r"train.jsonl, line 1 is .* expected a prompt"):
         read_prompts(path)

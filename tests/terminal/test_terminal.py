@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from command_line import result_of
-from torch_tiny import tiny_completions
+from tiny_training import completions, write_rows
 
 from specstream_mlx import UserError
 from specstream_mlx.options import integer, option
@@ -65,7 +65,7 @@ def ended(module, *words, **how):
 
 def test_libraries_write_nothing_to_stderr(base, tmp_path):
     """In processes of their own, where no library has been imported before."""
-    tiny_completions(tmp_path / "data.jsonl")
+    write_rows(tmp_path / "data.jsonl", completions(24))
     flags = ("--data", tmp_path / "data.jsonl", "--output", tmp_path / "run", "--model", base)
     flags += ("--mode", "shared", "--num-msa-layers", 1, "--iters", 2, "--batch-size", 2)
     assert ended("specstream_mlx.convert.pytorch.trainer", *flags) == (0, "")

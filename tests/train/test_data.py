@@ -1,11 +1,10 @@
 """Training data: mlx-lm's formats, the order of batches, what of them is scored."""
 
-import json
-
 import mlx.core as mx
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import CHAT_TEMPLATE, VOCAB_SIZE, tiny_tokenizer
+from tiny_training import write_rows
 
 from specstream_mlx import UserError
 from specstream_mlx.train.batches import Batches, Item, most_frequent
@@ -36,8 +35,7 @@ def read(tmp_path):
     path = tmp_path / "train.jsonl"
 
     def read(rows, chat=CHAT_TEMPLATE, longest=100, template=None):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return read_split(path, tokenizer_of(chat), longest, VOCAB_SIZE, template)
+        return read_split(write_rows(path, rows), tokenizer_of(chat), longest, VOCAB_SIZE, template)
 
     return read
 

@@ -8,6 +8,7 @@ import pytest
 from command_line import run_program
 from specstream_mlx.convert.demo_model import prompt_sources
 from specstream_mlx.convert.demo_model.prompt_sources import SOURCES, lines_of
+from tiny_training import write_rows
 
 from specstream_mlx.errors import UserError
 
@@ -173,10 +174,8 @@ WORDS = QUESTION.replace(" ,", "").split()
 @pytest.fixture
 def never(tmp_path):
     """Questions as Spec-Bench has them."""
-    path = tmp_path / "question.jsonl"
     turns = ["What?", f"Translate German to English: {QUESTION}", SECOND]
-    path.write_text(json.dumps({"question_id": 1, "turns": turns}) + "\n")
-    return path
+    return write_rows(tmp_path / "question.jsonl", [{"question_id": 1, "turns": turns}])
 
 
 def test_no_line_has_eight_words_in_a_row_of_a_test_question(planted, never):
@@ -207,8 +206,7 @@ def test_lines_fit_are_said_once_and_held_out_by_origin(planted):
 
 def test_what_may_never_be_there_is_not_written(clones, made, never, tmp_path):
     """A clone that is not there is named."""
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"prompt": NEWS[4]}) + "\n")
+    other = write_rows(tmp_path / "other.jsonl", [{"prompt": NEWS[4]}])
     assert any(NEWS[4] in prompt for prompt in made["ntrex"])
     without = written(clones, tmp_path, "--never", never, "--never", other)
     assert not any(NEWS[4] in prompt for prompt in without["ntrex"])

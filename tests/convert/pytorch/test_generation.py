@@ -1,6 +1,5 @@
 """What a model writes in PyTorch, many texts at once, is what it writes one at a time."""
 
-import json
 import random
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ from specstream_mlx.convert.pytorch import generation
 from specstream_mlx.convert.pytorch.generation import Writer, Written
 from specstream_mlx.convert.pytorch.trainer import train
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from tiny_training import write_rows
 
 from specstream_mlx import generate, load
 from specstream_mlx.files import read_json_lines
@@ -54,9 +54,8 @@ def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
 
 
 def test_answers_are_those_of_the_lora(base, tmp_path):
-    data = tmp_path / "train.jsonl"
     line = {"prompt": "ba", "completion": "mumu dede lolo"}
-    data.write_text(20 * (json.dumps(line) + "\n"))
+    data = write_rows(tmp_path / "train.jsonl", 20 * [line])
     chosen = {"model": base, "data": data, "output": tmp_path / "out", "bf16": False}
     chosen |= {"iters": 30, "learning_rate": 2e-2, "batch_size": 4}
     writer = Writer(base, train(TrainSettings(**chosen, lora_alone=True, lora_rank=4)))
@@ -93,7 +92,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
     monkeypatch.setattr(Writer, "answers", varied)
     for name in ("train.jsonl", "valid.jsonl"):  # of people, whose last line is the last
-        (tmp_path / name).write_text(json.dumps({"prompt": name, "source": "people"}) + "\n")
+        write_rows(tmp_path / name, [{"prompt": name, "source": "people"}])
     writer, arguments = Writer(base), (60, 0, tmp_path)
     own_answers.write_base_answers(writer, tmp_path / "whole", *arguments)
     learned, tried = (rows(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
@@ -128,8 +127,7 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     monkeypatch.setattr(own_answers, "PROMPTED_TOKENS", 24)
     wanted = [{"prompt": prompt, "source": "single"} for prompt in words(7)]
     wanted.append({"turns": ["baba", "lolo ki", "mumu"], "source": "talk"})
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in wanted))
+    prompts = write_rows(tmp_path / "prompts.jsonl", wanted)
     writer, given = Writer(base), (prompts, tmp_path / "answers", 0)
     paths = own_answers.write_prompted_answers(writer, *given)
     found = [row for path in paths for row in rows(path)]

@@ -14,6 +14,7 @@ from specstream_mlx.convert.pytorch import trainer, training_run
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import VOCAB_SIZE
+from tiny_training import write_rows
 from torch_tiny import tiny_batch
 
 from specstream_mlx.errors import UserError
@@ -80,7 +81,7 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path)
     """How often it is right is counted for each source, too."""
     named, sources = tmp_path / "valid.jsonl", ["news:short", "news:long", "talks"]
     rows = enumerate(map(json.loads, data.read_text().splitlines()))
-    named.write_text("".join(json.dumps(r | {"source": sources[i % 3]}) + "\n" for i, r in rows))
+    write_rows(named, [row | {"source": sources[i % 3]} for i, row in rows])
     chosen = settings(mode=mode, **LEARNS, prompt_template="Do: {text}", valid_data=named)
     path = trainer.train(chosen)
     lines = log(chosen.output)
