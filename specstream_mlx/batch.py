@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -220,7 +221,7 @@ def stream_batch(
                     max_tokens=room(own, prompt, None, max_tokens),
                     end_tokens=tokenizer.eos_token_ids,
                     prompt_cache=deepcopy(caches[id(own)]) if others else None,
-                    progress=lambda read, _, before=before: reading(before + read, of),
+                    progress=partial(_counted, reading, before, of),
                 )
                 before += len(prompt)
                 request.check(own)
@@ -243,6 +244,10 @@ def stream_batch(
                         del going[sequence]
                         break
             schedulers = [one for one in schedulers if one]
+
+
+def _counted(reading: Progress, before: int, of: int, read: int, _: int) -> None:
+    reading(before + read, of)
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:

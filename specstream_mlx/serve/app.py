@@ -167,7 +167,7 @@ def make_app(
         for file in page.iterdir():
             if file.suffix in (".html", ".css", ".js", ".svg"):
                 place = "/" if file.name == "index.html" else f"/{file.name}"
-                gets[place] = lambda _, file=file: FileResponse(file, headers=_PAGE_HEADERS)
+                gets[place] = partial(_file, file)
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
     routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
@@ -178,6 +178,10 @@ def make_app(
         allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
         app.add_middleware(CORSMiddleware, allow_headers=["*"], **allowed)
     return app
+
+
+def _file(file: Path, _: Request) -> Response:
+    return FileResponse(file, headers=_PAGE_HEADERS)
 
 
 def document() -> dict[str, Any]:
