@@ -7,6 +7,7 @@ from ..errors import UserError
 from ..model_paths import local_directory, model_directory
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
+from ..terminal.progress import progress
 
 _DIRECTORIES = each("a list of directories", lambda value: isinstance(value, Path))
 
@@ -99,8 +100,6 @@ def convert(
 
     if not is_gguf:
         local_directory(model)  # or fail before MLX is imported, which takes a while
-    from ..terminal.progress import progress
-
     written = [target]
     if to_pytorch is not None:
         from specstream_mlx.convert.to_pytorch import convert_to_pytorch

@@ -6,6 +6,7 @@ from .. import bundled, demonstration
 from ..model_paths import adapter_directory, model_directory
 from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
 from ..terminal.notes import note
+from ..terminal.progress import progress
 from .options import ModelOptions
 
 _SIZES = what(
@@ -51,8 +52,6 @@ def export_coreml(
     require_coremltools("export-coreml")
     from specstream_mlx.convert.to_coreml.export import export
     from specstream_mlx.convert.to_coreml.supported import Sizes
-
-    from ..terminal.progress import progress
 
     directories = [Path(adapter_directory(name)) for name in adapter or ()]
     if demonstration.is_meant(model) and not directories:

@@ -18,6 +18,7 @@ from ..hardware import blas
 from ..model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
+from ..terminal.progress import progress
 from . import launched
 from .options import (
     VERIFY,
@@ -312,8 +313,6 @@ class _DraftMarks:
 
 def _generate(run: Run, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for, of an interrupted text too."""
-    from ..terminal.progress import progress
-
     marks: _DraftMarks | None = None
     tokens, text = list[int](), ""
     last: GenerationResponse | None = None

@@ -22,6 +22,7 @@ from ..options import (
 )
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
+from ..terminal.progress import progress
 from ..train.settings import TrainSettings
 from .options import ModelOptions
 
@@ -105,7 +106,6 @@ def train(
     if prompts_file != _SELF and not Path(prompts_file).exists():
         raise UserError(f"{prompts_file} is missing")
     from ..loading import load
-    from ..terminal.progress import progress
     from ..train.outcome import measure, texts_of
     from ..train.run import run_directory
     from ..train.start import start_of
@@ -280,7 +280,6 @@ def _estimated(
     no_outcome: bool,
 ) -> "Run | None":
     """Say what all that is left to do takes; returns the run if its data are there."""
-    from ..terminal.progress import progress
     from ..train.distil import SHIPPED, answers_left, held_out, read_prompts
     from ..train.estimate import Estimate
     from ..train.run import Run
@@ -319,7 +318,6 @@ def _answers(
     data: Path,
 ) -> None:
     """Let the base answer prompts, its own if there are none."""
-    from ..terminal.progress import progress
     from ..train.distil import answers_left, distil
     from ..train.self_prompts import draw_prompts
 
@@ -365,7 +363,6 @@ def _iterate(run: "Run") -> None:
     """Run it with a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 
-    from ..terminal.progress import progress
     from ..train.run import duration
 
     class Lines(TrainingCallback):

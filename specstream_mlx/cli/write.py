@@ -69,9 +69,9 @@ def write(
             raise UserError(objection)
         note(f"{objection}: what follows is made up")
     task = Task(adapter, source.adapter, text, take_all)  # type: ignore[arg-type]
-    pieces, figures = written(source, [task], max_tokens), Figures()
+    pieces = written(source, [task], max_tokens)
     with progress("Writing") if as_json or not sys.stdout.isatty() else nullcontext() as show:
-        for _, new in in_order([task], figures.noted(pieces)):
+        for _, new in in_order([task], pieces):
             if not as_json:
                 print(new, end="", flush=True)
             if show is not None and len(task.work.parts) > 1:
@@ -83,11 +83,11 @@ def write(
             "text": task.work.result,
             "left_out": [{"old": c.old, "new": c.text, "changes": c.meaning} for c in left],
         }
-        print(json.dumps(whole | figures.values), flush=True)
+        print(json.dumps(whole | task.figures), flush=True)
     else:
         print(flush=True)
     note_left_out(left)
-    if figures.is_cut:
+    if task.is_cut:
         note(f"The result was cut off at --max-tokens {max_tokens}")
         raise SystemExit(1)
 
@@ -98,9 +98,34 @@ class Task:
     def __init__(self, name: str, adapter: Path, text: str, take_all: bool = False):
         tool, self.name, self._left = tools.tool_at(adapter), name, list[Correction]()
         self.text, self._take_all = text, take_all
+        self._last: dict[int, local.Written] = {}  # of each part, the newest piece
+        self._began = self._now = 0.0
         edit = self._corrected if tool and tool.name == "proofread" else None
         self.work = Work(tool.name if tool else None, text, edit)
         self.chats = [local.Chat(name, adapter, prompt) for prompt in self.work.prompts]
+
+    def add(self, part: int, piece: local.Written) -> str:
+        """Take in what came of a part; returns what follows of the result, as far as it is sure."""
+        self._now = time.perf_counter()
+        self._began = self._began or self._now
+        self._last[part] = piece
+        return self.work.add(part, piece.text, piece.finish_reason is not None)
+
+    @property
+    def is_cut(self) -> bool:
+        return any(one.finish_reason == "length" for one in self._last.values())
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Counts over all parts."""
+        tokens = sum(one.generation_tokens for one in self._last.values())
+        calls = sum(one.target_calls for one in self._last.values())
+        return {
+            "finish_reason": "length" if self.is_cut else "stop",
+            "generation_tokens": tokens,
+            "generation_tps": (tokens - 1) / max(self._now - self._began, 1e-9),
+            "accepted_length": tokens / max(calls, 1),
+        }
 
     @property
     def left_out(self) -> list[Correction]:
@@ -116,36 +141,6 @@ class Task:
         written, left = careful(old, written, self.text, part.start)
         self._left += left
         return written
-
-
-class Figures:
-    """Counts over all texts, of what comes of them."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, local.Written] = {}
-        self._began = self._now = 0.0
-
-    def noted(self, pieces: Pieces) -> Pieces:
-        for number, piece in pieces:
-            self._now = time.perf_counter()
-            self._began = self._began or self._now
-            self._last[number] = piece
-            yield number, piece
-
-    @property
-    def is_cut(self) -> bool:
-        return any(one.finish_reason == "length" for one in self._last.values())
-
-    @property
-    def values(self) -> dict[str, Any]:
-        tokens = sum(one.generation_tokens for one in self._last.values())
-        calls = sum(one.target_calls for one in self._last.values())
-        return {
-            "finish_reason": "length" if self.is_cut else "stop",
-            "generation_tokens": tokens,
-            "generation_tps": (tokens - 1) / max(self._now - self._began, 1e-9),
-            "accepted_length": tokens / max(calls, 1),
-        }
 
 
 def written(source: Source, tasks: Sequence[Task], max_tokens: int) -> Pieces:
@@ -172,8 +167,7 @@ def in_order(tasks: Sequence[Task], pieces: Pieces) -> Iterator[tuple[Task, str]
     waiting, ahead = deque(tasks), dict[Task, str]()
     for number, piece in pieces:
         task, part = places[number]
-        new = task.work.add(part, piece.text, piece.finish_reason is not None)
-        ahead[task] = ahead.get(task, "") + new
+        ahead[task] = ahead.get(task, "") + task.add(part, piece)
         while waiting and (task := waiting[0]) in ahead:
             yield task, ahead.pop(task)
             if task.work.ended < len(task.chats):
