@@ -44,20 +44,6 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def expected_integer(value: Any, least: int = 1, most: int = MOST) -> str | None:
-    """Say what was expected if a value is no integer from ``least`` to ``most``, else ``None``."""
-    if not is_integer(value) or value < least:
-        return f"an integer of at least {least}"
-    return f"an integer of at most {most}" if value > most else None
-
-
-def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> None:
-    """Check that a value is an integer from ``least`` to ``most``."""
-    expected = expected_integer(value, least, most)
-    if expected is not None:
-        raise UserError(f"{name} is {shown(value)}, expected {expected}")
-
-
 def is_number(value: Any) -> bool:
     """Check for a finite number, of Python's or numpy's, that is no truth value."""
     if not isinstance(value, Real) or isinstance(value, bool):

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import UserError, is_number, shown
+from .errors import UserError, shown
+from .options import NUMBER
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -141,9 +142,7 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
     """Turn any error of a library that reads a tokenizer in the context into one sentence."""
     for name in _TOKENIZER_FILES:
         if os.path.lexists(path := directory / name):
-            length = read_json(path).get("model_max_length", 0)
-            if not is_number(length):
-                raise UserError(f"{path}: model_max_length is {shown(length)}, expected a number")
+            NUMBER.check(f"{path}: model_max_length", read_json(path).get("model_max_length", 0))
     try:
         yield
     except Exception as error:  # transformers and tokenizers raise many types

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from .adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
-from .errors import VOCABULARY, UserError, check_integer, shown
+from .errors import VOCABULARY, UserError, shown
 from .files import Headers, model_headers, read_json, short
 from .model_paths import WEIGHTS, weight_files
 from .models.architectures import check_config, completed, tied_where_untold
 from .models.fingerprint import fingerprint
+from .options import COUNT, OBJECT
 
 _LORA_TENSOR = re.compile(
     r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"
@@ -107,13 +108,12 @@ def describe_base(directory: Path) -> dict[str, Any]:
     outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
     outer = tied_where_untold(outer, loaded)
     for name in ("text_config", "quantization"):
-        if not isinstance(outer.get(name) or {}, dict):
-            raise UserError(f"{path}: {name} is {shown(outer[name])}, expected an object")
+        OBJECT.check(f"{path}: {name}", outer.get(name) or {})
     config = completed(outer | (outer.get("text_config") or {}))
     sizes: dict[str, Any] = {name: config.get(name) for name in _SIZES}
     for name, value in sizes.items():
         if name in _SIZES[:4] or value is not None:
-            check_integer(f"{path}: {name}", value)
+            COUNT.check(f"{path}: {name}", value)
     heads = sizes["num_attention_heads"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // heads
@@ -161,7 +161,7 @@ def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Coun
         elif last == "weight":
             own = settings.get(layer)
             size: Any = (own if isinstance(own, dict) else settings).get("group_size")
-            check_integer(f"{path}: group_size", size)
+            COUNT.check(f"{path}: group_size", size)
             count = prod(scales[0]) * size
             counts[f"{32 * prod(shape) / max(count, 1):g} bits, group {size}"] += count
         elif last not in ("scales", "biases"):

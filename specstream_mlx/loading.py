@@ -27,14 +27,7 @@ from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, naming, shown
-from .files import (
-    not_finite,
-    read_json,
-    reason,
-    sampled_digest,
-    tensor_headers,
-    tokenizer_files,
-)
+from .files import not_finite, read_json, reason, sampled_digest, tensor_headers, tokenizer_files
 from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
 from .model_paths import (

@@ -12,16 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from .errors import (
-    MAX_TREE_SIZE,
-    MOST,
-    MOST_STREAMS,
-    UserError,
-    expected_integer,
-    is_integer,
-    is_number,
-    shown,
-)
+from .errors import MAX_TREE_SIZE, MOST, MOST_STREAMS, UserError, is_integer, is_number, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +50,13 @@ def optional(kind: Kind) -> Kind:
 
 def integer(least: int, most: int = MOST) -> Kind:
     """Integers, of Python's or numpy's, from ``least`` to ``most``."""
-    return Kind(lambda value: expected_integer(value, least, most), int, "N")
+
+    def objection(value: Any) -> str | None:
+        if not is_integer(value) or value < least:
+            return f"an integer of at least {least}"
+        return f"an integer of at most {most}" if value > most else None
+
+    return Kind(objection, int, "N")
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Kind:
@@ -111,6 +108,8 @@ DIRECTORY, FILE = replace(PATH, metavar="DIR"), replace(PATH, metavar="FILE")
 MODEL, NAME = replace(TEXT, metavar="DIR|REPO"), replace(TEXT, metavar="NAME")
 HEAD = replace(TEXT, metavar="auto|DIR|REPO")
 FIELDS = instance("fields by name", dict)
+COUNT, NUMBER = integer(1), number()
+OBJECT, BOOLEAN = instance("an object", Mapping), instance("true or false", bool)  # of JSON
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
 SHARE = replace(number(0, 1), metavar="P")
 PROBABILITY = what(

@@ -23,9 +23,10 @@ from specstream_mlx.adapters.lora import (
     place_in_layer,
     selected_modules,
 )
-from specstream_mlx.errors import UserError, check_integer, is_number, shown
+from specstream_mlx.errors import UserError, shown
 from specstream_mlx.files import read_json
 from specstream_mlx.models.architectures import architecture_of
+from specstream_mlx.options import COUNT, NUMBER
 
 from .source_tensors import read_arrays
 
@@ -147,9 +148,8 @@ def _rank_and_scale(path: Path, config: dict[str, Any], name: str) -> tuple[int,
     """A module's rank and its scale: ``alpha / r``, or ``alpha / sqrt(r)`` with rsLoRA."""
     rank = _by_pattern(path, config, "rank_pattern", name, config.get("r"))
     alpha = _by_pattern(path, config, "alpha_pattern", name, config.get("lora_alpha"))
-    check_integer(f"{path}: for {name} r", rank)
-    if not is_number(alpha):
-        raise UserError(f"{path}: for {name} lora_alpha is {shown(alpha)}, expected a number")
+    COUNT.check(f"{path}: for {name} r", rank)
+    NUMBER.check(f"{path}: for {name} lora_alpha", alpha)
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

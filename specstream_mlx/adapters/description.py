@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import VOCABULARY, UserError, check_integer, is_number, naming, shown
+from ..errors import VOCABULARY, UserError, naming, shown
 from ..files import Headers, check_tensors, read_json, short, tensor_headers
 from ..models.architectures import architecture_of, completed
 from ..models.fingerprint import fingerprint
+from ..options import COUNT, NUMBER, OBJECT
 from ..stream_config import StreamConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -99,11 +100,8 @@ class AdapterDescription:
             raise UserError(f"{self.config_path} has no lora_parameters, expected mlx-lm's")
         found: list[Any] = [fields.get(name) for name in names]
         rank, scale = found
-        check_integer(f"{self.config_path}: the LoRA {names[0]}", rank)
-        if not is_number(scale):
-            raise UserError(
-                f"{self.config_path}: the LoRA {names[1]} is {shown(scale)}, expected a number"
-            )
+        COUNT.check(f"{self.config_path}: the LoRA {names[0]}", rank)
+        NUMBER.check(f"{self.config_path}: the LoRA {names[1]}", scale)
         if self.is_peft:
             scale /= rank**0.5 if self.config.get("use_rslora") else rank  # rank-stabilised
         return rank, scale
@@ -136,10 +134,9 @@ def describe(directory: str | Path) -> AdapterDescription:
         where, values = str(stream_path), read_json(stream_path)
     streams = None
     if torch_streams or STREAM_KEY in config:
-        if not isinstance(values, dict):
-            raise UserError(f"{where} is {shown(values)}, expected an object")
+        OBJECT.check(where, values)
         with naming(where):
-            streams = StreamConfig.from_dict(values)
+            streams = StreamConfig.from_dict(values)  # type: ignore[arg-type]
     torch_side = torch_streams or "peft_type" in config
     return AdapterDescription(path, config, streams, "pytorch" if torch_side else "mlx")
 

@@ -22,6 +22,7 @@ from ..errors import VOCABULARY, UserError, shown
 from ..files import check_tensors, read_arrays, tensor_headers
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
+from ..options import choice
 from ..stream_config import StreamConfig
 from .description import (
     ADAPTER_CONFIG,
@@ -90,8 +91,7 @@ def read_lora(description: AdapterDescription, model: nn.Module) -> dict[str, mx
     """Read LoRA's tensors by name, in mlx-lm's format; empty if the adapter has none."""
     path, config = description.config_path, description.config
     kind, parameters = config.get("fine_tune_type", "lora"), config.get("lora_parameters")
-    if kind not in ("lora", "dora"):
-        raise UserError(f"{path}: fine_tune_type is {shown(kind)}, expected 'lora' or 'dora'")
+    choice("lora", "dora").check(f"{path}: fine_tune_type", kind)
     if not isinstance(parameters, dict) or "num_layers" not in config:
         raise UserError(f"{path} has no lora_parameters and num_layers, expected mlx-lm's")
     count, keys, layers = config["num_layers"], parameters.get("keys"), len(model.layers)

@@ -28,9 +28,10 @@ from ..engine.borrowed_model import BorrowedModel, PositionedRope
 from ..engine.draft_head import AcceptedRows, DraftHead, HeadConfig, OwnRows, Rank
 from ..engine.guess import Candidates, guess
 from ..engine.kv import UncommittedRows
-from ..errors import UserError, check_integer, is_number, shown
+from ..errors import UserError
 from ..files import read_arrays, read_json, reason
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
+from ..options import COUNT, OBJECT, POSITIVE, choice, integer
 
 DEPTH = 6
 """Levels that are drafted: EAGLE-2's published depth. The layer itself has no limit."""
@@ -39,14 +40,11 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Layer(nn.Module):
-    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide.
-
-    ``normed``: queries and keys are, as Qwen3's.
-    """
+    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide."""
 
     def __init__(self, args: ModelArgs, width: int, normed: bool = False):
         super().__init__()
-        family: Any = qwen3.Attention if normed else Attention
+        family: Any = qwen3.Attention if normed else Attention  # whose queries and keys are
         self.self_attn = attention = family(args)
         for name in ("q_proj", "k_proj", "v_proj"):
             rows, _ = attention[name].weight.shape
@@ -320,27 +318,19 @@ def load_weights(
 
 def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
     """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'."""
-    if not isinstance(config, Mapping):
-        raise UserError(
-            f"{directory}: the layer is {shown(config)}, expected an object with its sizes"
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        raise UserError(
-            f"{directory}: hidden_act is {shown(config['hidden_act'])}, expected 'silu'"
-        )
+    OBJECT.check(f"{directory}: the layer", config)
+    choice("silu").check(f"{directory}: hidden_act", config.get("hidden_act", "silu"))
     if "sliding_attention" in str(config.get("layer_types")):
         raise UserError(f"{directory}: its layer attends in a window, expected 'full_attention'")
     needed = "hidden_size", "intermediate_size", "num_attention_heads"
     for name in (*needed, "num_key_value_heads", "head_dim"):
         if name in needed or config.get(name) is not None:
-            check_integer(f"{directory}: {name}", config.get(name))
+            COUNT.check(f"{directory}: {name}", config.get(name))
     values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
     rope = rope_parameters(config)
     check_rope(rope, config, POSITION_ONLY)
     values |= {**config, **rope_fields(rope, config), **fields}
-    epsilon = values["rms_norm_eps"]
-    if not is_number(epsilon) or epsilon <= 0:
-        raise UserError(f"{directory}: rms_norm_eps is {shown(epsilon)}, expected a number above 0")
+    POSITIVE.check(f"{directory}: rms_norm_eps", values["rms_norm_eps"])
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     values |= {"model_type": "llama", "num_hidden_layers": 1, "layer_types": None, "vocab_size": 0}
@@ -360,7 +350,7 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
     if not isinstance(ids, list):
         raise UserError(f"{directory}: {_IDS} is {ids!r}, expected a list of layers")
     for number in ids:
-        check_integer(f"{directory}: a number of {_IDS}", number, least=0, most=layers)
+        integer(0, layers).check(f"{directory}: a number of {_IDS}", number)
     return tuple(ids)
 
 

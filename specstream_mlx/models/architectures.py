@@ -14,8 +14,9 @@ from importlib import import_module
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..errors import MOST, MOST_LAYERS, UserError, check_integer, is_number, shown
+from ..errors import MOST, MOST_LAYERS, UserError, is_number, shown
 from ..files import Headers
+from ..options import BOOLEAN, COUNT, OBJECT, POSITIVE, TEXT, integer, optional, what
 from .rope import (
     POSITION_ONLY,
     check_agreement,
@@ -86,18 +87,18 @@ def _windows(default: Callable[[Config, int], bool]) -> Callable[[Config], Windo
 def _qwen_slides(config: Config, layer: int) -> bool:
     if not config.get("use_sliding_window"):
         return False
-    check_integer("max_window_layers", config["max_window_layers"], least=0)
+    integer(0).check("max_window_layers", config["max_window_layers"])
     return layer >= config["max_window_layers"]
 
 
 def _gemma3_fields(config: Config) -> dict[str, Any]:
     """Add the period of the sliding layers and the base of their rope, as mlx-lm needs them."""
     types, period = config.get("layer_types"), 6
-    _check_above_0(config, "query_pre_attn_scalar")
+    POSITIVE.check("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 1))
     for name in ("_sliding_window_pattern", "sliding_window_pattern"):
         if config.get(name) is not None:
             period = config[name]
-            check_integer(name, period)
+            COUNT.check(name, period)
     if types:
         full = [number for number, kind in enumerate(types) if kind == "full_attention"]
         period = full[0] + 1 if full else len(types) + 1
@@ -127,16 +128,16 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
     return {"sliding_window_pattern": period, "rope_local_base_freq": base}
 
 
-def _check_above_0(config: Config, name: str, why: str = "") -> None:
-    value = config.get(name, 1)
-    if not is_number(value) or value <= 0:
-        raise UserError(f"{name} is {shown(value)}, expected a number above 0{why}")
+_CAP = what(
+    "a number above 0: mlx-lm's Gemma 2 has no form without it",
+    lambda value: is_number(value) and value > 0,
+)
 
 
 def _gemma2_fields(config: Config) -> dict[str, Any]:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        _check_above_0(config, name, ": mlx-lm's Gemma 2 has no form without it")
-    _check_above_0(config, "query_pre_attn_scalar")
+        _CAP.check(name, config.get(name, 1))
+    POSITIVE.check("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 1))
     return {}
 
 
@@ -381,7 +382,7 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         raise UserError(f"text_config is given, which is refused: {_MULTIMODAL}")
     for name in (*_COUNTS, *(name for name in _COUNTS_IF_GIVEN if config.get(name) is not None)):
         most = MOST_LAYERS if name == "num_hidden_layers" else MOST
-        check_integer(name, config.get(name), most=most)
+        integer(1, most).check(name, config.get(name))
     _check_other_fields(config)
     if architecture.tested:
         _check_heads(config)
@@ -412,27 +413,21 @@ def _check_heads(config: Config) -> None:
 
 def _check_other_fields(config: Config) -> None:
     for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
-        _check_above_0(config, name)
+        POSITIVE.check(name, config.get(name, 1))
     for name in ("torch_dtype", "dtype"):
         value = config.get(name)
         if isinstance(value, str) and not re.fullmatch(r"auto|(torch\.)?b?float\w+", value):
             raise UserError(f"{name} is {shown(value)}, expected one such as 'bfloat16'")
-    traditional = config.get("rope_traditional", False)
-    if not isinstance(traditional, bool):
-        raise UserError(f"rope_traditional is {shown(traditional)}, expected true or false")
-    tied = config.get("tie_word_embeddings")
-    if not isinstance(tied, bool | None):
-        raise UserError(f"tie_word_embeddings is {shown(tied)}, expected true or false")
+    BOOLEAN.check("rope_traditional", config.get("rope_traditional", False))
+    optional(BOOLEAN).check("tie_word_embeddings", config.get("tie_word_embeddings"))
     for name in ("quantization", "quantization_config"):
-        if not isinstance(config.get(name), Mapping | None):
-            raise UserError(f"{name} is {shown(config[name])}, expected an object")
+        optional(OBJECT).check(name, config.get(name))
     for name in ("bits", "group_size"):
         if config.get("quantization") is not None:
-            check_integer(f"quantization's {name}", config["quantization"].get(name))
+            COUNT.check(f"quantization's {name}", config["quantization"].get(name))
     foreign = config.get("quantization_config") if config.get("quantization") is None else None
-    if foreign and not isinstance(foreign.get("quant_method"), str):
-        method = shown(foreign.get("quant_method"))
-        raise UserError(f"quantization_config's quant_method is {method}, expected a text")
+    if foreign:
+        TEXT.check("quantization_config's quant_method", foreign.get("quant_method"))
     check_end_tokens(config)
 
 
@@ -445,7 +440,7 @@ def _check_windows(architecture: Architecture, config: Config) -> None:
         windows = [config.get("sliding_window") if slides else None]
     for window in windows:
         if window is not None:
-            check_integer("sliding_window", window)
+            COUNT.check("sliding_window", window)
 
 
 def check_end_tokens(config: Config) -> None:
@@ -453,7 +448,7 @@ def check_end_tokens(config: Config) -> None:
     ends = config.get("eos_token_id")
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None:
-            check_integer("eos_token_id", token, least=-1)
+            integer(-1).check("eos_token_id", token)
 
 
 def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UserError, check_integer, is_number, shown
+from ..errors import UserError, shown
+from ..options import COUNT, OBJECT, POSITIVE, TEXT, number, optional
 
 POSITION_ONLY = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Rope types whose angles depend on a token's position alone, not on the length of the text.
@@ -47,8 +48,7 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
                 rope[name] = place[name]
     old_kind = rope.pop("type", None)
     kind = rope.get("rope_type") or old_kind or "default"
-    if not isinstance(kind, str):
-        raise UserError(f"rope_type is {shown(kind)}, expected a text")
+    TEXT.check("rope_type", kind)
     return {**rope, "rope_type": _ALIASES.get(kind, kind)}
 
 
@@ -57,13 +57,10 @@ def _objects(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the parameters of ``layer_type`` in ``rope_parameters``, and ``rope_scaling``."""
     for name in ("rope_parameters", "rope_scaling"):
-        if not isinstance(config.get(name), Mapping | None):
-            raise UserError(f"{name} is {shown(config[name])}, expected an object")
+        optional(OBJECT).check(name, config.get(name))
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     for name in ("full_attention", "sliding_attention"):
-        value = new.get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise UserError(f"{name} of rope_parameters is {shown(value)}, expected an object")
+        optional(OBJECT).check(f"{name} of rope_parameters", new.get(name))
     if layer_type is not None and any(isinstance(value, Mapping) for value in new.values()):
         new = new.get(layer_type) or {}
     return new, old
@@ -120,9 +117,7 @@ def check_rope(
             raise UserError(f"rope_type is {kind!r} without {name}, expected it beside rope_type")
     check_numbers(rope)
     for name in ("mscale", "mscale_all_dim"):
-        value = rope.get(name, 0)
-        if not is_number(value) or value < 0:
-            raise UserError(f"rope's {name} is {shown(value)}, expected a number of at least 0")
+        number(0).check(f"rope's {name}", rope.get(name, 0))
     length = _original_length(rope, config)
     if kind in _NEED_ORIGINAL_LENGTH and (not isinstance(length, int) or length < 2):
         raise UserError(
@@ -132,7 +127,7 @@ def check_rope(
     for place in (rope, config):
         name = "original_max_position_embeddings"
         if place.get(name) is not None:
-            check_integer(name, place[name])
+            COUNT.check(name, place[name])
     if kind == "proportional" or "partial_rotary_factor" in rope:
         _check_share(rope, config)
     if rope.get("truncate") is False:
@@ -145,9 +140,7 @@ def check_rope(
 def check_numbers(rope: Mapping[str, Any]) -> None:
     """Check base, share and factors."""
     for name in _NUMBERS:
-        value = rope.get(name, 1)
-        if not is_number(value) or value <= 0:
-            raise UserError(f"rope's {name} is {shown(value)}, expected a number above 0")
+        POSITIVE.check(f"rope's {name}", rope.get(name, 1))
 
 
 def _check_share(rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:

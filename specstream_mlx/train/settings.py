@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import Mode, UserError, check_integer, is_integer, is_number, shown
+from ..errors import Mode, UserError, is_integer, is_number, shown
 from ..options import (
+    COUNT,
     DIRECTORY,
     FIELDS,
     FLAG,
@@ -299,7 +300,7 @@ class TrainSettings(StreamSettings):
         if not self.adapter_path.name:  # the run's directory stands next to it and has its name
             raise UserError(f"adapter_path is {self.adapter_path}, expected a new directory")
         if self.num_layers != -1:
-            check_integer("num_layers", self.num_layers)
+            COUNT.check("num_layers", self.num_layers)
             if self.mode == "lossless":
                 raise UserError(
                     f"num_layers is {self.num_layers} in lossless mode, expected none: it is the "

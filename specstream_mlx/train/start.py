@@ -14,6 +14,7 @@ from ..errors import VOCABULARY, UserError, shown
 from ..loading import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
+from ..options import choice
 from ..stream_config import StreamConfig
 from .settings import TrainSettings
 
@@ -39,11 +40,9 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
     adapter = None
     if settings.init_adapter is not None:
         adapter = read_adapter(settings.init_adapter, model, base.config)
-        kind = adapter.config.get("fine_tune_type", "lora")
-        if adapter.lora and kind != "lora":
-            raise UserError(
-                f"init_adapter {adapter.path}: fine_tune_type is {shown(kind)}, expected 'lora'"
-            )
+        if adapter.lora:
+            kind = adapter.config.get("fine_tune_type", "lora")
+            choice("lora").check(f"init_adapter {adapter.path}: fine_tune_type", kind)
     settings.check_vocabulary(base.config["vocab_size"])
     if adapter is not None and adapter.stream_config is not None:
         stream_config = settings.continued(adapter.stream_config)
