@@ -114,16 +114,11 @@ class PromptCache:
         return cls.of(model, caches, tokens, unknown)
 
     def save(
-        self,
-        path: str | Path,
-        model: SpeculativeModel,
-        model_name: str | None = None,
-        tokenizer_config: dict[str, Any] | None = None,
+        self, path: str | Path, model: SpeculativeModel, model_name: str | None = None
     ) -> None:
         """Write the rows to a ``.safetensors`` file, whole or not at all.
 
-        ``model_name`` is the ``--model`` to give to mlx_lm, by default the model's directory, and
-        ``tokenizer_config`` the tokenizer's further arguments.
+        ``model_name`` is the ``--model`` to give to mlx_lm, by default the model's directory.
 
         Raises:
             UserError: there are no rows, they are another model's, or the file cannot be written.
@@ -137,7 +132,7 @@ class PromptCache:
         facts = {"tokens": self.tokens, "unknown_rows": self.unknown_rows, **_maker(model)}
         metadata = {
             "model": model_name or str(model.path),
-            "tokenizer_config": json.dumps(tokenizer_config or {}),
+            "tokenizer_config": "{}",  # which mlx_lm reads
             _OURS: json.dumps(facts),
         }
         pairs = zip(self.caches, make_prompt_cache(model.model), strict=True)
@@ -257,8 +252,7 @@ def _check_target(path: Path) -> None:
             _metadata(path)
         except UserError:
             raise UserError(
-                f"{path} exists and is not a prompt cache, expected a new --prompt-cache-file or a "
-                "prompt cache to replace"
+                f"{path} exists and is not a prompt cache, expected a new file or one to replace"
             ) from None
 
 

@@ -118,17 +118,14 @@ def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str 
 
 @dataclass
 class _Conversation:
-    """A conversation at the terminal; ``streams`` are mounted where no adapter is.
-
-    ``drawing`` says how replies are drawn now, if that is to be said.
-    """
+    """A conversation at the terminal."""
 
     model: "SpeculativeModel"
     chat: "Chat"
     source: Source
     options: Callable[[], dict[str, Any]]
-    streams: Path | None
-    drawing: Callable[[], str | None]
+    streams: Path | None  # mounted where no adapter is
+    drawing: Callable[[], str | None]  # says how replies are drawn now, if that is to be said
     verbose: bool = False
     adapter: str | None = None
     is_over: bool = False

@@ -43,19 +43,15 @@ WEIGHTS = option(
 
 @dataclass(frozen=True)
 class Source:
-    """The places of a model and an adapter, and the names that the user knows them by.
-
-    ``by_default``: the adapter is streams, mounted because they fit. ``head`` is the
-    directory of a draft head.
-    """
+    """The places of a model and an adapter, and the names that the user knows them by."""
 
     model: str | Path
     model_name: str
     adapter: Path | None
     adapter_name: str | None
     options: "ModelOptions"
-    by_default: bool = False
-    head: Path | None = None
+    by_default: bool = False  # the adapter is streams, mounted because they fit
+    head: Path | None = None  # the directory of a draft head
 
     def load(
         self, tokenizer_config: dict[str, Any] | None = None

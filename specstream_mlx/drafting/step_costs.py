@@ -108,13 +108,10 @@ class CostCurve:
 
 
 class StepCosts:
-    """The cost curve of one model on this machine, and the timings that are still missing.
-
-    A file with other ``facts`` (JSON values) than those that the costs depend on is ignored.
-    """
+    """The cost curve of one model on this machine, and the timings that are still missing."""
 
     def __init__(self, path: Path, facts: dict[str, Any], places: Sequence[Place]):
-        self._path, self._facts = path, facts
+        self._path, self._facts = path, facts  # JSON values; a file with others is ignored
         self.batches = BatchCosts()
         # A single node without streams is a plain step, where there are these.
         sizes: dict[Place, tuple[int, ...]] = dict.fromkeys(places, _SIZES)

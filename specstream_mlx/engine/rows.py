@@ -90,10 +90,7 @@ class Rows:
 
 
 class TreeShapes:
-    """Tables of the trees of a pass on the device, from each node's parent, -1 for roots.
-
-    ``chains``: whether every node is the next one's parent, in all trees.
-    """
+    """Tables of the trees of a pass on the device, from each node's parent, -1 for roots."""
 
     def __init__(self, parents: tuple[tuple[int, ...], ...]):
         self._nodes = nodes = max(map(len, parents))
@@ -108,7 +105,7 @@ class TreeShapes:
         self._parents = np.array(padded, np.int32)
         self.parents, self.depths = mx.array(self._parents), mx.array(depths)
         self.ancestors = mx.array(self._ancestors)  # or self
-        self.chains = bool((depths == np.arange(nodes)).all())
+        self.chains = bool((depths == np.arange(nodes)).all())  # each node is the next's parent
         self._visibility: dict[tuple, mx.array] = {}
 
     def __len__(self) -> int:

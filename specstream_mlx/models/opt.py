@@ -44,10 +44,7 @@ class LearnedPositions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention with biases and as many key and value heads as query heads.
-
-    Its ``rope`` turns nothing: it is where other models' queries and keys pass.
-    """
+    """Attention with biases and as many key and value heads as query heads."""
 
     def __init__(self, args: ModelArgs):
         super().__init__()
@@ -57,7 +54,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(dims, dims)
         self.v_proj = nn.Linear(dims, dims)
         self.out_proj = nn.Linear(dims, dims)
-        self.rope = nn.Identity()
+        self.rope = nn.Identity()  # where other models' queries and keys pass
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any | None = None) -> mx.array:
         batch, rows, _ = x.shape

@@ -18,10 +18,7 @@ _EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py
 
 
 class LowRank(nn.Module):
-    """A rank-r map without bias: ``up(down(x))``, in x's dtype.
-
-    Weights may have a leading axis of sequences, each with a map of its own.
-    """
+    """A rank-r map without bias, ``up(down(x))``; weights may have a leading axis of sequences."""
 
     def __init__(self, dims: int, rank: int):
         super().__init__()

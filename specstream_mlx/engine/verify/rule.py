@@ -34,11 +34,7 @@ class PathEnd:
 
 
 class VerifyRule:
-    """``greedy``: follow the target's own arg-maxes.
-
-    Other rules derive from this one and replace the choice of a node's token, of the last accepted
-    node, or of drafts.
-    """
+    """``greedy``: follow the target's own arg-maxes; other rules derive from it."""
 
     name: ClassVar[str] = "greedy"
     draws: ClassVar[bool] = False  # whether the rule is for samplers that draw
