@@ -2,15 +2,22 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from command_line import generate, refusal, run
+from parity import edit
 from processes import Processes
-from tiny_models import tiny_llama, tiny_llama_config, tiny_llama_directory
+from tiny_models import (
+    stream_adapter_directory,
+    tiny_llama,
+    tiny_llama_config,
+    tiny_llama_directory,
+)
 
-from specstream_mlx import UserError
+from specstream_mlx import UserError, load
 from specstream_mlx.cli import launched
 from specstream_mlx.distributed.sharding import check_divisible
 
@@ -32,6 +39,15 @@ def test_models_that_cannot_be_divided(changes, size, sentence):
     model = SimpleNamespace() if changes else tiny_llama(config)
     with pytest.raises(UserError, match=re.escape(sentence)):
         check_divisible(model, config, SimpleNamespace(size=size))
+
+
+def test_adapters_that_cannot_be_divided(base, tmp_path):
+    model = replace(load(base)[0], ranks=SimpleNamespace(agree=lambda *_: None))
+    adapter = stream_adapter_directory(tmp_path / "keys", base, lora_rank=2, stream_keys=3)
+    for sentence in ("stream_keys is 3, expected 0 where", "fine_tune_type is 'dora', expected"):
+        with pytest.raises(UserError, match=sentence):
+            model.swap_adapter(adapter)
+        edit(adapter / "adapter_config.json", fine_tune_type="dora")
 
 
 @pytest.fixture

@@ -50,16 +50,16 @@ def base_of(folder, size, family="llama", bits=None):
 
 
 def job_of(base, prompts, weights="auto"):
-    """Seven texts of a base, without streams, lossless and shared.
+    """Seven texts of a base, without streams, lossless and shared, with all that streams may have.
 
     Plain, by the rule, left early, in fixed trees, pruned, drawn.
     """
-    folder = base.parent
-    streams = {"num_msa_layers": 1, "scale": 0.3}
-    lossless = stream_adapter_directory(folder / "lossless", base, **streams)
-    shared = stream_adapter_directory(
-        folder / "shared", base, mode="shared", lora_rank=4, **streams
-    )
+    folder, fields = base.parent, {"num_msa_layers": 1, "scale": 0.3}
+    head = {"stream_head": "conditioned", "stream_head_rank": 4, "draft_vocabulary": 60}
+    head |= {"stream_init": "linear", "stream_init_rank": 4}
+    lossless = stream_adapter_directory(folder / "lossless", base, **fields, **head)
+    fields |= {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4, "lora_rank": 4}
+    shared = stream_adapter_directory(folder / "shared", base, mode="shared", **fields)
     texts = [
         {"max_tokens": 5},
         {"max_tokens": 9, "adapter": str(lossless)},

@@ -43,7 +43,6 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from specstream_mlx import (
-    UserError,
     batch_generate,
     bundled,
     demonstration,
@@ -58,8 +57,6 @@ from . import tiny
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KEPT = HERE / "kept"
-PRINTING = ["-m", "tests.golden.record", "--print", "--only"]
-A_RANK = "a rank"
 
 
 class Observed:
@@ -175,15 +172,11 @@ def together(seen, loaded, prompts, length, seed, **options):
     return [*map(words, response.token_ids), seen.taken()]
 
 
-def tiny_alone(seen, group=None, count=4, length=24):
-    """40 prompts of tiny models, one at a time; of what is refused the sentence."""
+def tiny_alone(seen, count=4, length=24):
+    """40 prompts of tiny models, one at a time."""
     found = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
-        try:
-            loaded = load("base", adapter_path=adapter, group=group)
-        except UserError as error:
-            found[kind] = [str(error), ""]
-            continue
+        loaded = load("base", adapter_path=adapter)
         for sampling, seed in SAMPLINGS.items():
             for place, prompt in enumerate(prompts_of(number)[:count]):
                 one = alone(seen, loaded, prompt, length, sampler_of(seed, place), **options)
@@ -303,23 +296,6 @@ def counted():
         yield since
 
 
-def two_processes(seen):
-    """The same prompts where two processes divide the layers; their tokens are the same."""
-    from processes import Processes
-
-    command = [*PRINTING, A_RANK]
-    ended = Processes(Path.cwd(), command, command).ended(1800)
-    first, other = [json.loads(one.out)[A_RANK] for one in ended]
-    for name, (tokens, _) in first.items():
-        assert other[name][0] == tokens, name
-    return first
-
-
-def a_rank(seen):
-    """What one of two processes writes."""
-    return tiny_alone(seen, mx.distributed.init(), length=12)
-
-
 BODIES = json.loads((HERE / "requests.json").read_text())
 """Requests to the server: a name, a path, and the body; without one it is a GET."""
 CHANGING = {r"\b([a-z]+[-_])[0-9a-f]{16,}": r"\1ID", r'("created(?:_at)?":) \d+': r"\1 0"}
@@ -415,7 +391,6 @@ PARTS = {
     "quick": partial(tiny_alone, count=1, length=16),
     "tiny alone": tiny_alone,
     "tiny together": tiny_together,
-    "two processes": two_processes,
     "operations": operations,
     "server": server,
     "real quick": partial(real, length=10, texts=slice(7, 9)),
@@ -438,9 +413,8 @@ def recorded(names):
         tiny.write_all(Path(folder))
         found = {}
         for name in names:
-            make = a_rank if name == A_RANK else PARTS[name]
             with observed() as seen:
-                found[name] = make(seen)
+                found[name] = PARTS[name](seen)
         return found
 
 
@@ -466,7 +440,7 @@ def in_new_process(names):
     own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # sums depend on it
     own |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
     own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
-    command = [sys.executable, *PRINTING, *names]
+    command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", *names]
     ended = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(ended.stderr[-3000:])
@@ -475,7 +449,7 @@ def in_new_process(names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=[*PARTS, A_RANK], default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
     parser.add_argument("--print", action="store_true", help="print the parts as JSON")
     asked = parser.parse_args()

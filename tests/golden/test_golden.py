@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-GROUPS = [["server"], ["quick", "operations", "real quick", "help"], ["two processes"]]
+GROUPS = [["server"], ["quick", "operations", "real quick", "help"]]
 GROUPS += [["tiny alone"], ["tiny together"], ["real alone"], ["real together"]]
 GROUPS += [[name for name in PARTS if not any(name in names for names in GROUPS)]]  # commands
 """Parts that one process makes: what the earlier ones leave in it changes none of them. Those of
