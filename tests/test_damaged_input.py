@@ -271,7 +271,6 @@ MODEL_FIELDS = [
     *each("quantization", "4", {"bits": 4}, {"bits": 3.5}, {}),
     *each("quantization_config", {"a": 1}),
     *each("model_file", "model.py"),
-    *each("hidden_act", "gelu"),
 ]
 
 

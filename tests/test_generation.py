@@ -4,9 +4,8 @@ from operator import attrgetter
 
 import mlx_lm
 import pytest
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import Oracle, assert_close, paired, plain_tokens, random_prompt
-from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tokenizer_ending
 from toy_model import questions
 
 from specstream_mlx import generate, load, stream_generate
@@ -38,10 +37,6 @@ def oracle(truth, monkeypatch):
     return Oracle(truth, vocab_size=VOCAB_SIZE).install(monkeypatch)
 
 
-def tokenizer(*ends):
-    return TokenizerWrapper(tiny_tokenizer(), eos_token_ids=ends)
-
-
 def plain_responses(model, tokenizer, max_tokens):
     return list(mlx_lm.stream_generate(model.model, tokenizer, PROMPT, max_tokens))
 
@@ -68,7 +63,7 @@ def assert_like_plain(responses, plain):
 
 @pytest.mark.parametrize("max_tokens", [1, 5, LENGTH])
 def test_never_longer_than_max_tokens(max_tokens, model, oracle):
-    words = tokenizer()
+    words = tokenizer_ending()
     responses = list(stream_generate(model, words, PROMPT, max_tokens))
     assert_like_plain(responses, plain_responses(model, words, max_tokens))
     assert responses[-1].finish_reason == "length"
@@ -81,7 +76,7 @@ def test_never_past_an_end_token(model, truth, oracle):
     ends = sorted(set(truth[:LENGTH]), key=truth.index)
     for token, limit, nodes in paired(ends, [LENGTH, -1], [None, 1]):
         oracle.paths.clear()
-        words = tokenizer(token)
+        words = tokenizer_ending(token)
         responses = list(stream_generate(model, words, PROMPT, limit, stream_nodes=nodes))
         assert [r.token for r in responses] == truth[: truth.index(token) + 1]
         assert_like_plain(responses, plain_responses(model, words, LENGTH))
@@ -94,7 +89,7 @@ def test_never_past_an_end_token(model, truth, oracle):
 @pytest.mark.parametrize("size", [1, 6])
 def test_stop_strings(size, model, truth, oracle):
     """Every piece of the text in turn is the stop string; most are split over tokens."""
-    words = tokenizer()
+    words = tokenizer_ending()
     full = "".join(r.text for r in plain_responses(model, words, LENGTH))
     split = 0
     for start in range(0, len(full) - size, 7):

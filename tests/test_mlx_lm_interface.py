@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import speculative_model
-from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
+from tiny_models import (
+    VOCAB_SIZE,
+    stream_adapter_directory,
+    tiny_llama_directory,
+    tiny_tokenizer,
+    tokenizer_ending,
+)
 
 import specstream_mlx
 from specstream_mlx import UserError, batch_generate, generate, load, stream_generate
@@ -192,8 +197,7 @@ def test_mlx_lms_functions_decode_our_model(pair):
 def test_a_model_that_chooses_its_caches():
     """One with sliding windows: mlx_lm's caches for it are taken too, and can go on in mlx_lm."""
     model = speculative_model("sliding windows", seed=1)
-    tokenizer = TokenizerWrapper(tiny_tokenizer())
-    tokenizer.eos_token_ids = ()
+    tokenizer = tokenizer_ending()
     caches = {name: make_prompt_cache(model) for name in ("ours", "theirs", "mixed")}
     assert type(caches["ours"][1]).__name__ == "RotatingKVCache"
     found = {name: [] for name in caches}

@@ -5,7 +5,6 @@ from functools import partialmethod
 
 import pytest
 from architecture_models import CASES, pair
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     TrueTrees,
@@ -18,7 +17,7 @@ from random_models import (
     speculative_model,
     tokens_of,
 )
-from tiny_models import tiny_tokenizer
+from tiny_models import tokenizer_ending
 from trees import KINDS, AnyDrafting, Planned
 
 from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, scheduler
@@ -28,12 +27,6 @@ from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
 BASES = ["grouped heads, tied", "one kv head, untied", "full heads, biases", "llama3 rope"]
-
-
-def tokenizer(*ends):
-    wrapper = TokenizerWrapper(tiny_tokenizer())
-    wrapper.eos_token_ids = ends  # without its own
-    return wrapper
 
 
 def alone(model, prompt, count, sampler=None):
@@ -46,9 +39,14 @@ def alone(model, prompt, count, sampler=None):
 
 def together(model, prompts=PROMPTS, max_tokens=40, ends=(), **settings):
     response = batch_generate(
-        model, tokenizer(*ends), prompts, max_tokens=max_tokens, return_token_ids=True, **settings
+        model,
+        tokenizer_ending(*ends),
+        prompts,
+        max_tokens=max_tokens,
+        return_token_ids=True,
+        **settings,
     )
-    assert response.texts == [tokenizer().decode(ids) for ids in response.token_ids]
+    assert response.texts == [tokenizer_ending().decode(ids) for ids in response.token_ids]
     return response
 
 

@@ -3,10 +3,9 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.models.cache import ArraysCache, KVCache
 from random_models import speculative_model
-from tiny_models import tiny_llama, tiny_llama_config, tiny_tokenizer
+from tiny_models import tiny_llama, tiny_llama_config, tokenizer_ending
 
 from specstream_mlx import UserError, batch_generate, generate, keyed_sampler
 from specstream_mlx.generation import check_kv_size
@@ -17,21 +16,9 @@ def model():
     return speculative_model(seed=1)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return TokenizerWrapper(tiny_tokenizer())
-
-
 def a_cache(rows, heads=2):
     cache = KVCache()
     cache.update_and_fetch(mx.zeros((1, heads, rows, 8)), mx.zeros((1, heads, rows, 8)))
-    return cache
-
-
-def rotated():
-    cache = RotatingKVCache(4)
-    for _ in range(6):
-        cache.update_and_fetch(mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8)))
     return cache
 
 
@@ -63,7 +50,6 @@ GENERATE = [
     ("prompt_cache", {}, "prompt_cache is {}, expected a PromptCache or a list of mlx_lm's"),
     ("prompt_cache", [], "has 0 layers, expected mlx_lm's caches, one for each of 4"),
     ("prompt_cache", [ArraysCache(2)] * 4, "layer 0 of prompt_cache is"),
-    ("prompt_cache", [rotated()] * 4, "has a RotatingKVCache that dropped rows"),
     ("prompt_cache", [a_cache(3), *map(a_cache, (2, 2, 2))], r"hold \[2, 3\] rows"),
     ("prompt_cache", [a_cache(2, heads=4)] * 4, "keys have the shape .*, expected 2 rows of the"),
     ("stop", [""], "a stop string is empty"),
@@ -74,8 +60,8 @@ GENERATE = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), GENERATE)
-def test_generate(name, value, message, model, tokenizer):
-    arguments = {"model": model, "tokenizer": tokenizer, "prompt": [5, 6], name: value}
+def test_generate(name, value, message, model):
+    arguments = {"model": model, "tokenizer": tokenizer_ending(), "prompt": [5, 6], name: value}
     with pytest.raises(UserError, match=message) as caught:
         generate(**arguments)
     assert "\n" not in str(caught.value)
@@ -96,9 +82,9 @@ def test_generate(name, value, message, model, tokenizer):
         ("draft_model", "small", "draft_model is 'small', expected a model that was loaded"),
     ],
 )
-def test_batch_generate(name, value, message, model, tokenizer):
+def test_batch_generate(name, value, message, model):
     with pytest.raises(UserError, match=message):
-        batch_generate(model, tokenizer, **{"prompts": [[5, 6], [7]], name: value})
+        batch_generate(model, tokenizer_ending(), **{"prompts": [[5, 6], [7]], name: value})
 
 
 def test_a_text_that_may_not_fit():

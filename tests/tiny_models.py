@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import save_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -56,6 +57,13 @@ def tiny_tokenizer(corpus=CORPUS, vocab_size=VOCAB_SIZE):
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def tokenizer_ending(*ends):
+    """The same, wrapped as mlx_lm does, with these end tokens alone."""
+    wrapper = TokenizerWrapper(tiny_tokenizer())
+    wrapper.eos_token_ids = ends
+    return wrapper
 
 
 def tiny_llama_config(**fields):

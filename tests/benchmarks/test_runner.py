@@ -8,9 +8,8 @@ from types import ModuleType
 
 import pytest
 from draft_heads import model_with_head
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import random_prompt, speculative_model
-from tiny_models import tiny_tokenizer
+from tiny_models import tokenizer_ending
 
 from benchmarks.llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
 from benchmarks.runner import Mounted, Run, interleaved, without_drift
@@ -40,7 +39,7 @@ def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():
 def test_ways_that_count_share_a_prompts_rows_unless_a_head_has_to_read_it(name, tmp_path):
     model = model_with_head(name, tmp_path)[0] if name else speculative_model()
     prompt = random_prompt(20)
-    tokenizer, ways = TokenizerWrapper(tiny_tokenizer()), []
+    tokenizer, ways = tokenizer_ending(), []
     for read in (None, PromptCache()):
         mounted = Mounted(model, model.model, tokenizer, 16, read)
         ways.append([mounted.ours(DraftSettings(tree_size=size)) for size in (2, 6)])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from architecture_models import CASES, VOCAB_SIZE, mlx_lm_caches, pair, with_streams
 from mlx_lm.generate import generate_step
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     Oracle,
     assert_close,
@@ -21,7 +20,7 @@ from random_models import (
     tokens_of,
 )
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_models import tiny_tokenizer
+from tiny_models import tiny_tokenizer, tokenizer_ending
 
 from specstream_mlx import stream_generate
 from specstream_mlx.hardware.weights import hold_weights
@@ -87,13 +86,11 @@ def test_text_is_that_of_mlx_lm(case, monkeypatch):
 def test_learned_positions_end_the_text():
     """OPT's table has 512 rows; the text stops where the last one has been read."""
     found = pair("OPT")
-    tokenizer = TokenizerWrapper(tiny_tokenizer())
-    tokenizer.eos_token_ids = set()
     prompt = random_prompt(506, vocab_size=VOCAB_SIZE)
     expected = found.continuation(prompt, 7)
     for speculation in (True, False):
         options = {"max_tokens": -1, "speculation": speculation}
-        responses = list(stream_generate(found.model, tokenizer, prompt, **options))
+        responses = list(stream_generate(found.model, tokenizer_ending(), prompt, **options))
         assert responses[-1].finish_reason == "length"
         assert [response.token for response in responses] == expected
 

@@ -12,7 +12,6 @@ import pytest
 from architecture_models import VOCAB_SIZE, WINDOW, pair, with_streams
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from random_models import (
     STREAMS,
     Oracle,
@@ -23,7 +22,7 @@ from random_models import (
     request,
     tokens_of,
 )
-from tiny_models import tiny_tokenizer
+from tiny_models import tokenizer_ending
 from trees import AnyDrafting
 
 from specstream_mlx import UserError, stream_generate
@@ -183,4 +182,4 @@ def test_models_that_cannot_be(case, group_size, sentence):
     """mlx_lm itself fails on them, in the middle of a text."""
     kv_cache = {"kv_bits": 8, "kv_group_size": group_size, "quantized_kv_start": 0}
     with pytest.raises(UserError, match=sentence):
-        stream_generate(pair(case).model, TokenizerWrapper(tiny_tokenizer()), [1, 2], **kv_cache)
+        stream_generate(pair(case).model, tokenizer_ending(), [1, 2], **kv_cache)
