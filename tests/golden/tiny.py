@@ -51,7 +51,6 @@ SPOILED: dict[str, tuple[str, str, str | None, str]] = {
     "wrong-mode": ("lossless", "adapter_config.json", '"lossless"', '"lossy"'),
     "unknown-field": ("lossless", "adapter_config.json", '"mode"', '"mood": 1, "mode"'),
     "version-9": ("lossless", "adapter_config.json", '"version": 2', '"version": 9'),
-    "no-object": ("lossless", "adapter_config.json", '"speculative_str', '"other_str'),
     "cut-adapter": ("lossless", "adapter_config.json", "", ""),
     "list-adapter": ("lossless", "adapter_config.json", "{", "[{"),
     "streams-0": ("lossless", "adapter_config.json", '"num_streams": 4', '"num_streams": 0'),
