@@ -246,7 +246,7 @@ def _lines() -> Iterator[str]:
     while True:
         prompt = ". " if lines else "> "
         try:
-            lines.append(input(prompt) if at_terminal else _next_line())
+            lines.append(input(prompt if at_terminal else ""))
         except EOFError:
             if lines:
                 yield "\n".join(lines)
@@ -274,13 +274,6 @@ def _lines() -> Iterator[str]:
             continue
         yield "\n".join(lines)
         lines = []
-
-
-def _next_line() -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\r\n")
 
 
 def _is_more() -> bool:
