@@ -108,6 +108,7 @@ DIRECTORY, FILE = replace(PATH, metavar="DIR"), replace(PATH, metavar="FILE")
 MODEL, NAME = replace(TEXT, metavar="DIR|REPO"), replace(TEXT, metavar="NAME")
 HEAD = replace(TEXT, metavar="auto|DIR|REPO")
 FIELDS = instance("fields by name", dict)
+HELD = choice("auto", "packed", "expanded")
 COUNT, NUMBER = integer(1), number()
 OBJECT, BOOLEAN = instance("an object", Mapping), instance("true or false", bool)  # of JSON
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")

@@ -19,7 +19,7 @@ from ..model_paths import (
     read_config,
     streams_for,
 )
-from ..options import DIRECTORY, FLAG, HEAD, MODEL, NAME, TEXT, choice, option
+from ..options import DIRECTORY, FLAG, HEAD, HELD, MODEL, NAME, TEXT, choice, option
 from ..terminal.notes import note
 from . import launched
 
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 WEIGHTS = option(
-    "auto",
-    choice("auto", "packed", "expanded"),
-    "How quantized weights are held; auto: what runs faster here, see doctor.",
+    "auto", HELD, "How quantized weights are held; auto: what runs faster here, see doctor."
 )
 
 

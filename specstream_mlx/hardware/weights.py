@@ -17,11 +17,11 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
+from ..options import HELD
 from . import device, user_cache
 from .cpu import BLOCKED, blocks_pay, exchange, least_seconds
 
 Weights = Literal["packed", "expanded"]
-CHOICES = ("auto", "packed", "expanded")
 
 PROBED_ROWS = (1, 9)  # plain decoding, and a draft of the default size
 _WORTH = 0.9  # expanded weights must save a tenth of the time for their memory
@@ -72,8 +72,7 @@ def hold_weights(
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
     """
-    if choice not in CHOICES:
-        raise UserError(f"weights is {choice!r}, expected one of {', '.join(CHOICES)}")
+    HELD.check("weights", choice)
     stored, stored_dtype = parameter_bytes(model), _dtype(model)
     layer = _largest_product(model, nn.QuantizedLinear)
     form: Weights

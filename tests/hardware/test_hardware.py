@@ -84,7 +84,7 @@ def test_unquantized_weights_have_one_form(bases):
     assert (held.form, held.reason) == ("expanded", "the model is not quantized")
     with pytest.raises(UserError, match="the model is not quantized"):
         hold_weights(read(bases[None]), "packed")
-    with pytest.raises(UserError, match="weights is 'dense', expected one of auto, packed"):
+    with pytest.raises(UserError, match="'dense', expected 'auto', 'packed' or 'expanded'"):
         hold_weights(read(bases[8]), "dense")
 
 
