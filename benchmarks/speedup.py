@@ -213,7 +213,7 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
         ways = {
             name: drafts
             for name, drafts in ways.items()
-            if isinstance(drafts, ByWorth) or drafts.drafts_with(None)
+            if isinstance(drafts, ByWorth) or drafts.makers
         }
     if not ways:
         raise UserError(

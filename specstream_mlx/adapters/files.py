@@ -43,13 +43,8 @@ class Adapter:
     path: Path
     config: dict[str, Any]
     stream_config: StreamConfig | None
-    lora: dict[str, mx.array]  # if ``is_full``, weights that replace the base's own
+    lora: dict[str, mx.array]  # of fine_tune_type 'full', weights that replace the base's own
     stream_tensors: dict[str, mx.array]  # ``streams.*`` and ``pruner.*``
-
-    @property
-    def is_full(self) -> bool:
-        """True if ``mlx_lm.lora --fine-tune-type full`` wrote it."""
-        return self.config.get("fine_tune_type") == "full"
 
     @property
     def nbytes(self) -> int:
@@ -138,9 +133,9 @@ def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Stre
     model, streams = base, None
     if adapter.lora:
         model, config = shared_copy(base), adapter.config
-        if not adapter.is_full:
-            dora = config.get("fine_tune_type") == "dora"
-            put_on(model, config["num_layers"], config["lora_parameters"], dora)
+        kind = config.get("fine_tune_type")
+        if kind != "full":
+            put_on(model, config["num_layers"], config["lora_parameters"], kind == "dora")
         model.load_weights([*adapter.lora.items()], strict=False)
     if adapter.stream_config is not None:
         streams = Streams(adapter.stream_config)

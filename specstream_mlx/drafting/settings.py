@@ -77,10 +77,6 @@ class DraftSettings(DraftOptions):
         """True if trees are full ones of the streams' guesses, as in the paper (section 3.2)."""
         return self.tree_size is None and self.draft_threshold is None and not self.makers
 
-    def drafts_with(self, streams: object | None) -> bool:
-        """Check if anything drafts: ``streams`` (``None``: there are none), or others."""
-        return bool(self.makers) or (streams is not None and self.speculates)
-
     def placement(self, streams: Guessing) -> StreamPlace:
         if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
@@ -96,7 +92,7 @@ class DraftSettings(DraftOptions):
         """Return a function that makes the plan of a step over a tree."""
         place = self.placement(streams)
         if streams is None or place == "none":
-            return partial(Plan, place="none" if self.drafts_with(streams) else "plain")
+            return partial(Plan, place="none" if self.makers else "plain")
         count = self.streams_run(streams)
         guessing = count if self.num_streams is None else min(self.num_streams, count)
         return partial(

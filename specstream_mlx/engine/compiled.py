@@ -89,11 +89,8 @@ class CompiledSteps:
 
     def logits(self, decoder: Decoder, tokens: mx.array) -> mx.array | None:
         """Run a plain step: logits (sequences, 1, vocab); ``None``: it is to be built in Python."""
-
-        def plain(own: Decoder, tokens: mx.array) -> mx.array:
-            return own.logits_after(tokens)
-
-        return self._run(decoder, 1, ("plain", len(tokens)), plain, tokens)
+        shape = "plain", len(tokens)
+        return self._run(decoder, 1, shape, lambda own, ids: own.logits_after(ids), tokens)
 
     def forward(self, decoder: Decoder, drafts: Drafts) -> tuple[Any, ...] | None:
         """Run moves one to five and the head: nodes' fields, logits, hidden; or ``None``."""

@@ -224,10 +224,6 @@ class Drafts:
     beside: mx.array | None = None  # (sequences, few) nodes with streams; ``None``: all
 
     @property
-    def trees(self) -> list[DraftTree]:
-        return [plan.tree for plan in self.plans]
-
-    @property
     def sizes(self) -> list[int]:
         return [len(plan.tree) for plan in self.plans]
 

@@ -329,7 +329,7 @@ class Decoder:
         self, drafts: Drafts, rules: Sequence[VerifyRule], forward: Forward
     ) -> list[StepResult]:
         """Run move six: verification, then the streams of the last accepted nodes."""
-        plan, trees, streams = drafts.plan, drafts.trees, self.streams
+        plan, trees, streams = drafts.plan, [own.tree for own in drafts.plans], self.streams
         each, results = self._verified(rules, trees, forward.nodes, forward.logits)
         if streams is None or forward.hidden is None:
             for number, (head, features) in enumerate(self._read_by_heads()):

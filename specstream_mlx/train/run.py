@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint
 from .forward import StreamForward
 from .loss import n_gram_loss
 from .optimizer import clipped, optimizer_of
-from .sequences import Scored, Sequences, places_of, sequences_of
+from .sequences import places_of, sequences_of
 from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
 from .validation import validate
@@ -68,7 +68,9 @@ class Run:
         self._forward = StreamForward(self._model, base.config, streams, settings.grad_checkpoint)
         self._alphas = default_alphas(settings.mode, streams.config.num_streams)
         self._places = places_of(streams.vocabulary, vocab_size)
-        self._step = nn.value_and_grad(self.trained, self._loss)
+        self._step = nn.value_and_grad(
+            self.trained, lambda *step: n_gram_loss(self._forward, *step).total
+        )
         self._optimizer = optimizer_of(settings, streams.config.hidden_size)
         self._optimizer.init(parameters)
         digest = hashlib.sha256()
@@ -209,9 +211,6 @@ class Run:
         loss, gradients = self._step(*step)
         self.trained.update(parameters)  # in place of traced ones
         return loss, gradients
-
-    def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
-        return n_gram_loss(self._forward, sequences, scored).total
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
         """Report, validate and save where it is time to, after an update of so many iterations."""
