@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import tiny_models
-from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+from mlx.utils import tree_map
 from mlx_lm.utils import dequantize_model
+from random_models import LLAMA3, put_random_lora, sharpened
 from specstream_mlx.convert.to_coreml.contents import Contents
 from specstream_mlx.convert.to_coreml.decoder import PackageDecoder
 from specstream_mlx.convert.to_coreml.evaluate import Package
@@ -17,7 +16,6 @@ from specstream_mlx.convert.to_coreml.export import PackageBuilder
 from specstream_mlx.convert.to_coreml.supported import Sizes
 from specstream_mlx.convert.to_coreml.weights import operation_name
 
-from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
@@ -28,19 +26,7 @@ from specstream_mlx.stream_config import StreamConfig
 VOCAB_SIZE = 97
 SIZES = Sizes(context=96, nodes=(5, 8), chunk=8, candidates=3)
 HIDDEN, LAYERS = 64, 3
-CONFIG = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "rope_theta": 10000.0,
-}
+SMALL = {"num_hidden_layers": LAYERS, "vocab_size": VOCAB_SIZE}
 LORA_KEYS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 
 
@@ -58,7 +44,8 @@ class Case:
 
     @property
     def config(self):
-        return {**CONFIG, "model_type": self.family, **self.fields}
+        config = tiny_models.tiny_llama_config(**SMALL, model_type=self.family)
+        return config | self.fields
 
 
 SHARED = {"mode": "shared"}
@@ -66,13 +53,6 @@ ADAPTER = {"stream_mlp": "adapter", "stream_adapter_rank": 4}
 BESIDE = {"stream_mlp": "base+adapter", "stream_adapter_rank": 4}
 CONDITIONED = {**ADAPTER, "stream_head": "conditioned", "stream_head_rank": 6}
 UNTIED = {"tie_word_embeddings": False}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 CASES = {
     "Llama, int8, lossless": Case(streams=ADAPTER),
     "Llama, int4, shared, LoRA, linear": Case(
@@ -118,34 +98,10 @@ PAIRS = {
 
 def random_model(case):
     """An mlx-lm model with random weights, quantized, without LoRA."""
-    name = {"mistral": "llama"}.get(case.family, case.family)
-    module = import_module(f"mlx_lm.models.{name}")
-    model = module.Model(module.ModelArgs.from_dict(case.config))
-    rng = np.random.default_rng(case.seed)
-
-    def fill(path, weight):
-        if weight.ndim == 1:
-            low, high = (0.8, 1.2) if "norm" in path else (-0.4, 0.4)
-            return mx.array(rng.uniform(low, high, weight.shape), mx.float32)
-        std = weight.shape[1] ** -0.5
-        # Sharp attention, so that a wrong mask shows; logits of a spread of 2.
-        for part, factor in (("embed", 2), ("lm_head", 2), ("q_proj", 4), ("o_proj", 2)):
-            std *= factor if part in path else 1
-        return mx.array(rng.normal(0, std, weight.shape), mx.float32)
-
-    model.update(tree_map_with_path(fill, model.parameters()))
+    model = sharpened(tiny_models.tiny_llama(case.config, seed=case.seed), case.seed)
     if case.bits is not None:
         nn.quantize(model, group_size=32, bits=case.bits)
     return model
-
-
-def with_lora(model, seed, keys=LORA_KEYS):
-    """Random LoRA on a model, which is changed."""
-    put_on(model, LAYERS, {"rank": 4, "scale": 2.0, "keys": list(keys)}, False)
-    rng = np.random.default_rng(seed)
-    found = [(n, p.shape) for n, p in tree_flatten(model.parameters()) if "lora" in n]
-    drawn = [(n, mx.array(rng.normal(0, 0.2, shape), mx.float32)) for n, shape in found]
-    model.load_weights(drawn, strict=False)
 
 
 def decoded_model(model, weights):
@@ -188,7 +144,7 @@ class Pair:
         for name, seed in adapters:
             model = random_model(case)
             if case.lora:
-                with_lora(model, seed, case.lora)
+                put_random_lora(model, seed, case.lora)
             self._models[name] = model, random_streams(case, seed)
         if not path.exists():
             builder = PackageBuilder(SIZES, sampling=True)

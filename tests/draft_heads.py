@@ -14,7 +14,7 @@ import pytest
 import torch
 from brute_force import softmax, turned
 from eagle3_in_torch import SIZES, TorchEagle3
-from random_models import VOCAB_SIZE, speculative_model
+from random_models import LLAMA3, VOCAB_SIZE, speculative_model
 
 from benchmarks.rivals.heads import mounted
 
@@ -216,8 +216,6 @@ LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 PLAIN = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SCALED |= {"rope_theta": 5e5, "original_max_position_embeddings": 32}
 
 
 def boundary(model, text, number):
@@ -281,7 +279,7 @@ altered = partial(
     eagle3,
     values={AUX: [0, 4]},
     ids=[0, 4],
-    layer={"rope_parameters": SCALED, "attention_bias": True},
+    layer={"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "attention_bias": True},
     norm_before_fc=True,
     norm_before_residual=False,
 )

@@ -12,12 +12,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import random_streams, tiny_llama, tiny_llama_config
 from trees import Planned
 
 from specstream_mlx import scheduler
+from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.kv_quantization import KVQuantization
@@ -73,24 +75,37 @@ PLAIN_HEADS = {
 }
 
 
-def speculative_model(
-    base="grouped heads, tied", *, mode="lossless", seed=0, sizes=None, **streams
-):
-    """A random base with random streams; ``streams`` are fields of ``StreamConfig``."""
-    sizes = sizes or {"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB_SIZE}
-    config = tiny_llama_config(**sizes) | BASES[base]
-    model = tiny_llama(config, seed=seed)
+def sharpened(model, seed=0):
+    """A random model, changed so that its attention is sharp and its biases count."""
     for layer in model.layers:
         layer.self_attn.q_proj.weight *= 4
         layer.self_attn.o_proj.weight *= 2
         for module in (*layer.self_attn.values(), *layer.mlp.values()):
             if "bias" in module:
                 module.bias = 0.2 * mx.random.normal(module.bias.shape, key=mx.random.key(seed))
+    return model
+
+
+def speculative_model(
+    base="grouped heads, tied", *, mode="lossless", seed=0, sizes=None, **streams
+):
+    """A random base with random streams; ``streams`` are fields of ``StreamConfig``."""
+    sizes = sizes or {"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB_SIZE}
+    config = tiny_llama_config(**sizes) | BASES[base]
+    model = sharpened(tiny_llama(config, seed=seed), seed)
     fields = {"num_streams": 3, "num_msa_layers": 2, "pruner_rank": 4, **streams}
     sizes = {name: config[name] for name in ("hidden_size", "num_hidden_layers")}
     adapter = random_streams(StreamConfig(mode=mode, **sizes, **fields), seed=seed + 1)
     mx.eval(model.parameters(), adapter.parameters())
     return SpeculativeModel(model, config, Path("in memory"), streams=adapter)
+
+
+def put_random_lora(model, seed, keys, rank=4, scale=2.0):
+    """Put random LoRA on a model, which is changed."""
+    put_on(model, len(model.layers), {"rank": rank, "scale": scale, "keys": list(keys)}, dora=False)
+    rng, found = np.random.default_rng(seed), tree_flatten(model.parameters())
+    lora = [(n, mx.array(rng.normal(0, 0.2, p.shape), p.dtype)) for n, p in found if "lora" in n]
+    model.load_weights(lora, strict=False)
 
 
 def random_prompt(length, *, seed=0, vocab_size=VOCAB_SIZE):

@@ -11,7 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.llama import Model, ModelArgs
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import save_config
+from mlx_lm.utils import _get_classes, save_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -77,12 +77,13 @@ def tiny_llama_config(**fields):
 
 
 def tiny_llama(config, *, residual_scale=1.0, seed=0):
-    """An mlx-lm Llama in float32 with random weights.
+    """An mlx-lm Llama, or another of its models, in float32 with random weights.
 
     With a ``residual_scale`` near 0 and a tied head it repeats its last token, as streams draft.
     """
     generator = np.random.default_rng(seed)
-    model = Model(ModelArgs.from_dict(config))
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
 
     def fill(path, weight):
         if weight.ndim == 1:

@@ -4,9 +4,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from random_models import STREAMS, paired, random_prompt, random_tree, speculative_model
+from random_models import (
+    STREAMS,
+    paired,
+    put_random_lora,
+    random_prompt,
+    random_tree,
+    speculative_model,
+)
 
-from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
@@ -18,19 +24,12 @@ from specstream_mlx.models.streams import Streams
 KEYS = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
 
 
-def adapter(base, seed, rank=None, keys=KEYS, scale=2.0):
-    rng = np.random.default_rng(seed)
+def adapter(base, seed, scale=2.0):
     model = shared_copy(base.model)
-    put_on(model, 4, {"rank": rank or seed, "scale": scale, "keys": keys}, dora=False)
-    lora = [
-        (name, mx.array(rng.normal(size=one.shape, scale=0.2), one.dtype))
-        for name, one in tree_flatten(model.parameters())
-        if "lora" in name
-    ]
-    model.load_weights(lora, strict=False)
+    put_random_lora(model, seed, KEYS, rank=seed, scale=scale)
     if base.streams is None:
         return model, None
-    streams, own = Streams(base.streams.config), []
+    rng, streams, own = np.random.default_rng(seed), Streams(base.streams.config), []
     for name, one in tree_flatten(base.streams.parameters()):
         noise = rng.normal(size=one.shape, scale=0.3)
         own.append((name, one + mx.array(noise, one.dtype) * (name != VOCABULARY)))
