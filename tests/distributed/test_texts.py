@@ -3,10 +3,8 @@
 Reductions add in another order than one process does, so a text might differ at a tie; none does.
 """
 
-import json
 from itertools import product
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from command_line import run
@@ -20,33 +18,17 @@ def base_of(folder, size, family="llama", bits=None):
 
     Qwen2 has biases besides; Qwen3 has norms of queries and keys.
     """
-    base = tiny_llama_directory(
+    return tiny_llama_directory(
         folder / "base",
         bits=bits,
         residual_scale=0.3,
+        model_type=family,
         num_hidden_layers=2,
         num_attention_heads=2 * size,
         num_key_value_heads=size,
         hidden_size=64 * size,
         intermediate_size=64 * size,
     )
-    if family == "llama":
-        return base
-    config = json.loads((base / "config.json").read_text())
-    weights = mx.load(str(base / "model.safetensors"))
-    mx.eval(weights)
-    drawn, wide = np.random.default_rng(1), config["head_dim"]
-    lengths = {"q_norm.weight": wide, "k_norm.weight": wide}
-    if family == "qwen2":
-        lengths = {"q_proj.bias": 2 * size * wide, "k_proj.bias": size * wide}
-        lengths["v_proj.bias"] = size * wide
-    for number in range(config["num_hidden_layers"]):
-        for name, length in lengths.items():
-            values = mx.array(drawn.uniform(0.5, 1.5, length), mx.float32)
-            weights[f"model.layers.{number}.self_attn.{name}"] = values
-    mx.save_safetensors(str(base / "model.safetensors"), weights)
-    (base / "config.json").write_text(json.dumps(config | {"model_type": family}))
-    return base
 
 
 def job_of(base, prompts, weights="auto"):
