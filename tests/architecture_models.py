@@ -14,14 +14,13 @@ import torch
 import transformers
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from tiny_models import random_streams
+from torch_tiny import saved
 
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.loading import SpeculativeModel, read_model
 from specstream_mlx.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
-
-torch.set_num_threads(1)  # these products are too small to share
 
 VOCAB_SIZE = 97
 WINDOW = 12
@@ -180,8 +179,7 @@ def unlisted_model(directory, family, dtype=torch.float32, **fields):
     """Write a random model of a family that has no entry in the table."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE}
-    filled(family, **sizes | fields).to(dtype).save_pretrained(directory)
-    return directory
+    return saved(filled(family, **sizes | fields).to(dtype), directory)
 
 
 @cache
@@ -189,15 +187,15 @@ def pair(case):
     """The case's model through ``save_pretrained`` and ``read_model``, with random streams."""
     torch_model = random_model(case)
     config = torch_model.config
-    directory = Path(scratch().name) / str(list(CASES).index(case))
-    torch_model.save_pretrained(directory)
+    directory = saved(torch_model, Path(scratch().name) / str(list(CASES).index(case)))
     model, _ = read_model(directory)
-    saved = read_config(directory)
     sizes = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers")}
     fields = {"num_streams": 3, "num_msa_layers": 3, "pruner_rank": 4}
     fields |= {"stream_mlp": "adapter", "stream_adapter_rank": 4}
     streams = random_streams(StreamConfig(mode="lossless", **sizes, **fields), seed=5)
-    return Pair(torch_model, SpeculativeModel(model, saved, directory, streams=streams))
+    return Pair(
+        torch_model, SpeculativeModel(model, read_config(directory), directory, streams=streams)
+    )
 
 
 def with_streams(case, seed=5, **fields):

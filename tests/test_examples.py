@@ -28,8 +28,8 @@ from serving import Resident, running
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from tiny_gguf import tiny_gguf
-from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
-from torch_tiny import tiny_llama, tiny_model
+from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory
+from torch_tiny import saved, tiny_llama, tiny_model
 
 from specstream_mlx import batch_generate, bundled, demonstration, load
 from specstream_mlx.bundled.tools import TOOLS
@@ -233,8 +233,7 @@ def test_flags_named_in_running_text_exist():
 def hugging_face(directory: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "head_dim": 16}
-    tiny_llama(tied=False, vocab=VOCAB_SIZE, **sizes).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
+    saved(tiny_llama(tied=False, vocab=VOCAB_SIZE, **sizes), directory)
 
 
 def torch_streams(directory: Path, hf: Path) -> None:

@@ -10,9 +10,9 @@ from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_models import tiny_llama_directory, tiny_tokenizer
+from tiny_models import tiny_llama_directory
+from torch_tiny import saved, tiny_model
 from torch_tiny import tiny_llama as torch_llama
-from torch_tiny import tiny_model
 
 from specstream_mlx import UserError
 from specstream_mlx.inspection import describe_base, inspect_directory
@@ -54,8 +54,7 @@ def test_mixed_quantization(tmp_path):
 def test_pytorch_side_adapter_is_the_converted_one(tmp_path):
     hf, llama = tmp_path / "hf", torch_llama()
     count = sum(part.numel() for part in llama.parameters())
-    llama.save_pretrained(hf, max_shard_size="20KB")
-    tiny_tokenizer().save_pretrained(hf)
+    saved(llama, hf, max_shard_size="20KB")
     model = tiny_model("shared", base=llama, base_fingerprint=base_fingerprint(hf))
     model.config = replace(model.config, base_model=str(hf))
     write_adapter(model, tmp_path / "torch")

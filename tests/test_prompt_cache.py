@@ -1,7 +1,6 @@
 """Turns of a conversation on one prompt cache write what each would write from scratch; in files
 mlx_lm reads our caches, we read mlx_lm's, and what does not fit is refused."""
 
-import json
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -259,10 +258,8 @@ def test_both_go_on_from_both(kv, base, tmp_path, monkeypatch):
 
 def test_layers_with_a_window(tmp_path):
     """mlx_lm's class for them holds our rows, all of them; one that dropped some is refused."""
-    base = tiny(tmp_path / "base", seed=2)
-    config = json.loads((base / "config.json").read_text())
-    config |= {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8}
-    (base / "config.json").write_text(json.dumps(config))
+    types = ["full_attention", "sliding_attention"] * 2
+    base = tiny(tmp_path / "base", seed=2, layer_types=types, sliding_window=8)
     model, _ = load(base)
     prompt, path = random_prompt(30), tmp_path / "cache.safetensors"
     cache = PromptCache()

@@ -55,10 +55,9 @@ def tiny_batch(*, vocab=50):
     return Batch(tokens, torch.tensor([4, 5, 1]), torch.tensor([9, 12, 7]))
 
 
-def written(model, parent):
-    """``parent / "hf"``, a model's directory in Hugging Face's format, with a tokenizer."""
-    directory = parent / "hf"
-    model.save_pretrained(directory)
+def saved(model, directory, **how):
+    """Write a model in Hugging Face's format, with a tokenizer; returns its directory."""
+    model.save_pretrained(directory, **how)
     tiny_tokenizer().save_pretrained(directory)
     return directory
 
@@ -66,7 +65,7 @@ def written(model, parent):
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory):
     torch.manual_seed(0)
-    return written(tiny_llama(vocab=VOCAB_SIZE), tmp_path_factory.mktemp("tied"))
+    return saved(tiny_llama(vocab=VOCAB_SIZE), tmp_path_factory.mktemp("tied") / "hf")
 
 
 @pytest.fixture(scope="session")

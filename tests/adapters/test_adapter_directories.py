@@ -9,11 +9,15 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import mixtral
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from parity import mlx_logits
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
-from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory
+from tiny_models import (
+    stream_adapter_directory,
+    tiny_llama,
+    tiny_llama_config,
+    tiny_llama_directory,
+)
 
 from specstream_mlx import PromptCache, UserError, generate, load
 from specstream_mlx.adapters.description import ADAPTER_CONFIG, STREAM_FILE, STREAM_KEY, describe
@@ -83,11 +87,8 @@ def test_an_adapter_of_mlx_lm_itself(kind, keys, num_layers, untied, tmp_path, m
 
 def test_experts(tmp_path):
     """Without keys mlx_lm adapts the experts of a mixture too."""
-    config = {"model_type": "mixtral", "vocab_size": VOCAB_SIZE, "num_local_experts": 3}
-    config |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    models = [mixtral.Model(mixtral.ModelArgs.from_dict(config)) for _ in range(2)]
-    models[1].update(models[0].parameters())
+    config = tiny_llama_config(model_type="mixtral", num_local_experts=3, num_hidden_layers=2)
+    models = [tiny_llama(config) for _ in range(2)]
     directory = write_lora(shared_copy(models[0]), tmp_path / "lora", num_layers=1)
     adapter = read_adapter(directory, models[1], config)
     assert "model.layers.1.block_sparse_moe.switch_mlp.up_proj.lora_a" in adapter.lora

@@ -4,7 +4,7 @@ import pytest
 import torch
 from specstream_mlx.convert.to_mlx.base import convert_base
 from tiny_models import VOCAB_SIZE
-from torch_tiny import data, tied, tied_mlx, tiny_llama, written  # noqa: F401
+from torch_tiny import data, saved, tied, tied_mlx, tiny_llama  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def hf(tmp_path_factory):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.3)
-    return written(model, tmp_path_factory.mktemp("untied"))
+    return saved(model, tmp_path_factory.mktemp("untied") / "hf")
 
 
 @pytest.fixture(scope="session")

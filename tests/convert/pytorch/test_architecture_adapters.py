@@ -1,7 +1,6 @@
 """Adapters of every architecture: PEFT's LoRA, and streams layer by layer, MLX against PyTorch."""
 
 import re
-import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,6 @@ from specstream_mlx.convert.pytorch.backbone import linear_layers
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_adapter, load_base
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import convert_base
-from tiny_models import tiny_tokenizer
 from torch_tiny import CONDITIONED, tiny_model
 from transformers import AttentionInterface
 
@@ -59,11 +57,9 @@ STREAMS = {
 @cache
 def bases(case):
     """A case as a Hugging Face directory and in MLX format."""
-    directory = Path(scratch().name) / f"adapters {case}"
-    shutil.copytree(pair(case).model.path, directory / "hf")
-    tiny_tokenizer().save_pretrained(directory / "hf")
-    convert_base(directory / "hf", directory / "mlx")
-    return directory / "hf", directory / "mlx"
+    hf, mlx = pair(case).model.path, Path(scratch().name) / f"mlx {case}"
+    convert_base(hf, mlx)
+    return hf, mlx
 
 
 def decoded(model, tokens, start):

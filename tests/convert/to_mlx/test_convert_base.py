@@ -14,13 +14,8 @@ from mlx_lm.convert import convert as mlx_lm_convert
 from mlx_lm.utils import load_model, make_shards
 from specstream_mlx.convert.to_mlx import base as conversion
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_models import (
-    VOCAB_SIZE,
-    stream_adapter_directory,
-    tiny_llama_directory,
-    tiny_tokenizer,
-)
-from torch_tiny import tiny_llama
+from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory
+from torch_tiny import saved, tiny_llama
 
 
 def convert(*args):
@@ -36,8 +31,7 @@ def converted(base, target, *flags):
 def hugging_face(directory, *, dtype=torch.float32, tied=True, **kwargs):
     torch.manual_seed(0)
     model = tiny_llama(vocab=VOCAB_SIZE, tied=tied).to(dtype)
-    model.save_pretrained(directory, **kwargs)
-    tiny_tokenizer().save_pretrained(directory)
+    saved(model, directory, **kwargs)
     return model
 
 
@@ -93,7 +87,6 @@ def test_memory_follows_the_file_that_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "make_shards", each_its_own)
     wide = {"hidden_size": 256, "num_hidden_layers": 12, "vocab_size": VOCAB_SIZE}
     base = unlisted_model(tmp_path / "base", "Granite", **wide)
-    tiny_tokenizer().save_pretrained(base)
     sizes = [tensor.nbytes for tensor in mx.load(str(base / "model.safetensors")).values()]
     assert sum(sizes) > 20 * max(sizes)
     held = mx.get_active_memory()
