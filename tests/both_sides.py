@@ -87,8 +87,8 @@ class Sides:
         trained = Trained(self.model, self.streams)
 
         def loss_of(*step):
-            loss = n_gram_loss(forward, *step)
-            return loss.total, loss.per_stream, loss.pruner
+            per_stream, pruner = n_gram_loss(forward, *step)
+            return per_stream.sum() + pruner, per_stream, pruner
 
         parameters = trained.trainable_parameters()
         losses, gradients = nn.value_and_grad(trained, loss_of)(*step)

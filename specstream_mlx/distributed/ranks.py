@@ -42,10 +42,8 @@ class Ranks:
         return self.rank == 0
 
     def share(self, array: mx.array) -> mx.array:
-        """Return rank 0's array, of one shape and dtype on all ranks, as a part of the graph.
-
-        The other ranks compute theirs too, so that collectives stay in one order.
-        """
+        """Return rank 0's array, of one shape and dtype on all ranks, as a part of the graph."""
+        # The other ranks compute theirs too, so that collectives stay in one order.
         own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
         return mx.distributed.all_sum(own, group=self.group)
 

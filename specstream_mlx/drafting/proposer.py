@@ -26,13 +26,11 @@ class Material:
 
 @dataclass(frozen=True)
 class Price:
-    """What the time of a proposer's guesses is worth: the tokens that a plain step's time brings,
-    and that of a further node; ``plain`` are the seconds of a plain step, ``None``: unknown.
-    """
+    """What the time of a proposer's guesses is worth."""
 
-    rate: float = 0.0
-    row: float = 0.0
-    plain: float | None = None
+    rate: float = 0.0  # tokens that a plain step's time brings
+    row: float = 0.0  # those that a further node's does
+    plain: float | None = None  # seconds of a plain step; ``None``: unknown
 
 
 FREE = Price()  # in trees of a given shape: they are filled, whatever it takes

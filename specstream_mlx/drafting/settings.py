@@ -183,11 +183,8 @@ DRAWN_DRAFTS = DraftSettings(tree_width=1, tree_size=None)
 
 
 def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | None:
-    """Translate a user's options; ``None``: the rule with its usual proposers.
-
-    The text of ``rejection`` and ``typical`` depends on the drafts, which must not follow the
-    clock.
-    """
+    """Translate a user's options; ``None``: the rule with its usual proposers."""
+    # The text of ``rejection`` and ``typical`` depends on the drafts: these must not follow time.
     if verify == "rejection":
         return replace(DRAWN_DRAFTS, **given)
     if "tree_width" in given or "tree_size" in given:

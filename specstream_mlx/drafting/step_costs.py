@@ -87,14 +87,12 @@ class CostCurve:
         return max(0.0, most - row * more), row
 
     def relative(self, place: Place) -> list[float]:
-        """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps.
-
-        On a busy machine no cost is below the typical one: too low does more harm than too high.
-        """
+        """Return the costs of steps of 0 to ``MOST_ROWS`` nodes, in plain steps."""
         plain = self.plain
         steps = [self.seconds(place, nodes) / plain for nodes in range(MOST_ROWS + 1)]
         if not self.busy:
             return steps
+        # No cost is below the typical one: too low does more harm than too high.
         typical = CostCurve({one: _typical(one) for one in self.points})
         return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(steps)]
 

@@ -193,10 +193,7 @@ def commit(
     paths: Sequence[Sequence[int]],
     move: Callable[[Sequence[UncommittedRows], mx.array], bool] | None = None,
 ) -> None:
-    """Commit in several layers the accepted rows: each sequence's indices among the new ones.
-
-    ``move`` may write them where they belong, and returns whether it has.
-    """
+    """Commit the accepted of the new rows, ``paths`` of each sequence; ``move`` may write them."""
     counts = [len(path) for path in paths]
     rows = None
     if any(list(path) != list(range(len(path))) for path in paths):

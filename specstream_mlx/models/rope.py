@@ -36,10 +36,8 @@ _ALIASES = {"su": "longrope"}
 
 
 def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """Return base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` if known.
-
-    ``rope_scaling`` replaces ``rope_parameters``, except base and share if it lacks them.
-    """
+    """Return base, type and scaling in one form: ``rope_type`` always, ``rope_theta`` if known."""
+    # rope_scaling replaces rope_parameters, except base and share if it lacks them.
     new, old = _objects(config, layer_type)
     rope = {name: value for name, value in (old or new).items() if value is not None}
     for name in _BESIDE:
@@ -164,11 +162,8 @@ def _original_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
 
 
 def scaled_length(config: Mapping[str, Any]) -> int | None:
-    """Return the context that a model is made for, in tokens; ``None``: unknown.
-
-    ``max_position_embeddings`` may be the length before scaling, as in Qwen's model cards.
-    """
-    length = config.get("max_position_embeddings")
+    """Return the context that a model is made for, in tokens; ``None``: unknown."""
+    length = config.get("max_position_embeddings")  # maybe before scaling, as in Qwen's model cards
     rope = rope_parameters(config, "full_attention")
     if length is None or rope["rope_type"] == "default":
         return length

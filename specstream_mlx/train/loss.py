@@ -1,7 +1,6 @@
 """The n-gram loss of Speculative Streaming (arXiv 2402.11131, Eq. 6)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -12,15 +11,6 @@ from .sequences import Scored, Sequences
 
 _LOGITS_AT_ONCE, _LEAST_ROWS = 1 << 20, 32
 """Most logits of a slice of rows, which bounds the memory, and the least rows of one."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A step's loss in nats; ``total`` is what is minimized."""
-
-    total: mx.array
-    per_stream: mx.array  # (1 + gamma,) of the main stream and the streams, times their weights
-    pruner: mx.array  # 0 where the early exit is not trained
 
 
 def head_cross_entropy(
@@ -69,8 +59,10 @@ def rows_at_once(vocab_size: int) -> int:
     return max(_LEAST_ROWS, _LOGITS_AT_ONCE // vocab_size)
 
 
-def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) -> Loss:
-    """Compute the loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
+def n_gram_loss(
+    forward: StreamForward, sequences: Sequences, scored: Scored
+) -> tuple[mx.array, mx.array]:
+    """Compute the summands (1 + gamma,) of Eq. 6, ``alpha_j CE(stream j, y_{t+j})``; the pruner's.
 
     Stream 0 is the main stream. A conditioned head reads the true tokens before, and streams with a
     draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach below
@@ -94,7 +86,7 @@ def n_gram_loss(forward: StreamForward, sequences: Sequences, scored: Scored) ->
         early = model.early_exit_features(seed[None])[0]
         losses = head_cross_entropy(model.head, early, scored.exit_targets, vocab_size)
         pruner = losses.mean()
-    return Loss(per_stream.sum() + pruner, per_stream, pruner)
+    return per_stream, pruner
 
 
 def predicting(forward: StreamForward, sequences: Sequences, hidden: Hidden) -> mx.array:

@@ -68,9 +68,7 @@ class Run:
         self._forward = StreamForward(self._model, base.config, streams, settings.grad_checkpoint)
         self._alphas = default_alphas(settings.mode, streams.config.num_streams)
         self._places = places_of(streams.vocabulary, vocab_size)
-        self._step = nn.value_and_grad(
-            self.trained, lambda *step: n_gram_loss(self._forward, *step).total
-        )
+        self._step = nn.value_and_grad(self.trained, self._loss)
         self._optimizer = optimizer_of(settings, streams.config.hidden_size)
         self._optimizer.init(parameters)
         digest = hashlib.sha256()
@@ -167,11 +165,8 @@ class Run:
         return True
 
     def cost(self, memory: float) -> tuple[str, float, float, float]:
-        """Return what is left to do, its seconds, and bytes of memory and disk.
-
-        By steps on the first batch and on the longest; or on two rows of that, where all of them
-        would take more than ``memory``.
-        """
+        """Return what is left to do, its seconds, and bytes of memory and disk."""
+        # By steps on the first batch and the longest, or two rows of that if all took too much.
         settings, epoch = self.settings, self._batches.epoch(0)
         longest = max(epoch, key=_size)
         rows = sorted(longest, key=lambda item: len(item.tokens), reverse=True)
@@ -211,6 +206,10 @@ class Run:
         loss, gradients = self._step(*step)
         self.trained.update(parameters)  # in place of traced ones
         return loss, gradients
+
+    def _loss(self, *step: Any) -> mx.array:
+        per_stream, pruner = n_gram_loss(self._forward, *step)
+        return per_stream.sum() + pruner
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
         """Report, validate and save where it is time to, after an update of so many iterations."""
