@@ -27,11 +27,11 @@ from .generation import check_kv_size, drafting_of, refuse_stream, room
 from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .options import check_arguments, checked
+from .options import COUNT, checked
 from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
 from .responses import GenerationResponse, respond
-from .scheduler import Scheduler, Step, TokenSequence, check_side_by_side, fill, share_a_pass
+from .scheduler import Scheduler, Step, TokenSequence, fill, share_a_pass, stays_alone
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 
@@ -94,26 +94,21 @@ def batch_generate(
             ``keyed_sampler`` should have a seed of its own.
         adapters: an adapter for each text, a directory or a name, see ``with_adapter`` of the
             model; ``None``, for all or one: what is mounted. Texts whose adapters fit each other go
-            through one pass, others one after the other.
+            through one pass, others one after the other, as do all of a model with sliding windows.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
 
     Raises:
-        UserError: an argument is wrong, there is not one number, sampler, adapter or cache for each
-            prompt, or the model cannot run in batches.
+        UserError: an argument is wrong, or there is not one number, sampler, adapter or cache for
+            each prompt.
     """
     refuse_stream(stream)
-    check_side_by_side(model)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     count = len(prompts)
     limits = _for_each("max_tokens", max_tokens, count)
     for limit in limits:
-        check_arguments(max_tokens=limit)
-    if min(limits, default=1) < 1:
-        raise UserError(
-            f"max_tokens is {max_tokens}, expected one number of at least 1 for all or for each"
-        )
+        COUNT.check("max_tokens", limit)
     if sampler is not None and samplers is not None:
         raise UserError("sampler and samplers were both given, expected one of them")
     if isinstance(sampler, KeyedSampler) and count > 1:
@@ -207,8 +202,6 @@ def stream_batch(
     alike is read once. ``reading`` is called with the prompt tokens read so far, and of all.
     """
     (model, _), *others = texts
-    if others:
-        check_side_by_side(model)
     waiting, before, of = deque(enumerate(texts)), 0, sum(len(prompt) for _, prompt in texts)
     going: dict[TokenSequence, tuple[int, deque[Step], Iterator[GenerationResponse]]] = {}
     schedulers, caches = list[Scheduler](), defaultdict[int, PromptCache](PromptCache)
@@ -297,7 +290,7 @@ def _groups(sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
     groups: list[list[_Sequence]] = []
     for entry in sequences:
         fits = (g for g in groups if all(share_a_pass(entry.model, one.model) for one in g))
-        if group := next(fits, None):
+        if not stays_alone(entry.model) and (group := next(fits, None)):
             group.append(entry)
         else:
             groups.append([entry])

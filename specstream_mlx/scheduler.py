@@ -244,7 +244,7 @@ class Scheduler:
 
     def takes(self, model: SpeculativeModel) -> bool:
         """Whether a sequence of a model may go through one pass with the others."""
-        return not _stays_alone(model) and all(
+        return not stays_alone(model) and all(
             one.model is None or share_a_pass(model, one.model) for one in self._going
         )
 
@@ -252,11 +252,11 @@ class Scheduler:
         """Read the rest of a sequence's prompt and let it join after the call under way."""
         model = sequence.model
         if self._going and model is not None:
-            check_side_by_side(model)
-            if any(one.request.quantizes for one in (sequence, *self._going)):
+            quantized = any(one.request.quantizes for one in (sequence, *self._going))
+            if quantized or stays_alone(model):
                 raise UserError(
-                    "the KV cache of one of several texts is quantized, expected a KVCache for "
-                    "each layer"
+                    "one of several texts has a quantized KV cache, sliding windows or learned "
+                    "positions, expected it alone"
                 )
         for _ in sequence:
             pass
@@ -469,23 +469,12 @@ def steps_of(sequence: TokenSequence) -> Iterator[Step]:
         yield step
 
 
-def _stays_alone(model: SpeculativeModel) -> str | None:
-    """Say why several sequences cannot go through a model at once; ``None``: they can."""
+def stays_alone(model: SpeculativeModel) -> bool:
+    """Whether no model's pass takes several sequences: by its positions, masks or windows."""
     architecture = architecture_of(model.config["model_type"])
-    if architecture.positions != "rope":
-        return "its positions are learned"
-    if architecture.array_masks:
-        return "its attention is not known to take a mask per sequence"
-    windows = any(window is not None for window in layer_windows(model.config, model.model))
-    return "it has sliding windows" if windows else None
-
-
-def check_side_by_side(model: SpeculativeModel) -> None:
-    if reason := _stays_alone(model):
-        raise UserError(
-            f"model_type is {model.config['model_type']!r}, which cannot decode in batches: "
-            f"{reason}; expected one prompt at a time"
-        )
+    windows = layer_windows(model.config, model.model)
+    learned = architecture.positions != "rope"
+    return learned or architecture.array_masks or any(window is not None for window in windows)
 
 
 def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:

@@ -71,7 +71,7 @@ def test_generate(name, value, message, model):
     ("name", "value", "message"),
     [
         ("prompts", "a text", "prompts is 'a text', expected a list of prompts"),
-        ("max_tokens", -1, "max_tokens is -1, expected one number of at least 1 for all or for ea"),
+        ("max_tokens", -1, "max_tokens is -1, expected an integer of at least 1"),
         ("prompt_caches", {}, "prompt_caches is {}, expected a list"),
         ("prompt_caches", [None], "there are 2 prompts and 1 prompt_caches"),
         ("sampler", keyed_sampler(1), "would draw with the same noise, expected samplers"),

@@ -97,7 +97,7 @@ class Estimate:
         stats = batch_generate(
             self._base, self._tokenizer, prompts, speculation=False, **limits
         ).stats
-        step = stats.decode_time / max(1, stats.generation_steps)
+        step = len(prompts) * stats.decode_time / max(1, stats.generation_tokens)
         more = len(prompts) * (max_tokens - _SAMPLE) * self._bytes_of_row
         return stats.prompt_time + max_tokens * step, mx.get_peak_memory() + max(0.0, more)
 
