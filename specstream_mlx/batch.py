@@ -221,7 +221,7 @@ def stream_batch(
                 sequence, steps = TokenSequence(own, request), deque[Step]()
                 scheduler = next((one for one in schedulers if one.takes(own)), None)
                 if scheduler is None:
-                    schedulers.append(scheduler := Scheduler())
+                    schedulers.append(scheduler := Scheduler(lambda: len(schedulers) < 2))
                 scheduler.add(sequence)
                 written = respond(tokenizer, request, iter(steps.popleft, None))
                 going[sequence] = number, steps, written
@@ -236,7 +236,7 @@ def stream_batch(
                     if response.finish_reason:
                         del going[sequence]
                         break
-            schedulers = [one for one in schedulers if one]
+            schedulers[:] = [one for one in schedulers if one]
 
 
 def _counted(reading: Progress, before: int, of: int, read: int, _: int) -> None:
