@@ -43,11 +43,10 @@ class DraftModel(Proposer):
 
     def __init__(self, draft: Any, most: int, material: Material):
         target = material.model
-        self._reader = _Reader(draft, None if target is None else target.config["vocab_size"])
-        self._share = 1.0  # of a pass in a plain step, before one was timed
-        if target is not None:
-            own = parameter_bytes(_parts(draft)[0])
-            self._share = own / max(1, parameter_bytes(target.model))
+        assert target is not None  # packages have no draft model
+        self._reader = _Reader(draft, target.config["vocab_size"])
+        own = parameter_bytes(_parts(draft)[0])
+        self._share = own / parameter_bytes(target.model)  # of a plain step, until one was timed
         self._rule = material.rule or VerifyRule()
         self._most, self._width, self._nodes = most, material.width, material.nodes
         self._unread = list(material.prompt)
@@ -160,7 +159,7 @@ class _PathGuesses(StreamGuesses):
 class _Reader:
     """A model with its KV cache; it reads a sequence and, without storing them, paths after it."""
 
-    def __init__(self, draft: Any, vocab_size: int | None):
+    def __init__(self, draft: Any, vocab_size: int):
         model, config = _parts(draft)
         self._caches = make_caches(model, config)
         self._model = BorrowedModel(model)
@@ -183,7 +182,7 @@ class _Reader:
             commit(stand_ins, [range(len(part))])
             if not last:
                 mx.eval([cache.state for cache in self._caches])
-        return self._cut(logits[0, -1:])
+        return logits[0, -1:, : self._vocab_size]
 
     def branch(self, paths: Sequence[Path]) -> mx.array:
         """Read the last tokens of paths whose beginnings were read; returns logits (paths, n)."""
@@ -194,7 +193,7 @@ class _Reader:
         stand_ins = self._stand_ins(Rows(anchors[:, skip:], mx.array(sees[None]), anchors), skip)
         logits = self._model.logits(self._ids([path[-1] for path in paths]), stand_ins)
         self._rows = rows
-        return self._cut(logits[0])
+        return logits[0, :, : self._vocab_size]
 
     def _stand_ins(self, rows: Rows, skip: int = 0) -> list[UncommittedRows]:
         return [UncommittedRows(cache, rows, skip=skip) for cache in self._caches]
@@ -202,9 +201,6 @@ class _Reader:
     def _ids(self, tokens: Sequence[int]) -> mx.array:
         """Return token ids (1, n); a token that only the target knows is read as another one."""
         return mx.array([[token if token < self._known else 0 for token in tokens]], mx.int32)
-
-    def _cut(self, logits: mx.array) -> mx.array:
-        return logits if self._vocab_size is None else logits[:, : self._vocab_size]
 
 
 def _parts(draft: Any) -> tuple[nn.Module, dict[str, Any]]:
