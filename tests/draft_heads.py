@@ -253,46 +253,24 @@ def eagle3(
     return {n: one.numpy() for n, one in head.tensors(name).items()}, logits_of, config
 
 
-some_tokens = partial(
-    eagle3,
-    values=PLAIN | {"eagle_config": {AUX: [0, 2, 3]}},  # ids of layers, whose outputs are read
-    ids=[1, 3, 4],
-    layer={"head_dim": 16, "rope_theta": 1e6},
-    drafted=60,
-)
-narrow = partial(
-    eagle3,
-    values=PLAIN | {"target_hidden_size": HIDDEN},
-    layer={"hidden_size": 16, "head_dim": 8},
-    drafted=60,
-    embed=True,
-)
-speculators = partial(
-    eagle3,
-    values={AUX: None},
-    layer={"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    drafted=60,
-    embed=True,
-    norm_before_residual=True,
-)
-altered = partial(
-    eagle3,
-    values={AUX: [0, 4]},
-    ids=[0, 4],
-    layer={"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "attention_bias": True},
-    norm_before_fc=True,
-    norm_before_residual=False,
-)
-of_qwen3 = partial(
-    eagle3,
-    values={AUX: [1, 2, 3]},
-    ids=[1, 2, 3],
-    layer={"model_type": "qwen3", "head_dim": 12},
-    drafted=60,
-    fc_norm=True,
-    norm_output=True,
-    norm_before_residual=True,
-)
+OUTPUTS = PLAIN | {"eagle_config": {AUX: [0, 2, 3]}}  # of layers, whose outputs are read
+WIDE = {"head_dim": 16, "rope_theta": 1e6}
+some_tokens = partial(eagle3, values=OUTPUTS, ids=[1, 3, 4], layer=WIDE, drafted=60)
+
+NARROW, OF_32 = {"hidden_size": 16, "head_dim": 8}, PLAIN | {"target_hidden_size": HIDDEN}
+narrow = partial(eagle3, values=OF_32, layer=NARROW, drafted=60, embed=True)
+
+ROPE = {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+more = {"drafted": 60, "embed": True, "norm_before_residual": True}
+speculators = partial(eagle3, values={AUX: None}, layer=ROPE, **more)
+
+SCALED = {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "attention_bias": True}
+more = {"norm_before_fc": True, "norm_before_residual": False}
+altered = partial(eagle3, values={AUX: [0, 4]}, ids=[0, 4], layer=SCALED, **more)
+
+QWEN3 = {"model_type": "qwen3", "head_dim": 12}
+more = {"drafted": 60, "fc_norm": True, "norm_output": True, "norm_before_residual": True}
+of_qwen3 = partial(eagle3, values={AUX: [1, 2, 3]}, ids=[1, 2, 3], layer=QWEN3, **more)
 
 
 # Prompt tokens: the model's own rows after the text, with embeddings of their own ----------------

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mlx_lm.tuner.callbacks import TrainingCallback
 
@@ -27,6 +28,11 @@ def write_rows(path: Path, rows: Iterable[object]) -> Path:
     """Write a JSON object a line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def rows_of(path: Path) -> list[Any]:
+    """The JSON objects of a file, one a line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def data_directory(directory: Path) -> Path:

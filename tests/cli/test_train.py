@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from command_line import refusal, run
 from tiny_models import stream_adapter_directory
-from tiny_training import data_directory, write_rows
+from tiny_training import data_directory, rows_of, write_rows
 
 from specstream_mlx import load
 from specstream_mlx.hardware import device
@@ -35,10 +35,6 @@ def prompts(tmp_path):
     return path
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     out = tmp_path / "out"
     flags = ("--model", base, "--prompts", prompts, "--max-tokens", 12, "--adapter-path", out)
@@ -56,9 +52,9 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     assert lines[-2].startswith("The adapter is the state after ")
     assert lines[-1].startswith("Whether it paid cannot be told from 1 held-out text, expected 5")
     run_files = tmp_path / "out.training"
-    assert [line["iteration"] for line in lines_of(run_files / "log.jsonl")] == [0, 3, 6, 6]
-    assert len(lines_of(run_files / "data" / "train.jsonl")) == 20
-    valid = lines_of(run_files / "data" / "valid.jsonl")  # enough for a verdict
+    assert [line["iteration"] for line in rows_of(run_files / "log.jsonl")] == [0, 3, 6, 6]
+    assert len(rows_of(run_files / "data" / "train.jsonl")) == 20
+    valid = rows_of(run_files / "data" / "valid.jsonl")  # enough for a verdict
     assert [row["prompt"] for row in valid] == [f"check the numbers {n}" for n in range(4, 25, 5)]
     assert load(base, adapter_path=out)[0].streams.config.stream_head == "conditioned"
 
@@ -134,7 +130,7 @@ def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
     flags += ("--adapter-path", tmp_path / "out")
     result = run(*flags, "--init-adapter", lora)
     assert result.exit_code == 0, result.output
-    row, texts = lines_of(tmp_path / "out.training" / "data" / "train.jsonl")[0], []
+    row, texts = rows_of(tmp_path / "out.training" / "data" / "train.jsonl")[0], []
     for adapter in (("--adapter-path", lora), ()):
         ask = ("-p", row["prompt"], "-m", 8, "--no-speculation")
         texts.append(run("generate", "--model", base, *adapter, *ask).stdout.rstrip("\n"))

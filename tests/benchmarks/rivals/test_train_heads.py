@@ -1,6 +1,5 @@
 """Draft heads of other methods: what is trained is what MLX runs, and it learns."""
 
-import json
 from itertools import islice
 
 import pytest
@@ -9,6 +8,7 @@ from draft_heads import assert_guesses
 from random_models import PROMPT, plain_tokens, request, tokens_of
 from specstream_mlx.convert.pytorch.load import load_base
 from tiny_models import VOCAB_SIZE
+from tiny_training import rows_of
 
 from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
@@ -84,7 +84,7 @@ def test_it_learns_and_the_text_stays(form, settings, data, tied_mlx):
         learns["token_loss"] = 5.0
     chosen = settings(**FORMS[form], **learns, valid_data=data)
     directory = train_heads.train_head(chosen)
-    lines = [json.loads(line) for line in (chosen.output / "log.jsonl").read_text().splitlines()]
+    lines = rows_of(chosen.output / "log.jsonl")
     assert lines[39]["loss"] < 0.8 * lines[0]["loss"]
     assert len(lines[-1]["held_out"]["depths"]) == chosen.num_heads
     assert lines[-1]["held_out"]["chain"] > 1.3

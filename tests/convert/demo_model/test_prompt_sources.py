@@ -8,7 +8,7 @@ import pytest
 from command_line import run_program
 from specstream_mlx.convert.demo_model import prompt_sources
 from specstream_mlx.convert.demo_model.prompt_sources import SOURCES, lines_of
-from tiny_training import write_rows
+from tiny_training import rows_of, write_rows
 
 from specstream_mlx.errors import UserError
 
@@ -108,8 +108,7 @@ def texts_of(lines):
 def written(clones, output, *flags):
     """What the command writes, by source."""
     run_program(prompt_sources.main, "--clones", clones, "--output", output, *flags)
-    files = [output / name for name in ("train.jsonl", "valid.jsonl")]
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    lines = rows_of(output / "train.jsonl") + rows_of(output / "valid.jsonl")
     assert {tuple(line) for line in lines} == {("prompt", "source"), ("turns", "source")}
     return {name: texts_of(v for v in lines if v["source"] == name) for name in SOURCES}
 

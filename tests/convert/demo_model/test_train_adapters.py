@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from specstream_mlx.convert.demo_model import mixture, tasks, train_adapters
+from tiny_training import rows_of
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.train.data import read_rows
@@ -48,8 +49,8 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     lora, (writer, texts, directory, *_, given), streams = calls
     rng = random.Random("concise-0")
     items = [mixture.draw(rng, "concise") for _ in range(300)]
-    lines = [json.loads(line) for line in lora.data.read_text().splitlines()]
-    assert lines == [{"prompt": i.content, "completion": i.target} for i in items if i.target]
+    drawn = [{"prompt": i.content, "completion": i.target} for i in items if i.target]
+    assert rows_of(lora.data) == drawn
     assert (lora.lora_alone, lora.lora_rank, lora.iters, lora.time_limit) == (True, 4, 7, None)
     assert writer == (NOWHERE, work / "concise-lora" / "adapter")
     assert len(texts) == 200 and set(prompts_of(work / "concise.jsonl")).isdisjoint(texts)

@@ -10,10 +10,9 @@ from specstream_mlx.convert.pytorch import generation
 from specstream_mlx.convert.pytorch.generation import Writer, Written
 from specstream_mlx.convert.pytorch.trainer import train
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
-from tiny_training import write_rows
+from tiny_training import rows_of, write_rows
 
 from specstream_mlx import generate, load
-from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import chat_prompt, encode_prompt
 from specstream_mlx.train.data import messages_of
 from specstream_mlx.train.self_prompts import beginning
@@ -32,10 +31,6 @@ def in_float32(monkeypatch):
 def words(count):
     rng = random.Random(count)
     return [" ".join(rng.choices(WORDS, k=rng.randrange(1, 9))) for _ in range(count)]
-
-
-def rows(path):
-    return [value for _, value in read_json_lines(path)]
 
 
 @pytest.mark.parametrize("at_once", [60, 1 << 13])
@@ -95,7 +90,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
         write_rows(tmp_path / name, [{"prompt": name, "source": "people"}])
     writer, arguments = Writer(base), (60, 0, tmp_path)
     own_answers.write_base_answers(writer, tmp_path / "whole", *arguments)
-    learned, tried = (rows(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
+    learned, tried = (rows_of(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
     assert len(learned) > len(tried) > 1
     assert [rows.pop()["source"] for rows in (learned, tried)] == ["people", "people"]
     requests = [row for row in learned if row["prompt"].startswith(own_answers._REQUESTS)]
@@ -130,7 +125,7 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     prompts = write_rows(tmp_path / "prompts.jsonl", wanted)
     writer, given = Writer(base), (prompts, tmp_path / "answers", 0)
     paths = own_answers.write_prompted_answers(writer, *given)
-    found = [row for path in paths for row in rows(path)]
+    found = [row for path in paths for row in rows_of(path)]
     talk = [row for row in found if row["source"] == "talk"]
     assert [row["prompt"] for row in talk] == ["baba", "lolo ki", "mumu"]
     for before, after in pairwise(talk):

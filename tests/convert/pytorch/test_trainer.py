@@ -14,7 +14,7 @@ from specstream_mlx.convert.pytorch import trainer, training_run
 from specstream_mlx.convert.pytorch.load import load_adapter, load_base
 from specstream_mlx.convert.pytorch.training_settings import TrainSettings
 from tiny_models import VOCAB_SIZE
-from tiny_training import write_rows
+from tiny_training import rows_of, write_rows
 from torch_tiny import tiny_batch
 
 from specstream_mlx.errors import UserError
@@ -42,10 +42,6 @@ def settings(tied, data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(settings):
     return trainer.train(settings(**SHARED))
-
-
-def log(output):
-    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
 class StoppedError(Exception):
@@ -80,11 +76,10 @@ def assert_same(found, expected):
 def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path):
     """How often it is right is counted for each source, too."""
     named, sources = tmp_path / "valid.jsonl", ["news:short", "news:long", "talks"]
-    rows = enumerate(map(json.loads, data.read_text().splitlines()))
-    write_rows(named, [row | {"source": sources[i % 3]} for i, row in rows])
+    write_rows(named, [r | {"source": sources[i % 3]} for i, r in enumerate(rows_of(data))])
     chosen = settings(mode=mode, **LEARNS, prompt_template="Do: {text}", valid_data=named)
     path = trainer.train(chosen)
-    lines = log(chosen.output)
+    lines = rows_of(chosen.output / "log.jsonl")
     assert lines[39]["loss"] < 0.6 * lines[0]["loss"]
     held_out = lines[-1]["held_out"]
     model = load_adapter(tied, path)
@@ -128,7 +123,7 @@ def test_an_adapter_goes_on(settings):
 def test_lora_alone_and_lossless_streams_that_leave_it_as_it_is(settings, tied, data, tmp_path):
     """Its loss is PEFT's. Dropout drops nothing from streams."""
     lora = trainer.train(settings(**LORA, lora_rank=4, **LEARNS, valid_data=data))
-    lines = log(lora.parent)
+    lines = rows_of(lora.parent / "log.jsonl")
     assert lines[39]["loss"] < 0.5 * lines[0]["loss"]
     tuned, batch = PeftModel.from_pretrained(load_base(tied), lora), tiny_batch(vocab=VOCAB_SIZE)
     labels = batch.tokens.clone()
@@ -166,7 +161,7 @@ def test_parts_learn_at_their_own_rates(settings, shared, tied):
 def test_time_limit_ends_the_run(settings):
     chosen = settings(iters=None, time_limit=0.01)
     trainer.train(chosen)
-    lines = log(chosen.output)
+    lines = rows_of(chosen.output / "log.jsonl")
     assert lines[-1]["learning_rate"] < lines[len(lines) // 2]["learning_rate"]
     assert lines[-1]["seconds"] < 10
 
