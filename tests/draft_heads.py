@@ -12,8 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from brute_force import softmax, turned
 from eagle3_in_torch import SIZES, TorchEagle3
+from mlx.utils import tree_flatten
+from mlx_lm.models.llama import ModelArgs, TransformerBlock
 from random_models import LLAMA3, VOCAB_SIZE, speculative_model
 
 from benchmarks.rivals.heads import mounted
@@ -106,45 +107,6 @@ def medusa(rng, model, *, heads=3, layers=1, own=True):
     return tensors, logits_of, None
 
 
-# A Llama layer over whole sequences -----------------------------------------------------------
-
-
-def rms_norm(x, weight, epsilon=1e-6):
-    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon) * weight
-
-
-def attention(x, tensors):
-    """Causal attention of all rows (rows, width) by 4 heads of 8, and 2 of keys and values."""
-    queries, keys, values = (
-        (x @ tensors[f"layers.0.self_attn.{part}_proj.weight"].T).reshape(len(x), -1, 8)
-        for part in ("q", "k", "v")
-    )
-    angles = np.arange(len(x))[:, None, None] * 10000.0 ** (-np.arange(4) / 4)
-    queries, keys = turned(queries, angles), turned(keys, angles)
-    keys, values = np.repeat(keys, 2, axis=1), np.repeat(values, 2, axis=1)
-    scores = np.einsum("ihd,jhd->hij", queries, keys) / np.sqrt(8)
-    weights = softmax(scores, np.tri(len(x), dtype=bool))
-    mixed = np.einsum("hij,jhd->ihd", weights, values).reshape(len(x), -1)
-    return mixed @ tensors["layers.0.self_attn.o_proj.weight"].T
-
-
-def mlp(x, tensors):
-    gate, up = (x @ tensors[f"layers.0.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-    return (silu(gate) * up) @ tensors["layers.0.mlp.down_proj.weight"].T
-
-
-def layer_tensors(rng):
-    shapes = {f"self_attn.{part}_proj": (16, HIDDEN) for part in "kv"}
-    shapes |= {f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in "qo"}
-    shapes |= {f"mlp.{part}_proj": (48, HIDDEN) for part in ("gate", "up")}
-    shapes["mlp.down_proj"] = HIDDEN, 48
-    scale = {"self_attn.q_proj": 4 * HIDDEN**-0.5}  # so that attention is not the mean
-    return {
-        f"layers.0.{part}.weight": normal(rng, *shape, scale=scale.get(part))
-        for part, shape in shapes.items()
-    }
-
-
 # Hydra: z = R u + r + silu(L u + l) of u = [H; E(x); E(c_1); ..], further layers, head -----------
 
 
@@ -179,11 +141,20 @@ def hydra(rng, model, *, heads=3, layers=2):
 
 # EAGLE: rows (f_i, x_{i+1}), whose output is the next drafted row's f -----------------------------
 
+LAYER = {"model_type": "llama", "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-6, "head_dim": 8}
+LAYER |= {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1}
+LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
 
 def eagle(rng, model, *, bias=True):
-    tensors = layer_tensors(rng)
-    norm = rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)
-    tensors["layers.0.post_attention_layernorm.weight"] = norm
+    """mlx_lm's layer over whole sequences, without its first norm."""
+    block, tensors = TransformerBlock(ModelArgs.from_dict(LAYER)), {}
+    for name, weight in tree_flatten(block.parameters()):
+        drawn = rng.uniform(0.5, 1.5, HIDDEN) if weight.ndim == 1 else normal(rng, *weight.shape)
+        sharp = 4 if "q_proj" in name else 1  # so that attention is not the mean
+        tensors[f"layers.0.{name}"] = (sharp * drawn).astype(np.float32)
+    del tensors["layers.0.input_layernorm.weight"]
+    block.load_weights([(n[9:], mx.array(one)) for n, one in tensors.items()], strict=False)
     tensors["fc.weight"] = normal(rng, HIDDEN, 2 * HIDDEN)
     tensors["embed_tokens.weight"] = np.zeros((VOCAB_SIZE, HIDDEN), np.float32)
     if bias:
@@ -192,9 +163,9 @@ def eagle(rng, model, *, bias=True):
 
     def layer(tokens, features):
         a = np.concatenate([embedding[tokens], features], axis=1) @ tensors["fc.weight"].T
-        a = a + tensors["fc.bias"] if bias else a
-        y = a + attention(a, tensors)
-        return y + mlp(rms_norm(y, norm), tensors)
+        a = mx.array(a + tensors.get("fc.bias", 0))[None]
+        y = a + block.self_attn(a, "causal" if len(tokens) > 1 else None)
+        return np.array(y + block.mlp(block.post_attention_layernorm(y)))[0]
 
     def logits_of(text, path):
         features, tokens = last_hidden(model, text), [*text[1:], *path]
@@ -205,11 +176,6 @@ def eagle(rng, model, *, bias=True):
             features = np.concatenate([features, output[-1:]])
 
     return tensors, logits_of, LAYER
-
-
-LAYER = {"model_type": "llama", "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-6, "head_dim": 8}
-LAYER |= {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1}
-LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 # EAGLE-3, whose formula is PyTorch's ---------------------------------------------------------

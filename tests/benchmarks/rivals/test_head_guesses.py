@@ -1,4 +1,4 @@
-"""Draft heads guess what short formulas in numpy say, and the text is plain decoding's.
+"""Draft heads guess what short formulas say, and the text is plain decoding's.
 
 Trees hold the true continuation, as those of a trained head would, so that paths of any length are
 accepted; the heads only guess behind them.
