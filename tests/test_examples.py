@@ -5,7 +5,6 @@ stand-ins for what a user has. Output that is shown is compared.
 """
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run
+from command_line import invoke, run
 from demonstration_weights import installed, needs_weights
 from parity import peft_directory
 from serving import Resident, running
@@ -33,7 +32,6 @@ from torch_tiny import saved, tiny_llama, tiny_model
 
 from specstream_mlx import batch_generate, bundled, demonstration, load
 from specstream_mlx.bundled.tools import TOOLS
-from specstream_mlx.cli import main
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve.service import BASE
 
@@ -329,25 +327,17 @@ def output_of(line: str, folder: Path) -> str:
     command, _, file = line.replace("\\\n", " ").partition(" < ")
     words = shlex.split(command, comments=True)
     stdin = (folder / file.strip()).read_bytes() if file else b""
-    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    code = None
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
         patch.setenv("COLUMNS", "120")
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        patch.setattr(sys, "stdout", output)
-        patch.setattr(sys, "stderr", output)
-        try:
-            if words[0] == "specstream-mlx":
-                main(words[1:])
-            else:
-                assert words[:2] == ["python", "-m"], line
-                patch.setattr(sys, "argv", words[2:])
-                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
-        except SystemExit as end:
-            code = end.code
-    printed = output.buffer.getvalue().decode()
-    assert not code, f"{line}\n{printed}"
-    return printed
+        if words[0] == "specstream-mlx":
+            result = run(*words[1:], stdin=stdin)
+        else:
+            assert words[:2] == ["python", "-m"], line
+            patch.setattr(sys, "argv", words[2:])
+            module = partial(runpy.run_module, words[2], run_name="__main__", alter_sys=True)
+            result = invoke(lambda _: module(), [], stdin)
+    assert result.exit_code == 0, f"{line}\n{result.output}"
+    return result.output
 
 
 FIGURES = (
