@@ -30,10 +30,16 @@ def new_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def toy_directory(tmp_path_factory) -> Path:
-    """``base``, ``streams`` and ``adapters/sql`` of the toy; all processes of a run share it."""
+def common(tmp_path_factory) -> Path:
+    """A directory that all test processes of a run share."""
     place = tmp_path_factory.getbasetemp()
-    return toy_in((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "toy")
+    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+
+
+@pytest.fixture(scope="session")
+def toy_directory(common) -> Path:
+    """``base``, ``streams`` and ``adapters/sql`` of the toy."""
+    return toy_in(common / "toy")
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,11 @@ prefix are advanced in one batch, so a million draws cost no more than the prefi
 import itertools
 import math
 from collections import Counter
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.sample_utils import make_logits_processors
 
 LENGTH = 4
 """Tokens of which the joint distribution is tested; the first never passes through a tree."""
@@ -41,6 +43,23 @@ class Table:
     def early_exit_logits(self, text):
         """(vocab,) the target's, blurred."""
         return self.logits(text) + 0.5 * self._normal(2, text, self.vocab_size)
+
+
+PROMPT = (1, 0, 2)
+
+
+def plain(table, sampler, processors):
+    """Text -> log-probabilities under plain decoding, one text and one token at a time."""
+    processors = make_logits_processors(**processors)
+
+    @cache
+    def log_probs_after(text):
+        logits = mx.array(table.logits(text))[None]
+        for processor in processors:
+            logits = processor(mx.array([*PROMPT, *text]), logits)
+        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
+
+    return log_probs_after
 
 
 def joint(log_probs_after, vocab_size, length=LENGTH):

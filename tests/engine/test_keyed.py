@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import random_models
-from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value
+from distribution import ALPHA, CERTAIN, LENGTH, PROMPT, Table, joint, p_value, plain
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from random_models import (
     TREES,
@@ -73,7 +73,6 @@ def test_a_sampler_counts_the_calls_of_mlx_lm():
         keyed_sampler(5, sampler=make_sampler(temp=0.5), top_p=0.9)
 
 
-PROMPT = (1, 0, 2)
 TABLE = Table(vocab_size=3)
 SAMPLER = {"temp": 1.1, "top_p": 0.97}
 PENALTY = {"repetition_penalty": 1.3, "repetition_context_size": 2}
@@ -103,15 +102,7 @@ def drawn_text(seed, rule=KeyedRule, tree_of=TREE):
 
 @cache
 def target():
-    sampler, processors = Sampling(**SAMPLER), make_logits_processors(**PENALTY)
-
-    def log_probs_after(text):
-        logits = mx.array(TABLE.logits(text))[None]
-        for processor in processors:
-            logits = processor(mx.array([*PROMPT, *text]), logits)
-        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
-
-    return joint(log_probs_after, TABLE.vocab_size)
+    return joint(plain(TABLE, Sampling(**SAMPLER), PENALTY), TABLE.vocab_size)
 
 
 def test_over_seeds_the_first_four_tokens_are_distributed_as_the_targets():

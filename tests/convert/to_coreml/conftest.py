@@ -1,27 +1,9 @@
 """Packages of random models, each written once for all tests and all test processes."""
 
-import fcntl
-from contextlib import contextmanager
-
 import pytest
 from command_line import run
+from filelock import FileLock
 from tiny_models import stream_adapter_directory, tiny_llama_directory
-
-
-@pytest.fixture(scope="session")
-def common(tmp_path_factory, request):
-    """A directory that all test processes share, and a lock by name within it."""
-    directory = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):  # one of several processes
-        directory = directory.parent
-
-    @contextmanager
-    def locked(name):
-        with open(directory / f"{name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield directory / name
-
-    return locked
 
 
 def pair_fixture(name):
@@ -31,8 +13,8 @@ def pair_fixture(name):
     def pair(common):
         from coreml_packages import PAIRS, Pair
 
-        with common(f"{name}.mlpackage") as path:
-            return Pair(path, *PAIRS[name])
+        with FileLock(common / f"{name}.lock"):
+            return Pair(common / f"{name}.mlpackage", *PAIRS[name])
 
     return pair
 
@@ -47,7 +29,8 @@ def files(common):
     """A directory of ``base``, a tiny Llama of 4 bits; ``key-points``, a shared adapter with LoRA;
     ``streams``, lossless ones; and ``x.mlpackage``, which ``export-coreml`` writes of them.
     """
-    with common("to_coreml") as directory:
+    directory = common / "to_coreml"
+    with FileLock(directory.with_suffix(".lock")):
         if not directory.exists():
             base = tiny_llama_directory(directory / "base", bits=4, num_hidden_layers=2)
             sizes, template = {"num_streams": 2, "num_msa_layers": 1}, "Points of: {text}"

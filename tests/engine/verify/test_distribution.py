@@ -9,8 +9,8 @@ from functools import cache, partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, rows, simulate, tail
-from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from distribution import ALPHA, CERTAIN, LENGTH, Table, joint, p_value, plain, rows, simulate, tail
+from mlx_lm.sample_utils import make_sampler
 from random_models import paired
 from trees import full_tree
 
@@ -19,7 +19,6 @@ from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.engine.verify.rejection import drafts_after, recursive_rejection
 from specstream_mlx.engine.verify.rule import follow
 
-PROMPT = (1, 0, 2)
 DRAWS = 40_000
 
 SAMPLINGS = {
@@ -38,23 +37,13 @@ SAMPLINGS = {
 
 
 @cache
-def plain(sampling):
-    """Text -> log-probabilities under plain decoding, one text and one token at a time."""
-    table, (sampler, processors) = Table(), SAMPLINGS[sampling]
-
-    @cache
-    def log_probs_after(text):
-        logits = mx.array(table.logits(text))[None]
-        for processor in make_logits_processors(**processors):
-            logits = processor(mx.array([*PROMPT, *text]), logits)
-        return np.array(sampler.log_probs(logits))[0].astype(np.float64)
-
-    return log_probs_after
+def plain_by(sampling):
+    return plain(Table(), *SAMPLINGS[sampling])
 
 
 @cache
 def target(sampling):
-    return joint(plain(sampling), Table().vocab_size)
+    return joint(plain_by(sampling), Table().vocab_size)
 
 
 def rejection_step(sampling, width, text, count, wrong=None):
@@ -64,7 +53,7 @@ def rejection_step(sampling, width, text, count, wrong=None):
     """
     table, (sampler, _) = Table(), SAMPLINGS[sampling]
     if not text:
-        logits = rows(np.array([plain(sampling)(())], np.float32), count)
+        logits = rows(np.array([plain_by(sampling)(())], np.float32), count)
         return np.array(mx.random.categorical(logits))[:, None]
     gamma = table.num_streams
     drafter = np.array(sampler.log_probs(mx.array(table.stream_logits(text))))
@@ -101,7 +90,7 @@ def target_rows(sampling, text, paths):
     """
     different, which = np.unique(paths, axis=0, return_inverse=True)
     longer = [(*text, *path[path >= 0].tolist())[: LENGTH - 1] for path in different]
-    values = np.stack([np.exp(plain(sampling)(one)) for one in longer])
+    values = np.stack([np.exp(plain_by(sampling)(one)) for one in longer])
     return values[which.ravel()].astype(np.float32)
 
 
