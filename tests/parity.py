@@ -51,9 +51,11 @@ def close(expected, found):
     return np.abs(expected - found).max() <= BOUND * max(1.0, np.abs(expected).max())
 
 
-def edit(path, **fields):
-    """Change fields of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+def edit(path, part=None, **fields):
+    """Change fields of a JSON file, or of an object in it."""
+    values = json.loads(path.read_text())
+    (values[part] if part else values).update(fields)
+    path.write_text(json.dumps(values))
 
 
 def differences(torch_base, torch_adapter, mlx_base, mlx_adapter, tokens, prompt_length):

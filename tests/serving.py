@@ -3,6 +3,8 @@
 import time
 from contextlib import contextmanager
 
+from tiny_models import stream_adapter_directory, tiny_llama_directory
+
 from benchmarks.server_load import served
 from specstream_mlx import load, stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
@@ -28,6 +30,15 @@ class Resident:
         arguments |= {"sampler": keyed_sampler(seed, temperature), "tree_size": 4}
         found = list(stream_generate(*asked, **arguments))
         return "".join(one.text for one in found), [one.token for one in found]
+
+
+def tiny_resident(folder):
+    """A random base with streams, a shared adapter and one that is streams alone."""
+    base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
+    streams = stream_adapter_directory(folder / "streams", base)
+    fields = {"mode": "shared", "lora_rank": 4, "prompt_template": "Say it again: {text}"}
+    shared = stream_adapter_directory(folder / "shared", base, seed=1, **fields)
+    return Resident(base, streams, shared=shared, other=streams)
 
 
 def running(service, page=None):

@@ -239,12 +239,7 @@ CASES += [(*t[:2], d, FILE_DAMAGE[d]) for t in TENSORS[2:] for d in THREE]
 
 
 def field(name: str, value: object, part: str = "") -> Callable[[Path], None]:
-    def spoil(path: Path) -> None:
-        values = json.loads(path.read_text())
-        (values[part] if part else values)[name] = value
-        path.write_text(json.dumps(values))
-
-    return spoil
+    return lambda path: edit(path, part, **{name: value})
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")

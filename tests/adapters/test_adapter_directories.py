@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
-from parity import mlx_logits
+from parity import edit, mlx_logits
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from tiny_models import (
     stream_adapter_directory,
@@ -172,9 +172,7 @@ def refusal(model, adapter):
 )
 def test_configuration(part, field, value, sentence, model, adapter):
     path = adapter / ADAPTER_CONFIG
-    values = json.loads(path.read_text())
-    (values if part is None else values[part])[field] = value
-    path.write_text(json.dumps(values))
+    edit(path, part, **{field: value})
     assert sentence in refusal(model, adapter)
     path.unlink()
     assert f"{adapter} has neither speculative_streaming.json nor" in refusal(model, adapter)

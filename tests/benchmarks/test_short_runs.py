@@ -4,8 +4,8 @@ import json
 
 import pytest
 from command_line import run_program
-from serving import Resident
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from serving import tiny_resident
+from tiny_models import stream_adapter_directory
 
 from benchmarks import answers, several_adapters, step_times, texts
 from benchmarks.server_load import compare, press
@@ -52,10 +52,7 @@ def test_at_once_takes_fewer_passes(base, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_short_load(tmp_path):
-    base = tiny_llama_directory(tmp_path / "model", max_position_embeddings=2048)
-    streams = stream_adapter_directory(tmp_path / "streams", base)
-    shared = stream_adapter_directory(tmp_path / "shared", base, mode="shared", lora_rank=4)
-    tiny = Resident(base, streams, shared=shared)
+    tiny = tiny_resident(tmp_path)
     service = tiny.service(most_texts=4, most_waiting=4)
     load = press(service, 8, 12, 24)
     assert compare(load, tiny.models, tiny.tokenizer, 24) == []

@@ -3,19 +3,12 @@
 import anthropic
 import openai
 import pytest
-from serving import CHAT, Resident, running
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from serving import CHAT, running, tiny_resident
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """A random base with streams, a shared adapter and one that is streams alone."""
-    folder = tmp_path_factory.mktemp("serve")
-    base = tiny_llama_directory(folder / "model", max_position_embeddings=2048)
-    streams = stream_adapter_directory(folder / "streams", base)
-    fields = {"mode": "shared", "lora_rank": 4, "prompt_template": "Say it again: {text}"}
-    shared = stream_adapter_directory(folder / "shared", base, seed=1, **fields)
-    return Resident(base, streams, shared=shared, other=streams)
+    return tiny_resident(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture(scope="module")

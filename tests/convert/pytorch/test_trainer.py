@@ -1,6 +1,5 @@
 """The trainer: it learns, resumes, repeats, and says what is wrong in one sentence."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity import edit
 from peft import PeftModel
 from safetensors.torch import load_file
 from specstream_mlx.convert.pytorch import trainer, training_run
@@ -135,9 +135,8 @@ def test_lora_alone_and_lossless_streams_that_leave_it_as_it_is(settings, tied, 
         alone = tuned(batch.tokens, labels=labels)
     torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, targets), alone.loss)
 
-    config = json.loads((lora / "adapter_config.json").read_text())
     dropping = shutil.copytree(lora, tmp_path / "dropping")
-    (dropping / "adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.5}))
+    edit(dropping / "adapter_config.json", lora_dropout=0.5)
     losses, expected = [], load_file(lora / "adapter_model.safetensors")
     chosen = settings(init_adapter=dropping, iters=20, learning_rate=2e-2)
     path = trainer.train(chosen, lambda _, figures: losses.append(figures["loss"]))
