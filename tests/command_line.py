@@ -49,10 +49,15 @@ def result_of(command, *args):
     return invoke(program(command), args)
 
 
+def succeeded(result):
+    """The result of a command that must not fail."""
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def run_program(command, *args):
     """Run a module's command, which must not fail."""
-    result = result_of(command, *args)
-    assert result.exit_code == 0, result.output
+    succeeded(result_of(command, *args))
 
 
 def generate(base, *args, prompt="hello there", **kwargs):

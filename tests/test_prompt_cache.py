@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from command_line import generate as run_generate
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from mlx.utils import tree_flatten
 from mlx_lm import cache_prompt
 from mlx_lm.models.cache import (
@@ -219,8 +219,7 @@ def by_mlx_lm(path, base, *args, monkeypatch):
 
 def gone_on(path, *args, said=""):
     flags = ("--prompt-cache-file", path, "-p", QUESTION, "-m", 12)
-    result = run("generate", *flags, *args)
-    assert result.exit_code == 0, result.stderr
+    result = succeeded(run("generate", *flags, *args))
     assert said in result.stderr
     return result.stdout.rstrip("\n")
 

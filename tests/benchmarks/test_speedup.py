@@ -19,8 +19,7 @@ def run(base, tmp_path, monkeypatch):
 
 
 def test_the_answer_comes_first_and_in_words(run, base, streams, tmp_path):
-    result = run("--adapter-path", streams)
-    assert result.exit_code == 0, result.output
+    result = command_line.succeeded(run("--adapter-path", streams))
     question, _, answer, *_ = result.stdout.splitlines()
     assert question == "How much faster is it here?"
     assert answer.startswith("On this machine drafting is ") and " mlx_lm" in answer
@@ -35,8 +34,7 @@ def test_mlx_lm_by_itself_is_named_where_it_holds_other_arrays(run, tmp_path, mo
     monkeypatch.setattr(runner, "_SECONDS", 0.1)
     packed = tiny_llama_directory(tmp_path / "packed", bits=4)
     for weights, is_named in (("expanded", True), ("packed", False)):
-        result = run("--model", packed, "--weights", weights)
-        assert result.exit_code == 0, result.output
+        result = command_line.succeeded(run("--model", packed, "--weights", weights))
         answer = result.stdout.splitlines()[2]
         named = re.search(
             r" As a user runs it \(packed weights, float32\) mlx_lm writes [\d.e+]+ tokens a "
@@ -47,8 +45,7 @@ def test_mlx_lm_by_itself_is_named_where_it_holds_other_arrays(run, tmp_path, mo
 
 
 def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
-    result = run("--adapter-path", streams, "--suite", "rule")
-    assert result.exit_code == 0, result.output
+    result = command_line.succeeded(run("--adapter-path", streams, "--suite", "rule"))
     (path,) = tmp_path.glob("*.json")
     rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
     assert rows.keys() == {"mlx_lm", *speedup.SUITES["rule"].ways["lossless"]}
@@ -58,8 +55,7 @@ def test_a_model_and_prompts_of_the_users(run, base, streams, tmp_path):
 
 
 def test_a_model_without_streams_drafts_by_lookup_alone(run, tmp_path):
-    result = run("--output", tmp_path / "results", "--suite", "rule")
-    assert result.exit_code == 0, result.output
+    command_line.succeeded(run("--output", tmp_path / "results", "--suite", "rule"))
     (path,) = (tmp_path / "results").glob("*.json")
     rows = json.loads(path.read_text())["rows"]
     assert [row["method"] for row in rows] == ["mlx_lm", "the rule", "likely tree, lookup"]

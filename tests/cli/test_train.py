@@ -6,7 +6,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from tiny_models import stream_adapter_directory
 from tiny_training import data_directory, rows_of, write_rows
 
@@ -38,8 +38,7 @@ def prompts(tmp_path):
 def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     out = tmp_path / "out"
     flags = ("--model", base, "--prompts", prompts, "--max-tokens", 12, "--adapter-path", out)
-    result = run("train", *flags, *SMALL)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run("train", *flags, *SMALL))
     assert result.stdout == f"{out}\n"
     lines = result.stderr.splitlines()
     assert re.match(r"About \d+ s here, [\d.]+ MB of memory, [\d.]+ MB of disk:$", lines[0])
@@ -128,8 +127,7 @@ def test_lora_that_stays_answers_with_its_instruction(base, prompts, tmp_path):
     lora = stream_adapter_directory(tmp_path / "lora", base, **fields)
     flags = ("train", "--model", base, "--prompts", prompts, "--max-tokens", 8, "--answers-only")
     flags += ("--adapter-path", tmp_path / "out")
-    result = run(*flags, "--init-adapter", lora)
-    assert result.exit_code == 0, result.output
+    succeeded(run(*flags, "--init-adapter", lora))
     row, texts = rows_of(tmp_path / "out.training" / "data" / "train.jsonl")[0], []
     for adapter in (("--adapter-path", lora), ()):
         ask = ("-p", row["prompt"], "-m", 8, "--no-speculation")
@@ -159,8 +157,7 @@ def test_an_adapter_for_one_application(base, data, tmp_path):
         "mode: shared\niters: 50\nlearning_rate: 1e-2\nnum_msa_layers: 2\nbatch_size: 8\n"
         "lora_parameters: {keys: [self_attn.q_proj], rank: 3, scale: 4.0, dropout: 0.1}\n"
     )
-    result = run("train", "-c", config, "--data", data, "--iters", 6, "--adapter-path", out)
-    assert result.exit_code == 0, result.output
+    succeeded(run("train", "-c", config, "--data", data, "--iters", 6, "--adapter-path", out))
     model, _ = load(base, adapter_path=out)
     assert model.mode == "shared"
     names = {name.split(".", 3)[3] for name in model.adapter.lora}

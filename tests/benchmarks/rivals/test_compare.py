@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import result_of
+from command_line import result_of, succeeded
 from draft_heads import write as write_head
 from tiny_models import stream_adapter_directory
 
@@ -57,8 +57,7 @@ def test_methods_take_turns_and_all_write_what_mlx_lm_writes(base, streams, here
     asked = ("--model", base, "--adapter-path", streams, "--draft-head", head, "--output", ".")
     asked += ("--questions", "q.jsonl", "--classes", "spec-bench,prose,unpredictable,adapters")
     asked += ("--methods", f"plain,{BOTH},pld,suffix,lookahead,medusa", "--max-tokens", 24)
-    result = result_of(main, *asked, "--runs", "runs")
-    assert result.exit_code == 0, result.output
+    result = succeeded(result_of(main, *asked, "--runs", "runs"))
     rows = json.loads(next(here.glob("rivals-*.json")).read_text())["rows"]
     assert {row["class"] for row in rows} >= {"mt_bench", "qa", "prose", "unpredictable"}
     assert {row["group"] for row in rows} >= {"adapters"}

@@ -13,7 +13,7 @@ pytest.importorskip("coremltools", reason="coremltools is not installed: the ext
 
 import coremltools as ct
 import numpy as np
-from command_line import refusal, result_of, run
+from command_line import refusal, result_of, run, succeeded
 from coreml_packages import SIZES, plain_text
 from coremltools.proto.Model_pb2 import Model
 from random_models import random_prompt
@@ -33,8 +33,7 @@ def generate(package, *flags):
 
 
 def values(package, *flags):
-    result = generate(package, "--json", *flags)
-    assert result.exit_code == 0, result.output
+    result = succeeded(generate(package, "--json", *flags))
     return json.loads(result.stdout)
 
 
@@ -137,8 +136,7 @@ def test_core_ml_loads_a_function_once(lossless, monkeypatch):
 @pytest.fixture(scope="module")
 def calls(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("recordings") / "calls.json"
-    result = run_verify(exported, "--record", path, "--adapter", "streams", "-m", 2)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run_verify(exported, "--record", path, "--adapter", "streams", "-m", 2))
     assert f"wrote {path}" in result.stderr
     return path
 
@@ -146,8 +144,7 @@ def calls(exported, tmp_path_factory):
 def test_a_recording_is_replayed(exported, calls):
     recorded = json.loads(calls.read_text())
     assert [run["settings"]["temperature"] for run in recorded["runs"]] == [0.0, 0.0, 1.0]
-    result = run_verify(exported, "--vectors", calls)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run_verify(exported, "--vectors", calls))
     exact, half = result.stdout.strip().split("\n\n")
     assert exact.startswith("numpy, float32:") and exact.endswith("Within the bound")
     assert half.startswith("numpy, half precision:") and half.endswith("Within the bound")
@@ -162,8 +159,7 @@ def test_a_recording_is_replayed(exported, calls):
 @pytest.mark.coreml
 @pytest.mark.skipif(platform.system() != "Darwin", reason="Core ML's runtime is on macOS alone")
 def test_core_ml_computes_what_was_recorded(exported, calls):
-    result = run_verify(exported, "--vectors", calls, "--compute-units", "cpuOnly")
-    assert result.exit_code == 0, result.output
+    result = succeeded(run_verify(exported, "--vectors", calls, "--compute-units", "cpuOnly"))
     assert result.stdout.startswith("Core ML, cpuOnly:\n")
 
 

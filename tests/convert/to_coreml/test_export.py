@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("coremltools", reason="coremltools is not installed: the extra [coreml]")
 
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from demonstration_weights import needs_weights
 from specstream_mlx.convert.to_coreml import export as exporting
 from specstream_mlx.convert.to_coreml import weights
@@ -146,8 +146,7 @@ def test_what_is_supported():
 def test_a_question_is_answered_as_by_mlx_in_half_precision(tmp_path):
     sql = tmp_path / "x.mlpackage"
     sizes = ("--context", 128, "--nodes", 8)
-    result = run("export-coreml", "--output", sql, "--adapter", "sql", *sizes)
-    assert result.exit_code == 0, result.output
+    succeeded(run("export-coreml", "--output", sql, "--adapter", "sql", *sizes))
     contents = Contents.read(sql)
     decoder, tokenizer = PackageDecoder(contents, Package(sql, "fp16")), contents.read_tokenizer()
     question = "table trips(city, days, price): which city has days above 4?"

@@ -8,7 +8,7 @@ import mlx_lm
 import numpy as np
 import pytest
 import torch
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from parity import close, edit, mlx_logits, peft_directory, torch_logits
 from safetensors.torch import load_file, save_file
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
@@ -201,8 +201,7 @@ def test_of_several_adapters_all_or_none(hf, mlx, plain, spoilt, tmp_path):
     ):
         assert expected in refusal(convert(other, target))
         assert sorted(tmp_path.iterdir()) == [run_directory, spoilt]
-    result = convert(run_directory / "adapter", out)
-    assert result.exit_code == 0, result.output
+    succeeded(convert(run_directory / "adapter", out))
     assert {path.name for path in out.iterdir()} == {"plain", "run"}
     load(mlx, adapter_path=out / "run")
 

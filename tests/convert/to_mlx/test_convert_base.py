@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 import torch
 from architecture_models import unlisted_model
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from huggingface_hub import constants
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert as mlx_lm_convert
@@ -23,8 +23,7 @@ def convert(*args):
 
 
 def converted(base, target, *flags):
-    result = convert("--model", base, "--mlx-path", target, *flags)
-    assert result.exit_code == 0, result.output
+    succeeded(convert("--model", base, "--mlx-path", target, *flags))
     return target
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from demonstration_weights import needs_weights
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
@@ -155,8 +155,7 @@ def test_logits_are_those_of_the_dequantized_weights(
 def test_six_bits_are_quantized_anew(tmp_path):
     made = tiny_gguf("llama", (Kind.Q4_K, Kind.Q6_K))
     flags = ("convert", "--model", made.write(tmp_path / "m.gguf"), "--mlx-path", tmp_path / "mlx")
-    result = run(*flags)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run(*flags))
     size = sum(data.nbytes for _, kind, data in made.tensors.values() if kind == Kind.Q6_K)
     assert f"7 of Q6_K in 8 bits, quantized anew: {size:,} bytes are " in result.stderr
     stored = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
