@@ -322,8 +322,7 @@ def load(
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
-    further: dict[str, Any] = {"held": held, "ranks": ranks, "compiles": compiled}
-    speculative = SpeculativeModel(model, config, path, **further)
+    speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks, compiles=compiled)
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     speculative.mount_head(draft_head)

@@ -218,13 +218,10 @@ _Call = tuple[list[Plan], list[StepResult], float]
 
 
 class Scheduler:
-    """A batch of sequences, each token for token as alone; they join and leave between steps.
-
-    ``alone`` says whether the time between two steps is theirs; ``None``: it is.
-    """
+    """A batch of sequences, each token for token as alone; they join and leave between steps."""
 
     def __init__(self, alone: Callable[[], bool] | None = None):
-        self._alone = alone
+        self._alone = alone  # says whether the time between two steps is theirs; None: it is
         self._decoder: Any = None
         self._present: list[TokenSequence] = []  # in the decoder's order
         self._joining: list[TokenSequence] = []

@@ -325,9 +325,8 @@ def _answers(
     try:
         if answers.prompts == _SELF:
             with progress("The base draws prompts") as show:
-                wanted: Any = {"script": answers.prompt_script, "seed": how.seed, "show": show}
-                wanted |= {"template": how.template, "lora": how.lora}
-                drawn = draw_prompts(base, tokenizer, data.parent, answers.num_prompts, **wanted)
+                wanted = answers.num_prompts, how, answers.prompt_script, show
+                drawn = draw_prompts(base, tokenizer, data.parent, *wanted)
             prompts, sentence = _that_fit(start, settings, drawn[0]), drawn[1]
             if sentence:
                 note(sentence)

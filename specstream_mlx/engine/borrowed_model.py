@@ -125,17 +125,14 @@ class BorrowedModel:
         main_rows: int | None = None,
         early: bool = True,
     ) -> mx.array:
-        """Run layers ``first`` to ``last`` - 1; ``main_rows`` come before the streams.
-
-        ``early``: the device begins with some layers while the next ones are built.
-        """
+        """Run layers ``first`` to ``last`` - 1; ``main_rows`` come before the streams."""
         self.forget_angles()
         for number in range(first, len(self._layers) if last is None else last):
             if number in self.boundaries:
                 self._features[number] = hidden
             hidden = self.layer(number, hidden, caches[number], main_rows)
             if early and number in self._handed_over:
-                mx.async_eval(hidden)
+                mx.async_eval(hidden)  # the device begins while the next layers are built
         return hidden
 
     def forget_angles(self) -> None:

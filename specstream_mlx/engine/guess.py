@@ -111,10 +111,8 @@ def best_tokens(
 def drawn_candidates(
     log_probs: mx.array, width: int, key: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Draw ``width`` tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019).
-
-    Where fewer tokens have a probability, any others follow these.
-    """
+    """Draw ``width`` tokens without replacement, by the Gumbel top-k trick (Kool et al. 2019)."""
+    # Where fewer tokens have a probability, any others follow these.
     tokens = _largest(log_probs + mx.random.gumbel(log_probs.shape, key=key), width)
     return tokens, mx.take_along_axis(log_probs, tokens, axis=-1)
 

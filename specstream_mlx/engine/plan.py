@@ -50,10 +50,8 @@ class DraftTree:
         return DraftTree(self.tokens[:count], self.parents[:count], self.depths[:count], log_probs)
 
     def likeliest_last(self, count: int) -> np.ndarray:
-        """Return the ``count`` nodes of the largest P(path) - sum P(path of child), ascending.
-
-        They are most probably the last accepted one, since at most one child is right.
-        """
+        """Return the ``count`` nodes that are most probably the last accepted one, ascending."""
+        # Since at most one child is right: those of the largest P(path) - sum P(path of child).
         assert self.log_probs is not None  # as of all trees that planners make
         paths = np.exp(self.log_probs)
         further = np.bincount(self.parents[1:], paths[1:], minlength=len(self))

@@ -74,10 +74,7 @@ class ConditionedHead(nn.Module):
 
 
 class Streams(nn.Module):
-    """Speculative streams of one adapter (Speculative Streaming, section 3.1).
-
-    Parameter names are those of ``StreamConfig.tensor_shapes``: ``streams.*`` and ``pruner.*``.
-    """
+    """Speculative streams of one adapter, by the names of ``StreamConfig.tensor_shapes``."""
 
     def __init__(self, config: StreamConfig):
         super().__init__()

@@ -39,17 +39,14 @@ def measure(
     prompts: Sequence[Sequence[int]],
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> str:
-    """Say whether streams paid, by decoding prompts greedily in three ways, in turn.
-
-    The first prompt has a round more, uncounted. Rates are tokens per second after the first one.
-    """
+    """Say whether streams paid, by decoding prompts greedily in three ways, in turn."""
     bare = replace(model, streams=None)  # with its LoRA
     over_lookup, over_plain, tokens, calls = [], [], 0, 0  # of the streams
     done, total = 0, 3 * rounds(len(prompts))
     show(done, total)
     for place, prompt in enumerate(prompts):
         rates: dict[str, list[float]] = {"plain": [], "lookup": [], "streams": []}
-        for number in range(0 if place == 0 else 1, _ROUNDS + 1):
+        for number in range(0 if place == 0 else 1, _ROUNDS + 1):  # round 0 does not count
             ways: dict[str, Iterable[Any]] = {
                 "plain": mlx_lm.stream_generate(
                     model.model, tokenizer, list(prompt), max_tokens=MOST_TOKENS

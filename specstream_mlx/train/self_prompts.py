@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..files import append
 from ..loading import SpeculativeModel
 from ..prompts import around_user, check_prompt
-from .distil import claim, whole_lines
+from .distil import Answering, claim, whole_lines
 
 MOST_TOKENS = 90  # draws that have not ended by then are left out
 _TEMP, _TOP_P = 1.0, 0.95
@@ -36,6 +36,7 @@ _IDEOGRAMS = r"\u3040-\u30ff\u3400-\u9fff"  # between which there are no spaces:
 _WORD = re.compile(f"[{_IDEOGRAMS}]|[^\\s{_IDEOGRAMS}]+")
 
 Script = Literal["latin", "any"]
+_USUAL = Answering()
 
 
 def draw_prompts(
@@ -43,19 +44,16 @@ def draw_prompts(
     tokenizer: TokenizerWrapper,
     directory: Path,
     count: int,
-    *,
-    seed: int = 0,
-    template: str | None = None,
+    how: Answering = _USUAL,
     script: Script = "latin",
-    lora: str | None = None,
     show: Callable[[float, float], None] = lambda done, total: None,
 ) -> tuple[list[str], str]:
     """Let the base draw prompts, to ``prompts.jsonl``; also returns a sentence on what it drew."""
-    opening, turn_tokenizer = turn_of(tokenizer, template)
+    opening, turn_tokenizer = turn_of(tokenizer, how.template)
     check_prompt(opening, model.config)
     controls = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
     path = directory / "prompts.jsonl"
-    settings = {"seed": seed, "template": template, "script": script, "lora": lora}
+    settings = {"seed": how.seed, "template": how.template, "script": script, "lora": how.lora}
     claim(path.with_suffix(".json"), settings)
     fit = {value["draw"]: value["prompt"] for value in whole_lines(path, draw=int, prompt=str)}
     alike = {beginning(prompt) for prompt in fit.values()}
@@ -68,7 +66,8 @@ def draw_prompts(
     while len(fit) < count:
         places = range(place, place + min(AT_ONCE, 2 * (count - len(fit))))
         place, lines = places.stop, []
-        for number, text, ended in _draws(model, turn_tokenizer, cache, opening[-1:], seed, places):
+        drawn = _draws(model, turn_tokenizer, cache, opening[-1:], how.seed, places)
+        for number, text, ended in drawn:
             if len(fit) == count:
                 break
             fault = fault_of(text, ended, controls, script)

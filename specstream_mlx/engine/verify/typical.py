@@ -32,10 +32,7 @@ def typical(
     log_probs: mx.array,
     in_play: mx.array | None = None,
 ) -> mx.array:
-    """Accept drafts x where p(x) > min(epsilon, delta * exp(-H(p))): arXiv:2401.10774, 2.3.1.
-
-    The longest path wins, of several the likeliest.
-    """
+    """Accept drafts x where p(x) > min(epsilon, delta * exp(-H(p))): arXiv:2401.10774, 2.3.1."""
     log_probs = log_probs.astype(mx.float32)
     parents = mx.maximum(parents, 0)
     terms = mx.where(log_probs > -mx.inf, mx.exp(log_probs) * log_probs, 0.0)
@@ -45,5 +42,5 @@ def typical(
     length = accepted_lengths(accepted, ancestors, in_play)
     edges = mx.where(mx.arange(tokens.size) == 0, 0.0, edges)
     likelihood = mx.where(ancestors, edges[None], 0.0).sum(axis=1)
-    longest = length == length.max()
+    longest = length == length.max()  # of several the likeliest path wins
     return mx.argmax(mx.where(longest, likelihood, -mx.inf), axis=0).astype(mx.int32)
