@@ -188,11 +188,6 @@ class Job:
     adapter: Path | None  # the directory that is mounted; ``None``: the bare base
     task: str  # whose texts are decoded
 
-    @property
-    def adapter_name(self) -> str:
-        """Streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned."""
-        return "none" if self.writer == BASE or self.adapter is None else self.adapter.name
-
 
 def jobs_of(suite: Suite, chosen: Sequence[str]) -> list[Job]:
     """The jobs of a suite on what is bundled for these tasks."""
@@ -239,12 +234,13 @@ def measure(
     expected = found.first_runs(MLX_LM)
     if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
         expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
-    rows = []
+    rows = []  # streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned
+    adapter = "none" if job.writer == BASE or job.adapter is None else job.adapter.name
     for name in ways:
         row = {
             "task": job.task,
             "writer": job.writer,
-            "adapter": job.adapter_name,
+            "adapter": adapter,
             "method": name,
             **found.figures(name, MLX_LM),
             "same_output_as_plain": found.same(name, expected),

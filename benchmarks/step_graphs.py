@@ -121,6 +121,13 @@ def llama_config(
     }
 
 
+def streams_as_trained(layers: int, hidden: int, mode: Mode, count: int = 4) -> Streams:
+    """Four streams in the top ``count`` layers, as the trainers make them."""
+    settings = StreamSettings(mode=mode, num_streams=4, num_msa_layers=count)
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers}
+    return Streams(settings.stream_config(**sizes, base_model="", base_fingerprint=""))
+
+
 def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
     """A Llama of one of ``SHAPES``, with streams as the trainers make them; without weights."""
     layers, hidden, *_ = SHAPES[name]
@@ -131,10 +138,7 @@ def model_of(name: str, mode: Mode, bits: int = 4) -> SpeculativeModel:
     model.set_dtype(mx.float16)
     nn.quantize(model, 64, bits)
     never_there(model)
-    fields = StreamSettings(mode=mode, num_streams=4, num_msa_layers=4).stream_config(
-        hidden_size=hidden, num_hidden_layers=layers, base_model=name, base_fingerprint=""
-    )
-    streams = Streams(fields)
+    streams = streams_as_trained(layers, hidden, mode)
     never_there(streams, mx.float16)
     return SpeculativeModel(model, config, Path(name), streams=streams)
 

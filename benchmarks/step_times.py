@@ -25,17 +25,15 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, load
 from specstream_mlx.hardware import device
-from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import TEXT, integer, option
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
-from specstream_mlx.stream_config import StreamConfig
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
 from .report import OUTPUT, commit, machine_suffix, measured_on, table, write_report
 from .runner import MLX_LM, fixed_ways, streams_of
-from .step_graphs import llama_config
+from .step_graphs import llama_config, streams_as_trained
 from .texts import Texts
 
 DEMONSTRATION = "demonstration"
@@ -117,18 +115,7 @@ def random_llama(layers: int, hidden: int) -> SpeculativeModel:
     mx.random.seed(0)
     model = Model(ModelArgs.from_dict(config))
     model.set_dtype(device.fast_dtype(mx.float16))
-    streams = Streams(
-        StreamConfig(
-            mode="lossless",
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_streams=4,
-            num_msa_layers=max(1, layers // 4),
-            pruner_rank=8,
-            stream_mlp="base+adapter",
-            stream_adapter_rank=8,
-        )
-    )
+    streams = streams_as_trained(layers, hidden, "lossless", max(1, layers // 4))
     mx.eval(model.parameters(), streams.parameters())
     return SpeculativeModel(model, config, Path("random"), streams=streams)
 
