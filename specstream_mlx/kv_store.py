@@ -182,7 +182,10 @@ class PromptCache:
     def begin(
         self, model: SpeculativeModel, prompt: Sequence[int], quantization: KVQuantization
     ) -> int:
-        """Begin a generation with the rows that ``prompt`` can use again; returns its number."""
+        """Begin a generation: keep the rows that ``prompt`` can use again and drop all others.
+
+        Returns the generation's number, for ``extend`` and ``check_current``.
+        """
         other, quantized = self._other_model(model), self.quantized
         if other is None and quantized not in (None, (quantization.bits, quantization.group_size)):
             other = "kv_bits of {} and a kv_group_size of {}".format(*quantized)

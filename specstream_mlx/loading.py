@@ -348,7 +348,10 @@ def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -
 def head_directory(
     draft_head: str | Path, model: Path, config: Mapping[str, Any], say: Say = lambda _: None
 ) -> Path:
-    """Find a draft head, ``auto``: the one published for the model; a repository is downloaded."""
+    """Find the directory of a draft head; a Hugging Face repository is downloaded.
+
+    ``auto`` is the repository of the head that is published for the model.
+    """
     if os.path.isdir(draft_head) or not is_repository(text := str(draft_head), "auto"):
         return Path(draft_head)
     if text == "auto":

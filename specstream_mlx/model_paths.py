@@ -35,7 +35,10 @@ def named_adapters() -> dict[str, Path]:
 
 
 def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
-    """Return streams alone that fit a base, bundled or the user's own, and what they are."""
+    """Return streams that were trained for a base without a flag naming them, and what they are.
+
+    They are the bundled ones, or such of the user's adapters as are streams and nothing else.
+    """
     if (path := bundled.streams_for(config)) is not None:
         return path, "the bundled streams"
     own = fingerprint(config)

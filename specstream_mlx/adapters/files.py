@@ -54,7 +54,10 @@ class Adapter:
 def read_adapter(
     directory: str | Path, model: nn.Module, base_config: dict[str, Any], full: bool = False
 ) -> Adapter:
-    """Read an adapter, checked against its base; ``full``: it may have tuned weights, not LoRA."""
+    """Check an adapter directory against its base, an mlx-lm model without LoRA, and read it.
+
+    It may hold tuned weights instead of LoRA only if ``full`` says so.
+    """
     description = describe(directory)
     if description.format == "pytorch":
         kind = "a PEFT directory" if description.is_peft else "an adapter of the PyTorch side"

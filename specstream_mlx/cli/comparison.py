@@ -47,7 +47,10 @@ class Decoding:
         return stream_generate(self.model, self.tokenizer, self.prompt, **more)
 
     def plain_responses(self) -> "Iterator[PlainResponse]":
-        """mlx_lm's responses on the model with its own modules, up to the end or a stop string."""
+        """mlx_lm's responses on the same model and its own modules, broken off at a stop string.
+
+        Run these to their end before the model does anything else.
+        """
         text, common, model = "", self.common, self.model.model
         if common["sampler"] is not None:  # a fresh one, since it counts mlx_lm's calls
             common = common | {"sampler": replace(common["sampler"])}

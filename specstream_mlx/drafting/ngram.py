@@ -33,7 +33,10 @@ class NGramIndex:
             self._tail = (*tail, token)[-self._longest :]
 
     def following(self, path: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
-        """Return the length of the longest n-gram with followers, and these, the newest first."""
+        """Look up what may follow ``path``, by the longest n-gram that has followers.
+
+        Returns its length, 0 if there is none, and the different followers, the most recent first.
+        """
         tail = (*self._tail, *path)[-self._longest :]
         for start in range(len(tail)):
             followers = self._followers.get(tail[start:])

@@ -255,7 +255,10 @@ class _Passes:
         self._line = None
 
     def line(self, least: int, solo: Line) -> Line:
-        """Return the least-squares line, drawn to ``solo``'s slope; ``least``: without drafts."""
+        """Return the least-squares line, drawn towards the slope of ``solo``, one sequence's steps.
+
+        ``least`` is the rows of a pass that drafts nothing.
+        """
         if not self.recent:
             return solo
         if self._line is not None:

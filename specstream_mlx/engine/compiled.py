@@ -127,7 +127,10 @@ class CompiledSteps:
         return self._run(decoder, rows, (name, rows, *plans, *sizes), function, *arrays)
 
     def move(self, layers: Sequence[UncommittedRows], paths: mx.array) -> bool:
-        """Write accepted rows after the committed ones, see ``kv.commit``; ``False``: not done."""
+        """Write the accepted of the new rows after the committed ones, see ``kv.commit``.
+
+        ``False``: it is to be done in Python.
+        """
         caches = [rows.cache for rows in layers]
         if not caches or not all(map(_is_known, caches)):
             return False

@@ -190,7 +190,10 @@ class Scorer:
         return self._head.after(*self._of_streams[stream], self._model.embed(before))
 
     def logits(self, stream: int, before: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Score tokens after those ``before`` (sequences, paths), and name them; ``None``: all."""
+        """Score the tokens of a stream after the tokens ``before`` (sequences, paths).
+
+        The second result are the tokens of the columns; ``None``: all tokens.
+        """
         if not self._short:
             logits = self._model.stream_head(self._features(stream, before))
             self._whole.append(without_barred(logits, self._barred))

@@ -171,7 +171,10 @@ class UncommittedRows:
             cache.offset = committed
 
     def commit(self, counts: Sequence[int], paths: mx.array | None) -> None:
-        """Commit the new rows ``paths`` (sequences, 1, most, 1); ``None``: the first ``counts``."""
+        """Move the rows ``paths`` (sequences, 1, most, 1) to the front of the new ones.
+
+        ``None``: these are the first ``counts``, and lie there already.
+        """
         cache = self.cache
         if paths is not None:
             assert self.new is not None  # the pass has written it
@@ -193,7 +196,10 @@ def commit(
     paths: Sequence[Sequence[int]],
     move: Callable[[Sequence[UncommittedRows], mx.array], bool] | None = None,
 ) -> None:
-    """Commit the accepted of the new rows, ``paths`` of each sequence; ``move`` may write them."""
+    """Commit in several layers the accepted rows: each sequence's indices among the new ones.
+
+    ``move`` may write them where they belong, and returns whether it has.
+    """
     counts = [len(path) for path in paths]
     rows = None
     if any(list(path) != list(range(len(path))) for path in paths):

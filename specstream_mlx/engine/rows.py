@@ -113,7 +113,10 @@ class TreeShapes:
 
     @cached_property
     def inner(self) -> tuple[mx.array, mx.array]:
-        """Nodes with children (sequences, p), which alone are scored, and each parent's place."""
+        """Nodes with children (sequences, p), and the place among them of each node's parent.
+
+        Leaves have no edges to score, so the head, which is dear, skips them.
+        """
         tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
             for parents in self._parents

@@ -148,7 +148,10 @@ class Decoder:
     # The sequences ------------------------------------------------------------------------------
 
     def regroup(self, staying: Sequence[int], joining: Sequence["Decoder"] = ()) -> None:
-        """Let sequences go on, by number, and others join, whose adapters' layouts fit."""
+        """Replace the sequences: those of the numbers ``staying`` go on, then others join.
+
+        ``joining`` are of one sequence each, whose adapter's layout fits.
+        """
         self.uncommitted = []
         adapters = [self._adapters[number] for number in staying]
         for other in joining:
@@ -245,7 +248,10 @@ class Decoder:
             rows.trim(count)
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:
-        """Verify trees and let the accepted nodes' streams guess; read this, then ``commit``."""
+        """Verify each sequence's tree and let the streams of the accepted nodes guess.
+
+        The results are unevaluated; read them, then call ``commit``.
+        """
         drafts = self._drafts(plans)
         if self.compiled is not None:
             if all(rule.is_greedy for rule in rules):

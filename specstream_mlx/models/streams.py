@@ -18,7 +18,10 @@ _EPSILON = 1e-6  # of the RMS norm without weights; convert/pytorch/reference.py
 
 
 class LowRank(nn.Module):
-    """A rank-r map without bias, ``up(down(x))``; weights may have a leading axis of sequences."""
+    """A rank-r map without bias: ``up(down(x))``, in x's dtype.
+
+    Weights may have a leading axis of sequences, each with a map of its own.
+    """
 
     def __init__(self, dims: int, rank: int):
         super().__init__()
@@ -74,7 +77,10 @@ class ConditionedHead(nn.Module):
 
 
 class Streams(nn.Module):
-    """Speculative streams of one adapter, by the names of ``StreamConfig.tensor_shapes``."""
+    """Speculative streams of one adapter (Speculative Streaming, section 3.1).
+
+    Parameter names are those of ``StreamConfig.tensor_shapes``: ``streams.*`` and ``pruner.*``.
+    """
 
     def __init__(self, config: StreamConfig):
         super().__init__()
@@ -102,7 +108,10 @@ class Streams(nn.Module):
             self.pruner = LowRank(config.hidden_size, config.pruner_rank)
 
     def seed(self, hidden: mx.array, count: int) -> mx.array:
-        """Make streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h), of main-stream rows (.., h)."""
+        """Make the first ``count`` streams ``f_eta(M) + P_j`` (Eq. 4), (.., count, h).
+
+        ``hidden`` are the main-stream rows (.., h) at the input of the first MSA layer.
+        """
         if "init" in self.streams:
             hidden = self.streams["init"](hidden)
         hidden = hidden[..., None, :]
@@ -124,7 +133,10 @@ class Streams(nn.Module):
 
     @property
     def barred(self) -> mx.array | None:
-        """(sequences, n), -inf bars a sequence from others' tokens; ``None``: all may draft all."""
+        """(sequences, n) what bars each sequence's logits from others' tokens: 0 or -inf.
+
+        ``None``: all sequences may draft all of ``vocabulary``.
+        """
         return self._barred
 
     def head_rows(self, head: nn.Module) -> nn.Module:

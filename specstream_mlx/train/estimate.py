@@ -66,7 +66,10 @@ class Estimate:
         self.parts.append(Part("prompts", work, 2 * count / AT_ONCE * seconds, memory))
 
     def answers(self, prompts: Sequence[str], count: int, left: int, how: Answering) -> list[Item]:
-        """Estimate ``left`` of ``count`` answers; returns items that are as long as all may be."""
+        """Estimate the ``left`` of ``count`` answers, to prompts of the kind of ``prompts``.
+
+        Returns as many items as answers, as long as these may be.
+        """
         heads = [chat_prompt(self._tokenizer, prompt, self._template) for prompt in prompts]
         heads = (heads * -(-count // len(heads)))[:count]
         sample = heads[: min(left, how.at_once(count))]

@@ -62,7 +62,7 @@ def rows_at_once(vocab_size: int) -> int:
 def n_gram_loss(
     forward: StreamForward, sequences: Sequences, scored: Scored
 ) -> tuple[mx.array, mx.array]:
-    """Compute the summands (1 + gamma,) of Eq. 6, ``alpha_j CE(stream j, y_{t+j})``; the pruner's.
+    """Compute Eq. 6's summands (1 + gamma,), ``alpha_j CE(stream j, y_{t+j})``, and the pruner's.
 
     Stream 0 is the main stream. A conditioned head reads the true tokens before, and streams with a
     draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach below

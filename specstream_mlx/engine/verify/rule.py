@@ -34,7 +34,11 @@ class PathEnd:
 
 
 class VerifyRule:
-    """``greedy``: follow the target's own arg-maxes; other rules derive from it."""
+    """``greedy``: follow the target's own arg-maxes.
+
+    Other rules derive from this one and replace the choice of a node's token, of the last accepted
+    node, or of drafts.
+    """
 
     name: ClassVar[str] = "greedy"
     draws: ClassVar[bool] = False  # whether the rule is for samplers that draw
@@ -97,7 +101,10 @@ class VerifyRule:
         return best_tokens(logits, width, ids)
 
     def rank_drafts(self, logits: mx.array, place: int, width: int) -> Candidates:
-        """Choose candidates of a draft model's logits (rows, n), ``place`` tokens further on."""
+        """Choose ``width`` candidates for a draft model, ``place`` tokens after the text's end.
+
+        ``logits`` (rows, n) are of the first n tokens.
+        """
         return best_tokens(logits, width)
 
     def commit(self, tokens: Sequence[int] | mx.array) -> None:

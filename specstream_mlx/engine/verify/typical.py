@@ -32,7 +32,10 @@ def typical(
     log_probs: mx.array,
     in_play: mx.array | None = None,
 ) -> mx.array:
-    """Accept drafts x where p(x) > min(epsilon, delta * exp(-H(p))): arXiv:2401.10774, 2.3.1."""
+    """Accept drafts x where p(x) > min(epsilon, delta * exp(-H(p))): arXiv:2401.10774, 2.3.1.
+
+    The longest path wins, of several the likeliest.
+    """
     log_probs = log_probs.astype(mx.float32)
     parents = mx.maximum(parents, 0)
     terms = mx.where(log_probs > -mx.inf, mx.exp(log_probs) * log_probs, 0.0)
