@@ -394,7 +394,6 @@ def _report(
             note(f"Peak memory: {last.peak_memory:.3f} GB")
             accepted = f"{last.accepted_tokens} of {last.drafted_tokens} drafted tokens accepted"
             note(f"Tree: {run.drafts}" + (f"; {accepted}" if last.drafted_tokens else ""))
-            note(f"Accepted length: {last.accepted_length:.2f} tokens per target call")
         if run.verify == "typical":
             note("Verify: typical, LOSSY: the text is not distributed as the model's")
         elif output.verbose:

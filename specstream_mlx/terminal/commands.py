@@ -132,7 +132,8 @@ class _Option:
                 how["action"] = "append"
             how["required"] = default is MISSING
             if default not in (None, MISSING, "") and "default" not in help.lower():
-                help = f"{help} Default: {default}.".strip()
+                shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+                help = f"{help} Default: {shown}.".strip()
         how["help"] = help.replace("%", "%%")
         if spec.positional:
             del how["dest"], how["required"]
