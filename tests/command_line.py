@@ -26,9 +26,11 @@ def invoke(command, args, stdin=None):
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
     given = stdin if isinstance(stdin, bytes) else (stdin or "").encode()
+    # As Python opens it on Linux and macOS, where the \r of other systems' lines stays.
+    typed = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8", newline="\n")
     code = 0
     with (
-        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")),
+        patch.object(sys, "stdin", typed),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -71,7 +71,8 @@ def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):
     lines += [f"/save {saved}", f"/save {saved}", f"/save {notes}", "/quit", "x"]
     arguments = ["--model", toy_directory / "base", "--adapter-path", toy_directory / "streams"]
     arguments += ["--max-tokens", 3, "--verbose"]
-    found = run("chat", *arguments, stdin="\n".join(lines).encode(errors="surrogateescape"))
+    typed = "\n".join(lines).replace("/stats\n", "/stats\r\n")  # as from another system
+    found = run("chat", *arguments, stdin=typed.encode(errors="surrogateescape"))
     assert found.exit_code == 0
     messages = json.loads(saved.read_text())
     assert notes.read_text() == "years of work"

@@ -246,7 +246,7 @@ def _lines() -> Iterator[str]:
     while True:
         prompt = ". " if lines else "> "
         try:
-            lines.append(input(prompt if at_terminal else ""))
+            lines.append(input(prompt if at_terminal else "").rstrip("\r"))
         except EOFError:
             if lines:
                 yield "\n".join(lines)
