@@ -255,7 +255,8 @@ def _check_target(path: Path) -> None:
             _metadata(path)
         except UserError:
             raise UserError(
-                f"{path} exists and is not a prompt cache, expected a new file or one to replace"
+                f"{path} exists and is not a prompt cache, expected a new file or a prompt cache"
+                " to replace"
             ) from None
 
 

@@ -467,7 +467,7 @@ def steps_of(sequence: TokenSequence) -> Iterator[Step]:
 
 
 def stays_alone(model: SpeculativeModel) -> bool:
-    """Whether no model's pass takes several sequences: by its positions, masks or windows."""
+    """Whether a model's sequences take passes of their own, for its positions, masks or windows."""
     architecture = architecture_of(model.config["model_type"])
     windows = layer_windows(model.config, model.model)
     learned = architecture.positions != "rope"

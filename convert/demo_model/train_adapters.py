@@ -166,7 +166,9 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None = None
 
 def _tuned(task: str, options: MakingOptions) -> Path:
     """A task's LoRA, trained, beside the base's streams, and the answers they learn from."""
-    settings = lora_settings(task, options)
+    streams, settings = options.work / STREAMS / "adapter", lora_settings(task, options)
+    if not streams.exists():
+        raise UserError(f"{task} before {STREAMS}, expected the base's streams first")
     lora = settings.output / "adapter"
     if not lora.exists():
         train(settings)
@@ -176,7 +178,7 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     start = options.work / f"{task}-start"
     if not start.exists():
         with staged_directory(start) as staged:
-            for source in (lora, options.work / STREAMS / "adapter"):
+            for source in (lora, streams):
                 shutil.copytree(source, staged, dirs_exist_ok=True)
     return start
 
@@ -230,8 +232,6 @@ def main(
                 more = options.own_prompts, options.seed, options.prompts
                 write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)
         elif not (options.work / part / "adapter").exists():
-            if part != STREAMS and not (options.work / STREAMS / "adapter").exists():
-                raise UserError(f"{part} before {STREAMS}, expected the base's streams first")
             start = None if part == STREAMS else _tuned(part, options)
             train(stream_settings(part, options, start))
         console.print(f"{part}: done")

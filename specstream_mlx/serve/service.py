@@ -117,7 +117,10 @@ class Service:
     def _prompt(
         self, request: ClientRequest, model: SpeculativeModel
     ) -> tuple[list[int], ClientRequest]:
-        """Encode the prompt; the request comes back without tools that the template leaves out."""
+        """Encode the prompt; what users say stands in the adapter's template.
+
+        The request comes back without tools that the chat template has no place for.
+        """
         template = model.prompt_template
         if isinstance(request.prompt, str):
             return encode_prompt(self.tokenizer, request.prompt, template), request

@@ -170,7 +170,10 @@ def claim(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def whole_lines(path: Path, **fields: type) -> Iterator[dict[str, Any]]:
-    """Yield a file's objects, a line each, with these fields; an incomplete last is removed."""
+    """Yield the objects of a file of lines, which have these fields.
+
+    An incomplete last line is removed from the file.
+    """
     if not path.exists():
         return
     whole = path.read_bytes()

@@ -69,7 +69,10 @@ def measure(
 
 
 def verdict(over_lookup: Sequence[float], over_plain: Sequence[float], reduction: float) -> str:
-    """Judge what streams bring by each text's speed over lookup's and over plain decoding's."""
+    """Judge what streams bring by each text's speed over lookup's and over plain decoding's.
+
+    They paid where the interval of the first, in which its mean lies 19 times of 20, is above 1.
+    """
     count = len(over_lookup)
     texts = f"{count} held-out text" + "s" * (count != 1)
     if not count:
@@ -77,7 +80,7 @@ def verdict(over_lookup: Sequence[float], over_plain: Sequence[float], reduction
     speed, plain = geometric_mean(over_lookup), geometric_mean(over_plain)
     paid, interval = f"Whether it paid cannot be told from {texts}, expected {_LEAST_TEXTS}", ""
     if count >= _LEAST_TEXTS:
-        low, high = _interval(over_lookup)  # in which the mean lies 19 times of 20
+        low, high = _interval(over_lookup)
         interval = f" (95 % interval {low:.2f} to {high:.2f})"
         paid = "It paid" if low > 1 and plain > 1 else "It did not pay on this machine"
     rarely = ", as hardly a draft was expected to earn its time" * (reduction < _DRAFTED)

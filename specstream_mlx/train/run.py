@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint
 from .forward import StreamForward
 from .loss import n_gram_loss
 from .optimizer import clipped, optimizer_of
-from .sequences import places_of, sequences_of
+from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
 from .validation import validate
@@ -207,8 +207,8 @@ class Run:
         self.trained.update(parameters)  # in place of traced ones
         return loss, gradients
 
-    def _loss(self, *step: Any) -> mx.array:
-        per_stream, pruner = n_gram_loss(self._forward, *step)
+    def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
+        per_stream, pruner = n_gram_loss(self._forward, sequences, scored)
         return per_stream.sum() + pruner
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
