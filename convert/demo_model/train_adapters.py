@@ -76,6 +76,12 @@ class MakingOptions:
     task_answers: int = option(
         1200, integer(2), "Texts that a task's tuned base answers, for its streams to learn from."
     )
+    task_texts: Path | None = option(
+        None,
+        PATH,
+        "Directory with TASK.jsonl of texts that people wrote, a prompt a line: half of the "
+        "texts that a task's tuned base answers.",
+    )
     own_prompts: int = option(6000, integer(2), "Prompts that the base draws, for part answers.")
     batch_size: int | None = option(
         None, integer(1), "Items of an update. Default: 8 for the base's streams, else 16."
@@ -103,6 +109,11 @@ def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
     """Texts that a task's LoRA does not know by heart: ``task_answers``, or as many as exist."""
     known = {value["prompt"] for _, value in read_json_lines(learned)}
     rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
+    if options.task_texts is not None:
+        lines = read_json_lines(options.task_texts / f"{task}.jsonl")
+        people = [v["prompt"] for _, v in lines if not tasks.repeats_typed_text(v["prompt"])]
+        rng.shuffle(people)
+        found.update(dict.fromkeys(people[: options.task_answers // 2]))
     for _ in range(10 * options.task_answers):
         if len(found) == options.task_answers:
             break

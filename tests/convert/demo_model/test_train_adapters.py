@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     begun = {path.name for path in streams.init_adapter.iterdir()}
     assert begun == {"concise-lora", "streams"}
     assert lora.prompt_template == given == streams.prompt_template == template
+
+
+def test_half_of_what_is_answered_may_be_by_people(making):
+    typed = tasks.typed_dev("concise", 1)[0].content
+    texts = [f"Somebody wrote message {number}." for number in range(150)]
+    lines = [json.dumps({"prompt": text}) for text in [typed, *texts]]
+    (making.work / "concise.jsonl").write_text("\n".join(lines))
+    learned = train_adapters.lora_settings("concise", replace(making, work=making.work / "w")).data
+    found = train_adapters.unseen("concise", replace(making, task_texts=making.work), learned)
+    assert len(found) == len(set(found)) == 200 and typed not in found
+    assert len(set(found) & set(texts)) == 100
 
 
 def test_streams_learn_what_the_base_answered(making):
