@@ -27,6 +27,7 @@ from specstream_mlx.errors import UserError
 from specstream_mlx.files import read_json, read_json_lines, staged_directory, staged_file
 from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
+from specstream_mlx.train.distil import read_prompts
 
 from ..pytorch.generation import Writer
 from ..pytorch.trainer import train
@@ -110,8 +111,8 @@ def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
     known = {value["prompt"] for _, value in read_json_lines(learned)}
     rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
     if options.task_texts is not None:
-        lines = read_json_lines(options.task_texts / f"{task}.jsonl")
-        people = [v["prompt"] for _, v in lines if not tasks.repeats_typed_text(v["prompt"])]
+        texts = set(read_prompts(options.task_texts / f"{task}.jsonl")) - known
+        people = [text for text in sorted(texts) if not tasks.repeats_typed_text(text)]
         rng.shuffle(people)
         found.update(dict.fromkeys(people[: options.task_answers // 2]))
     for _ in range(10 * options.task_answers):
