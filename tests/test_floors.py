@@ -17,6 +17,7 @@ FLOORS = [
     {"distributed"},
     {"bundled", "engine", "adapters"},
     {"drafting.eagle3", "drafting.published_heads", "model_paths"},
+    {"control_tokens", "thoughts"},
     {"loading", "prompts"},
     {"broadcast", "drafting", "kv_store", "inspection", "corrections"},
     {"request"},
