@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
+from ..thoughts import Thought
+from .client_request import (
+    ClientRequest,
+    earlier_call,
+    request_of,
+    schema_of,
+    text_of,
+    thought_of,
+    tools_of,
+)
 from .decoding import Token
-from .fields import RefusedError, without_nulls
+from .fields import THOUGHTS, RefusedError, without_nulls
 from .replies import Choice, Choices, Events, Writer, event, usage
 from .tool_calls import Piece
 
@@ -18,22 +27,37 @@ def request_of_chat(body: dict[str, Any]) -> ClientRequest:
         raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
     if "max_completion_tokens" in body:
         body = body | {"max_tokens": body["max_completion_tokens"]}
+    offered = tools_of(body)
+    fields = [name for name in THOUGHTS if any(one.get(name) for one in body["messages"])]
+    for name in fields:
+        if not any(thought_of(one.get(name)) for one in body["messages"]):  # they are encrypted
+            offered["ignored"].append(name)
+    contents = (one.get("content") for one in body["messages"])
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if any(part["type"] == "redacted_thinking" for part in parts):
+        offered["ignored"].append("redacted_thinking")
     return request_of(
         body,
         [_turn(message) for message in body["messages"]],
         top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
-        **tools_of(body),
+        **offered,
         schema=schema_of(body.get("response_format")),
-        template_kwargs=body.get("chat_template_kwargs", {}),
+        thoughts_field=next(iter(fields), "reasoning_content"),
     )
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    role, calls = message["role"], message.get("tool_calls")
-    if message.get("content") is None and calls is None:
+    role, calls, content = message["role"], message.get("tool_calls"), message.get("content")
+    thoughts = [thought_of(message.get(name)) for name in THOUGHTS]
+    if isinstance(content, list):
+        thoughts.append(thought_of([part for part in content if part["type"] in _THOUGHT_PARTS]))
+    thought = next(filter(None, thoughts), None)
+    if content is None and calls is None and thought is None:
         raise RefusedError(400, f"a message of the {role} has no content", "messages")
     turn = {"role": "system" if role == "developer" else role}
-    turn["content"] = text_of(message.get("content")) or ""
+    turn["content"] = text_of(content) or ""
+    if thought is not None and role == "assistant":
+        turn["reasoning_content"] = thought
     turn |= without_nulls({name: message.get(name) for name in ("name", "tool_call_id")})
     if calls:
         turn["tool_calls"] = [
@@ -85,7 +109,7 @@ class CompletionWriter(Writer):
         return {"index": choice.number, "logprobs": logprobs, "finish_reason": reason, **said}
 
     def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        return {"text": _text_and_calls(pieces)[0]}
+        return {"text": "".join(piece for piece in pieces if isinstance(piece, str))}
 
     def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
         return self.message(pieces)
@@ -127,14 +151,16 @@ class ChatWriter(CompletionWriter):
             yield self._chunk(self.choice(choice, said))
 
     def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        text, calls = _text_and_calls(pieces)
+        thought, text, calls = _parts(pieces)
         content = text or None if calls else text
         message = {"role": "assistant", "content": content, "refusal": None}
+        message |= {"reasoning_content": thought} if thought else {}
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
-        text, calls = _text_and_calls(pieces)
-        delta: dict[str, Any] = {"content": text} if text else {}
+        thought, text, calls = _parts(pieces)
+        delta: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+        delta |= {"content": text} if text else {}
         if calls:
             numbered = enumerate(calls, len(choice.calls) - len(calls))
             delta["tool_calls"] = [{"index": index, **call} for index, call in numbered]
@@ -153,6 +179,11 @@ class ChatWriter(CompletionWriter):
         return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
 
 
-def _text_and_calls(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+def _parts(pieces: Sequence[Piece]) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return what is thought, said and called."""
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
     text = "".join(piece for piece in pieces if isinstance(piece, str))
-    return text, [piece for piece in pieces if isinstance(piece, dict)]
+    return thought, text, [piece for piece in pieces if isinstance(piece, dict)]
+
+
+_THOUGHT_PARTS = "thinking", "reasoning"

@@ -12,6 +12,7 @@ import selectors
 import subprocess
 import sys
 import time
+from functools import cache
 from threading import Condition
 from typing import Any
 
@@ -84,6 +85,12 @@ class Renderer:
             else:
                 self._count -= 1
             self._changed.notify()
+
+
+@cache
+def shared_renderer() -> Renderer:
+    """Return the renderer that all servers of this process share."""
+    return Renderer()
 
 
 def _asked(

@@ -1,4 +1,4 @@
-"""Calls of tools, separated from the text around them while it comes.
+"""What a model writes, split while it comes into thoughts, what is said, and calls of tools.
 
 How a model writes calls is its chat template's affair: mlx-lm knows the marks around them and how
 to read what stands between (``mlx_lm.tool_parsers``), by the tokenizer.
@@ -11,8 +11,10 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-Piece = str | dict[str, Any]
-"""What is said, or what is called; see ``called``."""
+from ..thoughts import Thought, ThoughtParser, begun
+
+Piece = str | Thought | dict[str, Any]
+"""What is said, thought, or called; see ``called``."""
 
 
 def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
@@ -21,8 +23,39 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": its_id, "type": "function", "function": function}
 
 
-class Said:
-    """One text, split into what is said, without white space around calls, and the ``calls``."""
+class ReplyParser:
+    """Splits one text into thoughts, in which nothing is called, what is said, and ``calls``."""
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        tools: Sequence[dict[str, Any]] | None,
+        prompt: Sequence[int] = (),
+    ):
+        self._calls, closed = ToolCallParser(tokenizer, tools), None
+        if tools and tokenizer.tool_call_start is not None:
+            closed = tokenizer.tool_call_start, tokenizer.tool_call_end or ""
+        self._thoughts = ThoughtParser(tokenizer, prompt, closed)
+        self.calls = self._calls.calls
+
+    @property
+    def is_in_thought(self) -> bool:
+        return self._thoughts.is_inside
+
+    def add(self, text: str) -> Iterator[Piece]:
+        """Yield what is known of the text now, in its order."""
+        for piece in self._thoughts.add(text):
+            yield from [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+
+    def end(self) -> Iterator[Piece]:
+        """Yield what was held back, once the text is complete."""
+        for piece in self._thoughts.end():
+            yield from [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+        yield from self._calls.end()
+
+
+class ToolCallParser:
+    """Splits what is said into text, without white space around calls, and the ``calls``."""
 
     def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):
         self.calls: list[dict[str, Any]] = []
@@ -52,7 +85,7 @@ class Said:
                     yield said
             self._rest, self._in_call = after, not self._in_call
         if not self._in_call:
-            sure = self._rest[: len(self._rest) - _begun(self._rest, self._start)].rstrip()
+            sure = self._rest[: len(self._rest) - begun(self._rest, self._start)].rstrip()
             self._rest = self._rest[len(sure) :]
             if sure:
                 yield sure
@@ -88,9 +121,3 @@ def _call(read: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(its_id, str) or not its_id:
         its_id = f"call_{uuid.uuid4().hex[:24]}"
     return called(its_id, name, written)
-
-
-def _begun(text: str, mark: str) -> int:
-    """Number of characters at the end of a text that may be the beginning of a mark."""
-    sizes = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

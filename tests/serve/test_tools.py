@@ -11,7 +11,7 @@ from mlx_lm.tool_parsers import json_tools, mistral, pythonic
 from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx.serve.tool_calls import Said
+from specstream_mlx.serve.tool_calls import ToolCallParser
 
 TEMPLATE = (
     "{%- if tools -%}{{- '<|system|>' + tools | tojson + '<|end|>' -}}{%- endif -%}"
@@ -249,7 +249,7 @@ def test_texts_are_split_however_they_come(module, text, expected):
         tool_parser=module.parse_tool_call,
     )
     for size in (1, 2, 5, len(text)):
-        said, found = Said(tokenizer, TOOLS), []
+        said, found = ToolCallParser(tokenizer, TOOLS), []
         pieces = [text[n : n + size] for n in range(0, len(text), size)]
         for piece in (*(p for one in pieces for p in said.add(one)), *said.end()):
             if isinstance(piece, dict):
