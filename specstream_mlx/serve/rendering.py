@@ -50,6 +50,7 @@ class Renderer:
                 return rendered(tokenizer, turns, arguments)
             process = self._take()
             try:
+                process.await_start()
                 start = time.monotonic()
                 answer = process.ask(asked, left)
                 left -= time.monotonic() - start
@@ -122,12 +123,18 @@ class _Process:
         )
         self._is_ready, self.lives = False, True
 
+    def await_start(self) -> None:
+        if not self._is_ready:
+            try:
+                self._line(_START)
+            except OSError:  # a timeout, too
+                self.end()
+                raise
+            self._is_ready = True
+
     def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Render, or say why not; a process that is late is ended."""
         try:
-            if not self._is_ready:
-                self._line(_START)
-                self._is_ready = True
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
             return json.loads(self._line(seconds))

@@ -44,14 +44,20 @@ class ReplyParser:
 
     def add(self, text: str) -> Iterator[Piece]:
         """Yield what is known of the text now, in its order."""
-        for piece in self._thoughts.add(text):
-            yield from [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+        yield from self._with_calls(self._thoughts.add(text))
 
     def end(self) -> Iterator[Piece]:
         """Yield what was held back, once the text is complete."""
-        for piece in self._thoughts.end():
-            yield from [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+        yield from self._with_calls(self._thoughts.end())
         yield from self._calls.end()
+
+    def _with_calls(self, pieces: Iterator[str | Thought]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                yield from self._calls.pause()
+                yield piece
+            else:
+                yield from self._calls.add(piece)
 
 
 class ToolCallParser:
@@ -89,6 +95,12 @@ class ToolCallParser:
             self._rest = self._rest[len(sure) :]
             if sure:
                 yield sure
+
+    def pause(self) -> Iterator[Piece]:
+        """Yield what was held back, but for white space, before something else comes."""
+        last, self._rest = self._rest.rstrip(), ""
+        if last:
+            yield last
 
     def end(self) -> Iterator[Piece]:
         """Yield what was held back, once the text is complete."""

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.client_request import ClientRequest
+from specstream_mlx.serve.fields import RefusedError
 from specstream_mlx.serve.openai_api import request_of_chat
 
 SAID = CHAT[0]["content"]
@@ -278,8 +279,12 @@ def test_arguments_of_the_chat_template(tiny, monkeypatch):
     template = "{{ messages[0].content }}{{ style }}{{ '!' if add_generation_prompt }}"
     monkeypatch.setattr(tiny.tokenizer._tokenizer, "chat_template", template)
     service = tiny.service()
-    given = {"style": " the numbers", "tokenize": True, "add_generation_prompt": False}
-    body = {"model": "base", "messages": CHAT, "chat_template_kwargs": given}
-    [job] = service.jobs(request_of_chat(body))
+    body = {"model": "base", "messages": CHAT}
+    given = {"chat_template_kwargs": {"style": " the numbers"}}
+    [job] = service.jobs(request_of_chat(body | given))
     assert tiny.tokenizer.decode(job.prompt) == f"{SAID} the numbers!"
     service.worker.stop()
+    # What is the server's own, a client does not replace.
+    for name in ("chat_template", "tokenize", "messages", "add_generation_prompt", "bos_token"):
+        with pytest.raises(RefusedError, match=rf"^chat_template_kwargs\.{name} is not supported"):
+            request_of_chat(body | {"chat_template_kwargs": {name: "{{ messages }}"}})
