@@ -79,7 +79,8 @@ def stream_generate(
         settings: settings of every step's drafts. ``None``, without ``overrides`` of the shape: the
             rule drafts what is worth most in every step; ``lookup``, ``draft_model`` and
             ``proposers`` alone say of what. Or a ``drafting.Planner`` of one's own.
-        stop: strings that end the text; only the text before the first of them is yielded.
+        stop: strings that end the text, outside of thoughts; only the text before the first of them
+            is yielded.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
             to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy.

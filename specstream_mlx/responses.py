@@ -17,6 +17,7 @@ from .hardware import running
 from .loading import SpeculativeModel
 from .request import Request
 from .scheduler import Step, TokenSequence, fill, steps_of
+from .thoughts import Part, ThoughtSplitter
 
 
 @dataclass
@@ -36,9 +37,18 @@ def decoding_rate(last: PlainResponse) -> float:
 
 
 class Text:
-    """What a sequence writes: takes its steps, up to its end or a stop string."""
+    """What a sequence writes: takes its steps, up to its end or a stop string.
 
-    def __init__(self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()):
+    No stop string ends a thought, unless what is written is ``raw``, of which nothing is one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        request: Request,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+    ):
         self.stopped_by: str | None = None  # the stop string that was met
         self._tokenizer, self._request, self._stop = tokenizer, request, stop
         with _every_token(tokenizer):
@@ -46,6 +56,9 @@ class Text:
         prompt_tokens, nothing = len(request.prompt), mx.array([])
         self.last = GenerationResponse("", 0, nothing, False, prompt_tokens, 0.0, 0, 0.0, 0.0)
         self._held = ""  # text that may be the beginning of a stop string
+        self._thoughts: ThoughtSplitter | None = None
+        if stop and not raw and tokenizer.think_start is not None:
+            self._thoughts = ThoughtSplitter(tokenizer, request.prompt)
         self._start = time.perf_counter()
 
     def take(self, step: Step) -> list[GenerationResponse]:
@@ -89,12 +102,29 @@ class Text:
                 detokenizer.add_token(token)
         if last.finish_reason:
             detokenizer.finalize()
-        text, self._held, self.stopped_by = _cut(self._held + detokenizer.last_segment, self._stop)
+        text = ""
+        for part, piece in self._parts(detokenizer.last_segment):
+            if part != "content":
+                text, self._held = text + self._held + piece, ""
+                continue
+            sure, self._held, self.stopped_by = _cut(self._held + piece, self._stop)
+            text += sure
+            if self.stopped_by is not None:
+                break
         if self.stopped_by is not None:
             last.finish_reason = "stop"
         elif last.finish_reason:
             text += self._held
         return text
+
+    def _parts(self, text: str) -> Iterator[tuple[Part, str]]:
+        """Yield what is known of the text, split where its thoughts begin and end."""
+        if self._thoughts is None:
+            yield "content", text
+            return
+        yield from self._thoughts.add(text)
+        if self.last.finish_reason:
+            yield from self._thoughts.end()
 
 
 def respond(

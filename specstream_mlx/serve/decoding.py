@@ -95,7 +95,8 @@ class ActiveText:
         )
         request.check(job.model)
         self.sequence = TokenSequence(job.model, request)
-        self._text = Text(tokenizer, request, job.client_request.stop)
+        asked = job.client_request
+        self._text = Text(tokenizer, request, asked.stop, raw=not asked.is_chat)
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
 
     def take(self, step: Step) -> list[Token]:

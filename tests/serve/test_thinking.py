@@ -59,37 +59,38 @@ class Chats:
     def chat(self, tools=True, **ask):
         ask = {"model": "base", "messages": ASKED, **ask} | ({"tools": TOOLS} if tools else {})
         create = self.openai.chat.completions
-        whole = create.create(**ask)
+        yield self._chat(create.create(**ask))
         with create.stream(**ask, stream_options={"include_usage": True}) as stream:
             list(stream)
-            streamed = stream.get_final_completion()
-        for reply in (whole, streamed):
-            message, calls = reply.choices[0].message, reply.choices[0].message.tool_calls
-            yield (
-                getattr(message, "reasoning_content", None),
-                message.content or "",
-                [call.function.name for call in calls or ()],
-                reply.choices[0].finish_reason,
-                getattr(reply.usage.completion_tokens_details, "reasoning_tokens", 0),
-            )
+            yield self._chat(stream.get_final_completion())
+
+    def _chat(self, reply):
+        message, calls = reply.choices[0].message, reply.choices[0].message.tool_calls
+        return (
+            getattr(message, "reasoning_content", None),
+            message.content or "",
+            [call.function.name for call in calls or ()],
+            reply.choices[0].finish_reason,
+            getattr(reply.usage.completion_tokens_details, "reasoning_tokens", 0),
+        )
 
     def responses(self, tools=True, **ask):
         ask = {"model": "base", "input": ASKED, **ask} | ({"tools": FLAT_TOOLS} if tools else {})
-        whole = self.openai.responses.create(**ask)
+        yield self._response(self.openai.responses.create(**ask))
         with self.openai.responses.stream(**ask) as stream:
             events = list(stream)
-            streamed = stream.get_final_response()
+            found = self._response(stream.get_final_response())
         deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
-        for reply in (whole, streamed):
-            thoughts = [item for item in reply.output if item.type == "reasoning"]
-            thought = thoughts[0].content[0].text if thoughts else None
-            assert "".join(deltas) == (thought or "")
-            calls = [item.name for item in reply.output if item.type == "function_call"]
-            reason = "tool_calls" if calls else "stop"
-            if reply.status == "incomplete":
-                reason = "length"
-            counted = reply.usage.output_tokens_details.reasoning_tokens
-            yield thought, reply.output_text, calls, reason, counted
+        assert "".join(deltas) == (found[0] or "")
+        yield found
+
+    def _response(self, reply):
+        thoughts = [item for item in reply.output if item.type == "reasoning"]
+        calls = [item.name for item in reply.output if item.type == "function_call"]
+        reason = "length" if reply.status == "incomplete" else "tool_calls" if calls else "stop"
+        thought = thoughts[0].content[0].text if thoughts else None
+        counted = reply.usage.output_tokens_details.reasoning_tokens
+        return thought, reply.output_text, calls, reason, counted
 
     def messages(self, tools=True, **ask):
         ask = {"model": "base", "max_tokens": 300, "messages": ASKED, **ask}
@@ -398,7 +399,7 @@ def test_conversations_begun_elsewhere(address, planting, path, body):
     reply = httpx2.post(f"{address}{path}", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     words = re.findall(r'"(?:delta|content)": "(\w*\.?)"', reply.text)
-    assert "".join(words) == "Yes."
+    assert "".join(words).endswith("Yes.")
     assert planting.prompts[-1].endswith(BACK)
     assert "<|system|>Be brief.\n\nStay in the folder.<|end|>" in planting.prompts[-1]
     planting.service.tokenizer._tokenizer.chat_template = OPENING  # which knows no thoughts
