@@ -9,8 +9,9 @@ from .errors import UserError
 from .generation import stream_generate
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
-from .prompts import in_template
+from .prompts import chat_prompt, chat_text, in_template
 from .responses import GenerationResponse
+from .thoughts import Thought, ThoughtParser, ThoughtTokens
 
 
 class Chat:
@@ -21,16 +22,26 @@ class Chat:
     its turns do not see those before.
 
     ``messages`` are those so far, each with a ``role`` and a ``content``, and ``cache`` holds their
-    KV rows. ``system`` is the system prompt, ``None`` the chat template's own, if any. A tokenizer
-    without a chat template is a ``UserError``.
+    KV rows. What a model has thought is the ``reasoning_content`` of its message, which the chat
+    template gives it again or not. ``system`` is the system prompt, ``None`` the chat template's
+    own, if any; ``thinking`` is whether the model is to think first, ``None`` as its template has
+    it. A tokenizer without a chat template is a ``UserError``.
     """
 
+    is_thinking = False
+    """Whether the response that came last belongs to a thought."""
+
     def __init__(
-        self, model: SpeculativeModel, tokenizer: TokenizerWrapper, system: str | None = None
+        self,
+        model: SpeculativeModel,
+        tokenizer: TokenizerWrapper,
+        system: str | None = None,
+        thinking: bool | None = None,
     ) -> None:
         if not tokenizer.has_chat_template:
             raise UserError("the tokenizer has no chat template, expected that of a chat model")
         self._model, self._tokenizer, self._system = model, tokenizer, system
+        self._thinking = thinking
         self.clear()
 
     def clear(self) -> None:
@@ -47,16 +58,30 @@ class Chat:
         the conversation stays as it was.
         """
         template, before = self._model.prompt_template, self.messages
-        if template is not None:
-            text, before = in_template(text, template), []
-        said, written = {"role": "user", "content": text}, ""
+        if template is None:
+            said = {"role": "user", "content": text}
+            turns = chat_text(self._tokenizer, [*before, said], thinking=self._thinking)
+            prompt = turns.encode(self._tokenizer)
+        else:
+            said = {"role": "user", "content": in_template(text, template)}
+            prompt = chat_prompt(self._tokenizer, text, template, self._thinking)
         options["prompt_cache"] = self.cache
-        responses: Any = stream_generate(self._model, self._tokenizer, [*before, said], **options)
+        responses: Any = stream_generate(self._model, self._tokenizer, prompt, **options)
+        parser = ThoughtParser(self._tokenizer, prompt)
+        tokens = ThoughtTokens(self._tokenizer, prompt)
+        pieces: list[str | Thought] = []
+        answered = False
         try:
             for response in responses:
-                written += response.text
+                answered = answered or bool(response.text)
+                pieces += parser.add(response.text)
+                self.is_thinking = tokens.add(response.text)
                 yield response
         finally:
             responses.close()
-            if written:
-                self.messages += [said, {"role": "assistant", "content": written}]
+            if answered:
+                pieces += parser.end()
+                content = "".join(piece for piece in pieces if isinstance(piece, str))
+                thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+                reply = {"role": "assistant", "content": content}
+                self.messages += [said, reply | ({"reasoning_content": thought} if thought else {})]

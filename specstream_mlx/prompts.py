@@ -62,13 +62,18 @@ def chat_prompt(
     return control.encode(in_template(control.marked(text, mark), template), mark)
 
 
-def chat_suffix(tokenizer: TokenizerWrapper, text: str, template: str | None = None) -> list[int]:
+def chat_suffix(
+    tokenizer: TokenizerWrapper,
+    text: str,
+    template: str | None = None,
+    thinking: bool | None = None,
+) -> list[int]:
     """Encode the rest of a turn that ``mlx_lm.cache_prompt`` has begun, up to the answer."""
     mark, control = PrivateCharacters(text, template).new(), control_tokens(tokenizer)
     content = control.marked(text, mark) + (template or _TEXT).partition(_TEXT)[2]
     if tokenizer.has_chat_template:
         before, _ = around_user(tokenizer)
-        content = _turn(tokenizer, content)[len(before) :]
+        content = _turn(tokenizer, content, thinking)[len(before) :]
     return control.encode(content, mark, add_special_tokens=False)  # no second bos, unlike mlx_lm
 
 
@@ -81,9 +86,16 @@ def around_user(tokenizer: TokenizerWrapper, template: str | None = None) -> tup
     return before, after
 
 
-def _turn(tokenizer: TokenizerWrapper, content: str) -> str:
+def _turn(tokenizer: TokenizerWrapper, content: str, thinking: bool | None = None) -> str:
     """Apply the template to the user's only turn, up to the answer."""
-    return rendered(tokenizer, [{"role": "user", "content": content}], _arguments(False))
+    turns = [{"role": "user", "content": content}]
+    text = rendered(tokenizer, turns, _arguments(False, None, _switch(thinking)))
+    return text if thinking is not False else text + _closing(tokenizer, text)
+
+
+def _switch(thinking: bool | None) -> dict[str, bool]:
+    """Say whether the model is to think, under the names that templates have for that."""
+    return {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
 
 
 def rendered(tokenizer: TokenizerWrapper, turns: Turns, arguments: dict[str, Any]) -> str:
@@ -151,8 +163,7 @@ def chat_text(
         tools, offered = _watched_tools(tools, private)
     turns, watched = _watched(turns, private)
     further = dict(control.marked(template_kwargs or {}, mark))
-    if thinking is not None:
-        further |= {"enable_thinking": thinking, "thinking": thinking}
+    further |= _switch(thinking)
     arguments = _arguments(turns[-1]["role"] == "assistant", tools, further)
 
     error: UserError | None = None

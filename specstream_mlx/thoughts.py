@@ -97,6 +97,19 @@ class ThoughtSplitter:
         return "thought" if self.is_inside else "content"
 
 
+class ThoughtTokens:
+    """Tells of each token, by the text that came with it, whether it belongs to a thought."""
+
+    def __init__(self, tokenizer: TokenizerWrapper, prompt: Sequence[int] = ()):
+        self._splitter = ThoughtSplitter(tokenizer, prompt)
+
+    def add(self, text: str) -> bool:
+        before = self._splitter.is_inside
+        for _ in self._splitter.add(text):
+            pass
+        return before or self._splitter.is_inside
+
+
 class ThoughtParser:
     """Yields thoughts and what is said, without the marks and without white space around thoughts.
 

@@ -1,17 +1,24 @@
 """Conversations: each reply is that to all messages, and only new tokens are read for it."""
 
 import json
+import re
 import shutil
 import sys
 from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 from command_line import run
+from thinking import OPENING, SWITCHED, thinking_tokenizer
+from tiny_models import VOCAB_SIZE, tiny_llama_directory
 
-from specstream_mlx import Chat, UserError, generate, load
+from specstream_mlx import Chat, GenerationResponse, UserError, generate, load
 from specstream_mlx.cli import chat as command
+from specstream_mlx.cli.generate import Run, _generate
+from specstream_mlx.cli.options import OutputOptions
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.wrapped import Wrapped
+from specstream_mlx.thoughts import ThoughtTokens
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +67,75 @@ def test_an_adapters_turns_stand_alone(toy_directory):
     tokenizer.has_chat_template = False
     with pytest.raises(UserError, match="no chat template"):
         Chat(model, tokenizer)
+
+
+class Planted:
+    """A logits processor that lets a reply be nothing but a text."""
+
+    def __init__(self, tokenizer, text):
+        self.ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        self.prompt = []
+
+    def __call__(self, tokens, logits):
+        self.prompt = self.prompt or tokens.tolist()
+        place = min(len(tokens) - len(self.prompt), len(self.ids) - 1)
+        return mx.where(mx.arange(logits.shape[-1]) == self.ids[place], logits, -mx.inf)
+
+
+def thinking_base(folder, template):
+    base = tiny_llama_directory(folder, vocab_size=VOCAB_SIZE + 8)
+    thinking_tokenizer(template).save_pretrained(base)
+    return base
+
+
+@pytest.mark.parametrize("template", [SWITCHED, OPENING])
+def test_thoughts_are_not_sent_again(template, tmp_path):
+    model, tokenizer = load(thinking_base(tmp_path / "base", template))
+    chat, text = Chat(model, tokenizer), "hm\n</think>\n\nyes, it is"
+    planted = Planted(tokenizer, text if template == OPENING else f"<think>\n{text}")
+    of_thought = ["", ""]
+    for response in chat.reply("is it noon?", logits_processors=[planted]):
+        of_thought[chat.is_thinking] += response.text
+    assert "".join(reversed(of_thought)) == tokenizer.decode(planted.ids[:-1])
+    assert of_thought[True].endswith("hm\n</think>") and of_thought[False] == "\n\nyes, it is"
+    reply = {"role": "assistant", "content": "yes, it is", "reasoning_content": "hm"}
+    assert chat.messages[-1] == reply
+    planted = Planted(tokenizer, "yes")
+    assert said(chat, "and now?", logits_processors=[planted]) == "yes"
+    sent = tokenizer.decode(planted.prompt)
+    assert "yes, it is" in sent and "hm" not in sent
+    # Nobody who wants no thoughts gets some.
+    chat, planted = Chat(model, tokenizer, thinking=False), Planted(tokenizer, "yes")
+    said(chat, "is it noon?", logits_processors=[planted])
+    assert tokenizer.decode(planted.prompt).endswith("<think>\n\n</think>\n\n")
+    assert chat.messages[-1] == {"role": "assistant", "content": "yes"}
+
+
+def test_thoughts_are_dimmed_and_left_out(tmp_path, monkeypatch, capsys):
+    base = thinking_base(tmp_path / "base", SWITCHED)
+    flags = ("--model", base, "--temp", 0, "-m", 1)
+    sizes = []
+    for flag in ((), ("--no-thinking",)):
+        found = run("generate", *flags, "-p", "is it noon?", *flag)
+        sizes.append(int(re.search(r"^Prompt: (\d+) tokens", found.stderr, re.M)[1]))
+        assert run("chat", *flags, *flag, stdin="is it noon?\n/quit\n").exit_code == 0
+    tokenizer = load(base)[1]
+    empty = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
+    assert sizes[1] - sizes[0] == len(empty)
+
+    pieces = ["<think>", "hm", "</think>", "yes"]
+    responses = [GenerationResponse(one, 5, None, False, 1, 1.0, 1, 1.0, 1.0) for one in pieces]
+    for number, response in enumerate(responses):
+        response.target_calls = response.generation_tokens = number + 1
+    nothing = *("model", None, "lossless", "", "keyed", None, 9), lambda show: iter(responses)
+    for colours, expected in (
+        ("1", "\x1b[2m<think>hm</think>\x1b[0myes\n"),
+        ("", "".join(pieces) + "\n"),
+    ):
+        monkeypatch.setenv("FORCE_COLOR", colours)
+        thoughts = ThoughtTokens(tokenizer, [5])
+        _generate(Run(*nothing, thoughts=thoughts), OutputOptions(quiet=True))
+        assert capsys.readouterr().out == expected
 
 
 def test_the_command_answers_lines_and_takes_commands(tmp_path, toy_directory):

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..hardware import blas
 from ..model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
+from ..terminal.dimmed import Dimmed
 from ..terminal.notes import note
 from ..terminal.progress import progress
 from . import launched
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..kv_store import PromptCache
     from ..request import Progress
     from ..responses import GenerationResponse
+    from ..thoughts import ThoughtTokens
     from .comparison import Comparison
 
 
@@ -53,6 +55,7 @@ class Run:
     hint: str | None = None
     steps: Callable[[], str] | None = None
     cache: "PromptCache | None" = None
+    thoughts: "ThoughtTokens | None" = None
 
 
 def generate(
@@ -152,6 +155,7 @@ def generate(
     from ..kv_store import PromptCache
     from ..loading import load_draft_model
     from ..model_paths import model_directory
+    from ..thoughts import ThoughtTokens
     from .comparison import Decoding, compare
 
     if device.slow_blas() and not quiet:
@@ -167,10 +171,11 @@ def generate(
         kv_cache = _as_cached(kv_cache, cache, prompt_cache_file)
     sampler = sampling.sampler(tokenizer)
     found_rule = find_rule(verify, sampler)
+    ids = prompt.encoded(text, tokenizer, loaded.prompt_template, cache)
     decoding = Decoding(
         loaded,
         tokenizer,
-        prompt.encoded(text, tokenizer, loaded.prompt_template, cache),
+        ids,
         common={
             "max_tokens": length.max_tokens,
             "sampler": sampler,
@@ -207,6 +212,7 @@ def generate(
         hint,
         None if loaded.compiled is None else loaded.compiled.sentence,
         cache,
+        ThoughtTokens(tokenizer, ids),
     )
     _generate(run, output)
 
@@ -314,6 +320,7 @@ class _DraftMarks:
 def _generate(run: Run, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for, of an interrupted text too."""
     marks: _DraftMarks | None = None
+    dimmed = Dimmed()
     tokens, text = list[int](), ""
     last: GenerationResponse | None = None
     comparison: Comparison | None = None
@@ -336,10 +343,12 @@ def _generate(run: Run, output: OutputOptions) -> None:
                         show(last.generation_tokens, run.max_tokens)
                     else:
                         shown = marks.mark(last.text, last.from_draft) if marks else last.text
+                        if run.thoughts is not None and marks is None:
+                            shown = dimmed.turn(run.thoughts.add(last.text)) + shown
                         print(shown, end="", flush=True)
             finally:
                 if not output.as_json:
-                    print(marks.close() if marks else "", flush=True)
+                    print(marks.close() if marks else dimmed.turn(False), flush=True)
         if run.compare is not None and output.compare:
             if not output.quiet:
                 note("Timing this text: mlx_lm and specstream-mlx in turn, several times each")

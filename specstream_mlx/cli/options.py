@@ -146,6 +146,11 @@ class ModelOptions:
         return Source(path, name, None, None, self, head=head)
 
 
+THINKING = option(
+    True, FLAG, "Let the model answer at once, if it is one that thinks first.", panel="Text"
+)
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """The prompt, and its template."""
@@ -158,6 +163,7 @@ class PromptOptions:
     ignore_chat_template: bool = option(
         False, FLAG, "Use the raw prompt, without the tokenizer's or the adapter's template."
     )
+    thinking: bool = THINKING
 
     def text(self) -> str:
         """The user's text, read from standard input for ``-``."""
@@ -179,12 +185,14 @@ class PromptOptions:
         """Token ids of the prompt, those of a prompt cache first as far as they are known."""
         from ..prompts import chat_prompt, chat_suffix, encode_prompt
 
-        raw = self.ignore_chat_template
+        raw, thinking = self.ignore_chat_template, None if self.thinking else False
+        if cache is None and raw:
+            return encode_prompt(tokenizer, text)
         if cache is None:
-            return encode_prompt(tokenizer, text) if raw else chat_prompt(tokenizer, text, template)
+            return chat_prompt(tokenizer, text, template, thinking)
         if raw:
             return [*cache.tokens, *tokenizer.encode(text, add_special_tokens=False)]
-        return [*cache.tokens, *chat_suffix(tokenizer, text, template)]
+        return [*cache.tokens, *chat_suffix(tokenizer, text, template, thinking)]
 
 
 def standard_input() -> str:

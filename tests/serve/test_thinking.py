@@ -411,3 +411,72 @@ def test_conversations_begun_elsewhere(address, planting, path, body):
         reply = httpx2.post(f"{address}{path}", json=body, timeout=60)
         assert reply.status_code == 200, reply.text
         assert '"ignored": ["reasoning_content", "tools"]' in reply.text
+
+
+# Limits of templates ------------------------------------------------------------------------------
+
+LOOP = "{% for i in range(9999) %}{% for j in range(9999) %}{{ '' }}{% endfor %}{% endfor %}"
+SLOW = "{% if 'slow' in messages[0].content %}" + LOOP + "{% endif %}" + SWITCHED
+
+
+def test_a_slow_template_holds_up_nobody(address, planting):
+    planting.service.tokenizer._tokenizer.chat_template = SLOW
+    answers = {}
+
+    def ask(said):
+        body = {"model": "base", "messages": [{"role": "user", "content": said}]}
+        path = f"{address}/v1/chat/completions"
+        answers[said] = httpx2.post(path, json=body, timeout=60), time.monotonic()
+
+    ask("quick")  # whose process is there from now on
+    threads = [threading.Thread(target=ask, args=(said,)) for said in ("slow", "slower")]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    ask("hello")
+    for thread in threads:
+        thread.join()
+    (quick, ended), (slow, late) = answers["hello"], answers["slow"]
+    assert quick.status_code == 200 and ended < late
+    assert slow.status_code == 400
+    assert slow.json()["error"]["message"].endswith(
+        "takes longer than it may for this conversation"
+    )
+    ask("quick again")
+    assert answers["quick again"][0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (LOOP, "takes longer than it may"),
+        ("{{ 'x' * 10 ** 10 }}", "takes more memory than it may"),
+        (LOOP.replace("9999", "999").replace("''", "'x' * 99"), "takes more text than fits"),
+        ("{{ raise_exception('no') }}", "chat template fails: no"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth"),
+        ("{{ ''.__class__ }}", "fails: access to attribute '__class__'"),
+        ("{{ messages[0].content.nope.x }}", "fails: 'str object' has no attribute 'nope'"),
+    ],
+)
+def test_templates_have_limits(planting, template, sentence):
+    tokenizer = planting.service.tokenizer
+    tokenizer._tokenizer.chat_template = template
+    renderer = Renderer(seconds=1.0)
+    try:
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            chat_text(tokenizer, ASKED, render=renderer.limited())
+        tokenizer._tokenizer.chat_template = SWITCHED
+        made = chat_text(tokenizer, ASKED, render=renderer.limited())
+        assert made == chat_text(tokenizer, ASKED)
+    finally:
+        renderer.close()
+
+
+def test_processes_render_as_mlx_lm_does(planting):
+    tokenizer = planting.service.tokenizer
+    turns = [{"role": "system", "content": "Łódź 😀 <|end|> \ue000"}, *ASKED]
+    for template in (SWITCHED, OPENING, "{{ bos_token }}{{ eos_token }}{{ enable_thinking }}"):
+        tokenizer._tokenizer.chat_template = template
+        for further in ({}, {"thinking": False}, {"tools": TOOLS}):
+            limited = chat_text(tokenizer, turns, render=shared_renderer().limited(), **further)
+            assert limited == chat_text(tokenizer, turns, **further)
