@@ -27,16 +27,15 @@ from .render_process import over
 SECONDS = 2.0  # for all forms of a conversation together
 _PROCESSES = 4
 _START = 60.0  # seconds until a process is there, at most
-_WAIT = 0.1  # seconds for one that is busy, before another is started
 
 
 class Renderer:
-    """Processes that render, the first of which is started when it is made."""
+    """Processes that render: two from the start, so that one is there while another is busy."""
 
     def __init__(self, seconds: float = SECONDS):
         self._seconds = seconds
         self._changed = Condition()
-        self._idle, self._count = [_Process()], 1
+        self._idle, self._count = [_Process(), _Process()], 2
         atexit.register(self.close)
 
     def limited(self) -> Render:
@@ -71,13 +70,12 @@ class Renderer:
 
     def _take(self) -> "_Process":
         with self._changed:
-            while not self._idle:
-                if self._count < _PROCESSES and not self._changed.wait(_WAIT):
-                    self._idle.append(_Process())
-                    self._count += 1
-                elif not self._idle:
-                    self._changed.wait(_WAIT)
-            return self._idle.pop()
+            if not self._idle and self._count == _PROCESSES:
+                self._changed.wait_for(lambda: self._idle or self._count < _PROCESSES)
+            if len(self._idle) < 2 and self._count < _PROCESSES:
+                self._idle.append(_Process())  # which takes a second to be there
+                self._count += 1
+            return self._idle.pop(0)
 
     def _give_back(self, process: "_Process") -> None:
         with self._changed:
