@@ -153,7 +153,7 @@ def chat_text(
     turns = [{n: v for n, v in message.items() if v is not None} for message in messages]
     private = PrivateCharacters(turns, tools, template_kwargs, template)
     mark = private.new()
-    turns = [_marked(tokenizer, turn, mark, template) for turn in turns]
+    turns = [_marked(tokenizer, turn, mark, template, turn is turns[-1]) for turn in turns]
     control, ignored = control_tokens(tokenizer), []
     if not _knows_thoughts(tokenizer) and any("reasoning_content" in turn for turn in turns):
         turns = _without_thoughts(turns)
@@ -200,7 +200,11 @@ def chat_text(
 
 
 def _marked(
-    tokenizer: TokenizerWrapper, turn: dict[str, Any], mark: str, template: str | None
+    tokenizer: TokenizerWrapper,
+    turn: dict[str, Any],
+    mark: str,
+    template: str | None,
+    goes_on: bool,
 ) -> dict[str, Any]:
     """Mark the control tokens that a turn spells, but for those around an assistant's thought."""
     control, content = control_tokens(tokenizer), turn.get("content")
@@ -210,8 +214,8 @@ def _marked(
     start, end = tokenizer.think_start, tokenizer.think_end
     if turn["role"] == "assistant" and isinstance(content, str) and start is not None:
         before, begun, after = content.partition(start)
-        if begun and not before.strip():
-            thought, ended, answer = after.partition(end)
+        thought, ended, answer = after.partition(end)
+        if begun and not before.strip() and (ended or goes_on):
             said = control.marked(thought, mark), ended, control.marked(answer, mark)
             made["content"] = before + start + "".join(said)
     return made
@@ -341,6 +345,17 @@ def _joined(turns: Turns) -> Any:
     return [part for some in parts for part in some]
 
 
+def _after_results(turns: Turns) -> Turns:
+    """Let what users say right after results stand behind these."""
+    made: Turns = []
+    for turn in turns:
+        if turn["role"] == "user" and made and made[-1]["role"] == "tool":
+            made[-1] = made[-1] | {"content": _joined([made[-1], turn])}
+        else:
+            made.append(turn)
+    return made
+
+
 def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
@@ -443,6 +458,7 @@ _FORMS: Iterable[Callable[[Turns], Turns]] = (
     _single_calls,
     _alternating,
     _without_thoughts,
+    _after_results,
 )
 
 

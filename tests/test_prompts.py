@@ -229,6 +229,12 @@ D = {"role": "developer", "content": "here "}
 U, X = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
 
 
+AFTER_RESULT = (
+    [U, {"role": "tool", "content": "12"}, U],
+    "[user:hi][tool:12\n\nhi]",
+)
+
+
 @pytest.mark.parametrize(
     ("template", "turns", "expected"),
     [
@@ -244,6 +250,7 @@ U, X = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"
         (NONE_AT_ALL, [A, U, X, B, U], "[user:brief\n\nhere \n\nhi][assistant:yes][user:hi]"),
         (NONE_AT_ALL, [A], "[user:brief]"),
         (SILENT, [A, B, U], "[user:brief\n\nhere \n\nhi]"),
+        (STRICT.replace("m.role != 'system'", "m.role not in ('system', 'tool')"), *AFTER_RESULT),
         (STRICT, [A, D, U, U], "[system:brief\n\nhere][user:hi\n\nhi]"),
         (STRICT, [U, X, D, U], "[system:here][user:hi][assistant:yes][user:hi]"),
     ],
@@ -370,6 +377,9 @@ def test_thoughts_of_earlier_turns():
         assert (made.text, made.ignored) == (without.text, ["reasoning_content"])
     # As some clients send them, within the content: the marks are tokens there, elsewhere text.
     begin = tokenizer.think_start_id
+    cut_off = X | {"content": "<think>\nhm"}  # which the prompt does not go on with
+    assert begin not in encode_prompt(tokenizer, [U, cut_off, U])
+    assert begin in encode_prompt(tokenizer, [U, cut_off])
     inline = X | {"content": "<think>\nhm</think>yes <think>"}
     assert encode_prompt(tokenizer, [U, inline, U]).count(begin) == 1
     assert chat_text(wrapped(OPENING), [U, inline, U]).text.startswith(

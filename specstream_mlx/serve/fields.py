@@ -178,6 +178,7 @@ MESSAGE = shape(
     tool_call_id=str,
     **dict.fromkeys(THOUGHTS, text() | OBJECTS),
     **dict.fromkeys(("reasoning_opaque", "reasoning_signature"), str),
+    **dict.fromkeys(("provider_specific_fields", "extra_content"), OBJECT),
     **dict.fromkeys(("annotations", "audio", "function_call", "refusal"), NOTHING),
 )
 NAMED = {"type": Literal["json_schema"], "json_schema": shape("schema", **SCHEMA)}
@@ -219,11 +220,12 @@ CALLS = {"type": Literal["function_call"], "call_id": str, **CALLED}
 BROUGHT = {"type": Literal["function_call_output"], "call_id": str, "output": CONTENT}
 REASONED = {"type": Literal["reasoning"], "encrypted_content": str, "content": text() | OBJECTS}
 REASONED["summary"] = OBJECTS
+OF_ITEM = {"id": str, "status": str, "internal_chat_message_metadata_passthrough": OBJECT}
 ITEMS = {
-    "message": shape("role content", id=str, status=str, **SAID),
-    "function_call": shape("type call_id name arguments", id=str, status=str, **CALLS),
-    "function_call_output": shape("type call_id output", id=str, status=str, **BROUGHT),
-    "reasoning": shape("type", id=str, status=str, **REASONED),
+    "message": shape("role content", phase=str, end_turn=bool, **SAID, **OF_ITEM),
+    "function_call": shape("type call_id name arguments", namespace=str, **CALLS, **OF_ITEM),
+    "function_call_output": shape("type call_id output", **BROUGHT, **OF_ITEM),
+    "reasoning": shape("type", **REASONED, **OF_ITEM),
 }
 ITEM: Any = Annotated[
     Union[tuple(Annotated[kind, Tag(tag)] for tag, kind in ITEMS.items())],  # noqa: UP007

@@ -359,6 +359,7 @@ CODEX = {
             "type": "message",
             "role": "assistant",
             "content": [{"type": "output_text", "text": "Let me look."}],
+            "phase": "commentary",
         },
         {"type": "function_call", "name": "noon", "arguments": "{}", "call_id": "call_1"},
         {"type": "function_call_output", "call_id": "call_1", "output": "12"},
