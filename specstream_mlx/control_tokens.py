@@ -99,8 +99,7 @@ class ControlTokens:
             and not token.content.isspace()
             and (token.special or token.content in written or _BARS.fullmatch(token.content))
         }
-        names = sorted(map(re.escape, self.names), key=len, reverse=True)
-        self._spelled = re.compile("|".join(names) or "(?!)")
+        self._spelled = re.compile(_one_of(self.names) or "(?!)")
         self._lock = Lock()
 
     def marked(self, value: Any, mark: str) -> Any:
@@ -145,6 +144,24 @@ class ControlTokens:
 
 
 _BARS = re.compile("<[|\uff5c].+[|\uff5c]>", re.DOTALL)  # also with DeepSeek's wide bars
+
+
+def _one_of(names: Iterable[str]) -> str:
+    """Make a pattern of the longest of some words, by their letters: there may be thousands."""
+    trie: dict[str, Any] = {}
+    for name in names:
+        node = trie
+        for letter in name:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return _letters(trie)
+
+
+def _letters(trie: dict[str, Any]) -> str:
+    ways = [re.escape(letter) + _letters(rest) for letter, rest in trie.items() if letter]
+    if not ways:
+        return ""
+    return f"(?:{'|'.join(ways)})" + ("?" if "" in trie else "")
 
 
 def _call_marks(tokenizer: TokenizerWrapper) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 from demonstration_weights import installed
@@ -174,6 +175,17 @@ def test_control_tokens_wherever_they_are_spelled():
         return [one for one in found if one in ends]
 
     assert ids("<|end|>") == ids("<tool_call>") == ids("[T]") == ids("noon")
+
+
+def test_thousands_of_control_tokens_are_found_at_once():
+    tokenizer = thinking_tokenizer()
+    tokenizer.add_tokens([f"<|reserved_{number}|>" for number in range(3000)], special_tokens=True)
+    control = control_tokens(TokenizerWrapper(tokenizer))
+    start = time.process_time()
+    said = "<|reserved_12|> <|reserved_123|>" + "<|reserved_" * 20_000
+    marked = control.marked(said, "\ue000")
+    assert time.process_time() - start < 2
+    assert marked == said.replace("<|reserved_12", "<\ue000|reserved_12")
 
 
 def test_an_adapters_template_keeps_its_own_tokens():

@@ -188,15 +188,21 @@ def _by_itself(
     """Load the model, and yield what it writes, all texts side by side."""
     from ..batch import stream_batch
     from ..prompts import chat_prompt
+    from ..thoughts import ThoughtParser
 
     loaded, tokenizer = source.load()
     texts = []
     for chat in chats:
         own = loaded if chat.adapter == source.adapter else loaded.with_adapter(chat.adapter)
         texts.append((own, chat_prompt(tokenizer, chat.text, own.prompt_template)))
+    parsers = [ThoughtParser(tokenizer, prompt) for _, prompt in texts]
     for number, one in stream_batch(texts, tokenizer, max_tokens, reading):
+        pieces = [*parsers[number].add(one.text)]
+        if one.finish_reason:
+            pieces += parsers[number].end()
+        said = "".join(piece for piece in pieces if isinstance(piece, str))
         figures = one.generation_tokens, one.finish_reason, one.target_calls
-        yield number, local.Written(one.text, *figures)
+        yield number, local.Written(said, *figures)
 
 
 _TOOLS = indent(f"Tools:\n\n{tools.listing()}", 4 * " ")
