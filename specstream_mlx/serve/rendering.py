@@ -114,7 +114,8 @@ def _asked(
 
 class _Process:
     def __init__(self) -> None:
-        command = [sys.executable, "-m", render_process.__name__]
+        # Nothing is imported from the folder in which the server happens to run.
+        command = [sys.executable, "-P", "-m", render_process.__name__]
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0, start_new_session=True

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..thoughts import Thought
 from .decoding import Event, Finished, Job, Token
 from .service import Service
-from .tool_calls import Piece, ReplyParser
+from .tool_calls import Piece, ReplyParser, joined
 
 
 class Choice:
@@ -51,6 +51,7 @@ class Choice:
             self.tokens += event
             for token in event:
                 pieces += self._take(token.text)
+        pieces = list(joined(pieces))
         self.pieces += pieces
         return pieces
 

@@ -6,7 +6,8 @@ to read what stands between (``mlx_lm.tool_parsers``), by the tokenizer.
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -15,6 +16,17 @@ from ..thoughts import Thought, ThoughtParser, begun
 
 Piece = str | Thought | dict[str, Any]
 """What is said, thought, or called; see ``called``."""
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join what is said, and what is thought, without something else between."""
+    for kind, some in groupby(pieces, type):
+        if kind is str:
+            yield "".join(piece for piece in some if isinstance(piece, str))
+        elif kind is Thought:
+            yield Thought("".join(piece.text for piece in some if isinstance(piece, Thought)))
+        else:
+            yield from some
 
 
 def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
