@@ -151,7 +151,8 @@ class Service:
             self._renderer.limited(),
         )
         names = {"reasoning_content": request.thoughts_field}
-        ignored = [*request.ignored, *(names.get(name, name) for name in text.ignored)]
         followed = "thinking" if self.tokenizer.has_thinking else "thinking.budget_tokens"
-        ignored = [name for name in dict.fromkeys(ignored) if name != followed]
+        ignored = [name for name in request.ignored if name != followed]
+        ignored += [names.get(name, name) for name in text.ignored]
+        ignored = [*dict.fromkeys(ignored)]
         return text.encode(self.tokenizer), replace(request, ignored=ignored)

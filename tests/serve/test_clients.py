@@ -204,6 +204,41 @@ def test_what_programs_ask_by_default_is_answered(address, path, body, ignored):
         assert figures.get("ignored") == ignored
 
 
+SAYS = {"role": "assistant", "content": "yes"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+REDACTED = {"type": "redacted_thinking", "data": "x"}
+REASONED = {"type": "reasoning", "id": "rs_1", "summary": []}
+SUMMARY = [{"type": "summary_text", "text": "hm"}]
+ENCRYPTED = [{"type": "reasoning.encrypted", "data": "x"}]
+CHATS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "earlier", "ignored"),
+    [
+        (CHATS, [SAYS | {"reasoning_content": "hm"}], ["reasoning_content"]),
+        (CHATS, [SAYS | {"reasoning_content": ""}], None),
+        (CHATS, [SAYS | {"reasoning": "hm"}], ["reasoning"]),
+        (CHATS, [SAYS | {"reasoning_details": ENCRYPTED}], ["reasoning_details"]),
+        (CHATS, [SAYS | {"content": [REDACTED]}], ["redacted_thinking"]),
+        (CHATS, [{"role": "assistant", "content": None, "reasoning": "hm"}], ["reasoning"]),
+        ("/v1/messages", [SAYS | {"content": [THOUGHT, PARTS[0]]}], ["thinking"]),
+        ("/v1/messages", [SAYS | {"content": [REDACTED, PARTS[0]]}], ["redacted_thinking"]),
+        ("/v1/messages", [SAYS | {"content": [REDACTED]}], ["redacted_thinking"]),
+        ("/v1/responses", [REASONED, SAYS], None),
+        ("/v1/responses", [REASONED | {"summary": SUMMARY}, SAYS], ["reasoning"]),
+        ("/v1/responses", [REASONED | {"encrypted_content": "x"}, SAYS], ["reasoning"]),
+        ("/v1/responses", [SAYS, REASONED | {"content": SUMMARY, "summary": None}], None),
+    ],
+)
+def test_thoughts_that_no_template_takes(address, path, earlier, ignored):
+    field = "input" if path == "/v1/responses" else "messages"
+    body = {"model": "base", field: [*CHAT, *earlier, *CHAT]}
+    reply = httpx2.post(address + path, json=body | ({"max_tokens": 2} if field != "input" else {}))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["specstream"].get("ignored") == ignored
+
+
 MESSAGES = {"model": "base", "max_tokens": 12, "messages": CHAT}
 
 
