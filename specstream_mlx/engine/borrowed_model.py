@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..hardware.cpu import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams, rows_of
-from .key_selection import AskingRope
+from .key_selection import QueryCapturingRope
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
 """Layers whose output the device computes while the host builds the next ones."""
@@ -56,8 +56,8 @@ class BorrowedModel:
         self._rotations: set[Rotations] = set()  # each pass begins with fresh ones
         self._layers = self._with_positions(model.layers, checkpointed)
         self._root, self._owner = _copies(model)
-        self._middle = Middle(model.layers[0])
-        self._owner["layers"] = [self._middle]
+        self._all_layers = AllLayers(model.layers[0])
+        self._owner["layers"] = [self._all_layers]
         self._holder, self._head_name = self._owner, "embed_tokens"  # where heads are tied
         if "lm_head" in self._root:
             self._holder, self._head_name = self._root, "lm_head"
@@ -66,7 +66,7 @@ class BorrowedModel:
         if boundaries:
             self._norm = _part_beside_layers(self._owner, self._architecture.norm)
         self._stream_mlps: dict[int, StreamMLP] = {}
-        self._asking: dict[int, AskingRope] = {}
+        self._capturing: dict[int, QueryCapturingRope] = {}
         self._drafted: nn.Module | None = None
         self._lm_head: Any = self._holder.get(self._head_name)
         if streams is None:
@@ -101,7 +101,7 @@ class BorrowedModel:
         if config.stream_keys:
             name = _attention_with_rope(number, layer)
             attention = layer[name] = copy(layer[name])
-            attention["rope"] = self._asking[number] = AskingRope(attention)
+            attention["rope"] = self._capturing[number] = QueryCapturingRope(attention)
 
     # The stages ---------------------------------------------------------------------------------
 
@@ -143,8 +143,8 @@ class BorrowedModel:
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        if number in self._asking:
-            self._asking[number].ask = getattr(cache, "ask", None)
+        if number in self._capturing:
+            self._capturing[number].ask = getattr(cache, "ask", None)
         if number in self._stream_mlps:
             rows = hidden.shape[1] if main_rows is None else main_rows
             self._stream_mlps[number].main_rows = rows
@@ -190,7 +190,7 @@ class BorrowedModel:
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> mx.array:
-        self._middle.run = layers
+        self._all_layers.run = layers
         if self.boundaries:
             self._owner[self._architecture.norm] = self._norm if norm is None else norm
         if self._lm_head is not None:
@@ -281,7 +281,7 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
 # Stand-ins -----------------------------------------------------------------------------------
 
 
-class Middle:
+class AllLayers:
     """Stands for all layers of a model: applies ``run``, and has a layer's attributes."""
 
     run: Callable[[mx.array], mx.array]

@@ -14,7 +14,7 @@ from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
 
 
-class AskingRope:
+class QueryCapturingRope:
     """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
 
     Layers rotate queries first, then keys. ``ask`` takes the next call's queries and the softcap.
