@@ -105,7 +105,7 @@ def _plans(streams: Guessing, width: int) -> dict[Place, Callable[[DraftTree], P
     if streams.mode == "shared":
         beside = partial(run, place="beside")
         return {"none": beside, "beside": partial(beside, width=width)}
-    return plans | {"beside 1": partial(run, place="beside", width=width, beside=1)}
+    return plans | {"beside 1": partial(run, place="beside", width=width, stream_nodes=1)}
 
 
 class RulePlanner(Planner):

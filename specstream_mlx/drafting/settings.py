@@ -101,7 +101,7 @@ class DraftSettings(DraftOptions):
             streams=count,
             width=self.tree_width if self.speculates else 0,
             expand=self.expansion(guessing) if self.speculates else (),
-            beside=self.stream_nodes,
+            stream_nodes=self.stream_nodes,
             keep=self.max_nodes,
             threshold=self.prune_threshold,
         )

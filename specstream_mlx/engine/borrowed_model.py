@@ -62,9 +62,9 @@ class BorrowedModel:
         if "lm_head" in self._root:
             self._holder, self._head_name = self._root, "lm_head"
         if boundaries or (streams is not None and streams.head is not None):
-            self._embedding = _part_beside_layers(self._owner, "embed_tokens")
+            self._embedding = _module_next_to_layers(self._owner, "embed_tokens")
         if boundaries:
-            self._norm = _part_beside_layers(self._owner, self._architecture.norm)
+            self._norm = _module_next_to_layers(self._owner, self._architecture.norm)
         self._stream_mlps: dict[int, StreamMLP] = {}
         self._capturing: dict[int, QueryCapturingRope] = {}
         self._drafted: nn.Module | None = None
@@ -107,14 +107,14 @@ class BorrowedModel:
 
     def lower(self, tokens: mx.array, caches: Sequence[Any], last: int) -> mx.array:
         """Run embedding and the first ``last`` layers over tokens (sequences, rows)."""
-        found = []
+        outputs = []
 
         def run(hidden: mx.array) -> mx.array:
-            found.append(self.layers(hidden, caches, last=last))
-            return found[0]
+            outputs.append(self.layers(hidden, caches, last=last))
+            return outputs[0]
 
         self._run(tokens, caches, run)  # norm and head are never computed
-        return found[0]
+        return outputs[0]
 
     def layers(
         self,
@@ -257,10 +257,10 @@ def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     raise UserError("the model does not hold its layers in one list")
 
 
-def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
+def _module_next_to_layers(owner: nn.Module, name: str) -> nn.Module:
     if name not in owner:
         raise UserError(
-            f"the model has no {name} beside its layers, which a draft head or a stream_head of "
+            f"the model has no {name} next to its layers, which a draft head or a stream_head of "
             "'conditioned' reads"
         )
     return owner[name]

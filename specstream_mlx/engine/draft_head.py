@@ -70,10 +70,10 @@ def accepted_rows(
     # Breadth first, a node's ancestors come before it, each in its own depth.
     path = mx.sort(mx.where(on_path, mx.arange(len(tokens)), len(tokens) - 1))[: depth + 1]
     count = on_path.sum()
-    own = tokens[path]
-    after = mx.concatenate([own[1:], own[:1]])
+    accepted = tokens[path]
+    after = mx.concatenate([accepted[1:], accepted[:1]])
     following = mx.where(mx.arange(depth + 1) == count - 1, predictions[last], after)
-    return AcceptedRows(tuple(one[path] for one in features), own, following, count)
+    return AcceptedRows(tuple(rows[path] for rows in features), accepted, following, count)
 
 
 class DraftHead(Protocol):

@@ -29,7 +29,7 @@ Path = tuple[int, ...]
 Candidates = tuple[mx.array, mx.array]
 """(rows, k) token ids, best first, and their log-probabilities."""
 
-Guess = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
+GuessStream = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
 """Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and each one's
 path among those of the stream before; returns candidates (sequences, paths, k)."""
 
@@ -211,11 +211,11 @@ class Scorer:
         return logits, places if self._vocabulary is None else self._vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:
-        return None if self._short else mx.stack([one[:, 0] for one in self._whole], axis=1)
+        return None if self._short else mx.stack([logits[:, 0] for logits in self._whole], axis=1)
 
 
 def guess(
-    of_stream: Guess, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
+    guess_stream: GuessStream, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Let each stream guess after some of the paths that the streams before it have guessed.
 
@@ -228,7 +228,7 @@ def guess(
     rows = mx.zeros_like(parents)
     levels: list[tuple[mx.array, mx.array, mx.array]] = []
     for stream in range(len(expansion) + 1):
-        tokens, log_probs = of_stream(stream, before, rows)
+        tokens, log_probs = guess_stream(stream, before, rows)
         levels.append((tokens, log_probs, parents))
         if stream == len(expansion):
             break
@@ -249,7 +249,7 @@ def guess(
         missing = most - parents.shape[-1]
         if missing:
             axes = [*[(0, 0)] * (parents.ndim - 1), (0, missing)]
-            tokens, log_probs = (mx.pad(one, [*axes, (0, 0)]) for one in (tokens, log_probs))
+            tokens, log_probs = (mx.pad(a, [*axes, (0, 0)]) for a in (tokens, log_probs))
             parents = mx.pad(parents, axes, constant_values=-1)
         filled.append((tokens, log_probs, parents))
     of_tokens, of_log_probs, of_parents = map(list, zip(*filled, strict=True))

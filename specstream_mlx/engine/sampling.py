@@ -239,8 +239,9 @@ class NodeProcessors:
         for processor in self._processors:
             logits = processor(tokens, logits)
             if not isinstance(logits, mx.array) or logits.shape != shape:
-                found = logits.shape if isinstance(logits, mx.array) else shown(logits)
+                returned = logits.shape if isinstance(logits, mx.array) else shown(logits)
                 raise UserError(
-                    f"a logits processor returned {found}, expected an array of the shape {shape}"
+                    f"a logits processor returned {returned}, "
+                    f"expected an array of the shape {shape}"
                 )
         return logits

@@ -24,7 +24,7 @@ _PREFIX = 5
 
 
 def check_tree(model: Any, config: Mapping[str, Any]) -> None:
-    """Compare a small tree with its paths: whole, with streams beside it, and pruned."""
+    """Compare a small tree with its paths: whole, with streams, and pruned."""
     kind = f"model_type {config['model_type']!r} is not of a tested architecture and"
     tokens = np.random.default_rng(0).integers(0, config["vocab_size"], _PREFIX + len(_PARENTS))
     prefix, drafts = tokens[:_PREFIX].tolist(), tokens[_PREFIX:].astype(np.int32)
