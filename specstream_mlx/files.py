@@ -279,7 +279,7 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
         yield scratch
         if place.exists() and (not replace or not place.is_dir()):
             raise _taken(target)
-        replaced = _beside(place, "replaced")
+        replaced = _hidden_sibling(place, "replaced")
         try:
             if place.exists():
                 place.rename(replaced)
@@ -332,7 +332,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     from filelock import FileLock, Timeout
 
     place = Path(os.path.realpath(target))
-    scratch = _beside(place, "partial")
+    scratch = _hidden_sibling(place, "partial")
     locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
         with FileLock(locks / name, timeout=_PATIENCE):
             try:
                 shutil.rmtree(scratch, ignore_errors=True)  # what a killed process has left
-                _settle(_beside(place, "replaced"), place)
+                _settle(_hidden_sibling(place, "replaced"), place)
                 scratch.mkdir()
                 yield scratch, place
             except (OSError, UserError):
@@ -363,7 +363,7 @@ def _taken(target: Path) -> UserError:
     return UserError(f"{target} exists already, expected a name that nothing else is written to")
 
 
-def _beside(place: Path, what: str) -> Path:
+def _hidden_sibling(place: Path, what: str) -> Path:
     return place.with_name(f".{place.name}.{what}")
 
 

@@ -72,7 +72,7 @@ class Prediction:
     chip: str
     model: str
     bits: int
-    placement: str  # ``beside`` every node; ``plain`` where no tree pays; ``does not fit``
+    placement: str  # streams at all ``nodes``; ``plain`` where no tree pays; ``does not fit``
     draft: str  # ``chain``, ``tree`` or ``none``
     rows: int  # of the tree that a step verifies, the root included
     plain_ms: float  # a step of plain decoding
@@ -149,7 +149,7 @@ USUAL = Setting()
 def predict(
     chip: Chip, model: Shape, bits: Bits, tree: AcceptanceTable, setting: Setting = USUAL
 ) -> Prediction:
-    """The fastest of plain decoding and all best trees, all trained streams beside every node."""
+    """The fastest of plain decoding and all best trees, all trained streams at every node."""
     plain = forward_ms(chip, model, bits, 1, setting.context)
     named = (chip.name, model.name, bits)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
@@ -163,7 +163,7 @@ def predict(
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
         cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance))
-        found = Prediction(*named, "beside", draft, rows, plain, cost, length)
+        found = Prediction(*named, "nodes", draft, rows, plain, cost, length)
         best = max(best, found, key=lambda p: p.speedup)
     return best
 

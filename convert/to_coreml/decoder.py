@@ -68,7 +68,7 @@ class PackageDecoder:
             proposers = [make(Material(request.prompt)) for make in drafting.makers]
             streams = self.adapter.num_streams
             width = drafting.tree_width if drafting.speculates else 0
-            place: StreamPlace = "beside" if streams else "none"
+            place: StreamPlace = "nodes" if streams else "none"
             plan_of = partial(Plan, place=place, streams=streams, width=width)
             drafting = FixedPlanner(drafting, plan_of, streams > 0, proposers)
         sequence = TokenSequence(None, replace(request, drafting=drafting), self, reused)

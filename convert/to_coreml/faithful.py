@@ -76,7 +76,7 @@ def _steps(
     """Read half of a text as a prompt, then the rest as drafts that are all accepted."""
     half, plan = len(tokens) // 2, Plan(root_only(0), place="none")
     if isinstance(decoder, Decoder) and decoder.streams is not None:
-        plan = replace(plan, place="beside", streams=decoder.streams.config.num_streams)
+        plan = replace(plan, place="nodes", streams=decoder.streams.config.num_streams)
     for first in range(0, half, sizes.chunk):
         decoder.prefill(mx.array(tokens[first : min(first + sizes.chunk, half)]))
     for first in range(half, len(tokens), sizes.most_nodes):

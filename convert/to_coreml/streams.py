@@ -54,7 +54,7 @@ class StreamRows:
         main_to_streams = np.repeat(own * (mode == "shared"), gamma, axis=1)
         among_streams = np.kron(own, np.tri(gamma))
         to_streams = self._network.array(
-            f"beside{count}x{gamma}.{mode}",
+            f"stream_mask{count}x{gamma}.{mode}",
             lambda: np.concatenate([main_to_streams, among_streams]),
         )
         left = mb.concat(values=[ancestors, to_main], axis=0)

@@ -20,7 +20,7 @@ from .options import JSON, ModelOptions
 _TOKENS = 96
 """Of the text by which compiled steps are counted."""
 
-_PLACES = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
+_PLACES = {"plain": "plain step", "none": "lookup alone", "nodes": "all nodes"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
     "starlette": ("serve and writing-tools need it", "serve"),

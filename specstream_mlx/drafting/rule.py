@@ -103,9 +103,9 @@ def _plans(streams: Guessing, width: int) -> dict[Place, Callable[[DraftTree], P
     if isinstance(streams, HeadConfig):
         return plans | {"head": partial(run, place="head", width=width)}
     if streams.mode == "shared":
-        beside = partial(run, place="beside")
-        return {"none": beside, "beside": partial(beside, width=width)}
-    return plans | {"beside 1": partial(run, place="beside", width=width, stream_nodes=1)}
+        beside = partial(run, place="nodes")
+        return {"none": beside, "nodes": partial(beside, width=width)}
+    return plans | {"one node": partial(run, place="nodes", width=width, stream_nodes=1)}
 
 
 class RulePlanner(Planner):
@@ -290,7 +290,7 @@ class RulePlanner(Planner):
                     continue
                 value = tokens - rate * cost[place][min(count + required + 1, MOST_ROWS)]
                 if place == self._stream_place:
-                    value += self.value * (max(last) if place == "beside 1" else 1.0)
+                    value += self.value * (max(last) if place == "one node" else 1.0)
                 if value > choices[place][0]:
                     choices[place] = value, count
         return choices

@@ -80,7 +80,7 @@ class DraftSettings(DraftOptions):
     def placement(self, streams: Guessing) -> StreamPlace:
         if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
-        return "head" if isinstance(streams, HeadConfig) else "beside"
+        return "head" if isinstance(streams, HeadConfig) else "nodes"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
         """Count the streams that run, if any do; no stream sees a later one, so the last may go."""

@@ -25,10 +25,10 @@ RATE_MEMORY = 128.0  # tokens that r averages: from 32 to 512 within 2% (studied
 BATCH_MEMORY = 64  # passes of several after which times of another number of rows are forgotten
 BATCH_TIMES = 5  # latest times of passes of several sequences for each number of rows
 
-Place = Literal["plain", "none", "beside 1", "beside", "head"]
+Place = Literal["plain", "none", "one node", "nodes", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
-(``plain``) or in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or
-beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses. In ``head``
+(``plain``) or in one that verifies a tree (``none``); at the likeliest node (``one node``); or at
+every node (``nodes``). Shared streams run in ``none`` too, but make no guesses. In ``head``
 a draft head guesses after the accepted node."""
 
 Job = tuple[Place, int]  # a place and the number of nodes of a step to be timed
@@ -44,8 +44,8 @@ _AGAIN_AFTER = 600.0
 _TYPICAL: dict[Place, tuple[float, ...]] = {
     "plain": (1.0,),
     "none": (1.17, 1.35, 1.6, 1.9, 2.2),
-    "beside 1": (1.9, 2.0, 2.1, 2.3, 2.7),
-    "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
+    "one node": (1.9, 2.0, 2.1, 2.3, 2.7),
+    "nodes": (1.25, 1.4, 1.7, 1.95, 2.5),
     "head": (1.9, 2.0, 2.1, 2.3, 2.7),
 }
 
@@ -166,6 +166,8 @@ class StepCosts:
     def _restore(self, known: dict[str, Any]) -> None:
         """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
         curve, timings = known.get("curve"), known["timings"]
+        if any((place, n) not in self._jobs for (place, n), _ in timings):
+            raise ValueError("an earlier version named the places otherwise")
         if curve is not None:
             spread, measured = float(curve["spread"]), float(curve["measured"])
             points = {

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-StreamPlace = Literal["plain", "none", "beside", "head"]
-"""Where streams run: ``beside`` the nodes, or ``none``. ``plain`` is ``none`` where nothing is
-drafted either. ``head``: none run, and a draft head guesses after the accepted node."""
+StreamPlace = Literal["plain", "none", "nodes", "head"]
+"""Where streams run: at ``nodes`` of the tree, or nowhere (``none``). ``plain``: nowhere, and
+nothing is drafted. ``head``: nowhere, and a draft head guesses after the accepted node."""
 
 LIKELIEST: None = None
 """An expansion that takes the ``width`` guesses of the highest joint probability."""
@@ -96,7 +96,7 @@ class Plan:
     """
 
     tree: DraftTree  # the tree to verify; its root is not in the KV cache yet
-    place: StreamPlace  # in shared mode always ``beside``
+    place: StreamPlace  # in shared mode always ``nodes``
     streams: int = 0  # number of streams that run, from the first on
     width: int = 0  # candidates of each stream for the next tree; 0: the streams guess nothing
     expand: tuple[np.ndarray | None, ...] = ()
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def runs_streams(self) -> bool:
-        return self.place == "beside"
+        return self.place == "nodes"
 
     @property
     def prunes(self) -> bool:
@@ -132,4 +132,4 @@ def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
     of_shared = next((plan for plan, is_shared in pairs if is_shared), None)
     if of_shared is None or of_shared is plan:
         return plan
-    return replace(plan, place="beside", streams=of_shared.streams, stream_nodes=None)
+    return replace(plan, place="nodes", streams=of_shared.streams, stream_nodes=None)

@@ -41,8 +41,8 @@ def check_tree(model: Any, config: Mapping[str, Any]) -> None:
     )
     plans = {
         "as a whole": Plan(tree, "none"),
-        "with streams": Plan(tree, "beside", streams=2, width=4),
-        "that is pruned": Plan(tree, "beside", streams=2, width=4, keep=4),
+        "with streams": Plan(tree, "nodes", streams=2, width=4),
+        "that is pruned": Plan(tree, "nodes", streams=2, width=4, keep=4),
     }
     try:
         paths = [[*prefix, *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]

@@ -50,8 +50,8 @@ def random_curve(rng, streams, least, rows):
     )
 
 
-LOSSLESS = curve({"plain": (1, 0), "none": (1.15, 0.05), "beside 1": (1.6, 0.05)})
-SHARED = curve({"none": (1, 0.06), "beside": (1.1, 0.06)})
+LOSSLESS = curve({"plain": (1, 0), "none": (1.15, 0.05), "one node": (1.6, 0.05)})
+SHARED = curve({"none": (1, 0.06), "nodes": (1.1, 0.06)})
 
 
 def streams_of(mode):
@@ -83,7 +83,7 @@ def best_by_force(rate, nodes, costs, value):
         for place, one in costs.items():
             if (place == "plain" and count) or (place == "none" and not count and "plain" in costs):
                 continue
-            worth = value * {"beside 1": max(ends), "beside": 1.0}.get(place, 0.0)
+            worth = value * {"one node": max(ends), "nodes": 1.0}.get(place, 0.0)
             found.append((sum(paths) - rate * one[count + 1] + worth, place, count))
     return max(found)
 
@@ -122,14 +122,14 @@ def run(drafting, steps, guesses, text):
         ahead = planned.pipelined
         plans.append(plan)
         drafting.accept(plan, text(number), 0.01)
-        ran = drafting.place_of(plan) in ("beside 1", "beside")
+        ran = drafting.place_of(plan) in ("one node", "nodes")
         planned = drafting.plan(3, guesses(number) if ran else NO_GUESSES)
     return plans
 
 
 RIGHT = StreamGuesses(np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3)))
 WRONG = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
-BOTH = [("lossless", LOSSLESS, "beside 1", "plain"), ("shared", SHARED, "beside", "none")]
+BOTH = [("lossless", LOSSLESS, "one node", "plain"), ("shared", SHARED, "nodes", "none")]
 
 
 @pytest.mark.parametrize(("mode", "measured", "place", "rest"), BOTH)
@@ -164,7 +164,7 @@ def test_a_text_is_weighed_by_its_own_pace_and_not_by_its_first_guess(tmp_path):
         drafting = drafting_at(tmp_path, LOSSLESS, streams_of("lossless"), **history)
         plans = run(drafting, 24, lambda number: WRONG, lambda number: [number + 100])
         places = [drafting.place_of(plan) for plan in plans]
-        assert places[1] == ("beside 1" if tokens == 128.0 else "plain")
+        assert places[1] == ("one node" if tokens == 128.0 else "plain")
         assert places[-1] == "plain" and drafting.history.rate < 1.3
 
 

@@ -58,10 +58,10 @@ def test_a_tree_is_its_paths(case):
     tree = random_tree(np.random.default_rng(2), PROMPT[-1], depth=4, width=2, truth=[5, 6, 7, 8])
     paths = [[*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]
     expected = np.stack([pair(case).logits(path)[-1] for path in paths])
-    for placement in ("none", "beside"):
+    for placement in ("none", "nodes"):
         result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement)
         assert_close(result.logits, expected)
-    result = take(pair(case).decoder_after(PROMPT[:-1]), tree, "beside", max_nodes=6)
+    result = take(pair(case).decoder_after(PROMPT[:-1]), tree, "nodes", max_nodes=6)
     assert_close(result.logits, expected[np.array(result.kept)])
 
 

@@ -18,8 +18,8 @@ CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "lookup": True},
     "chain": {"tree_width": 1, "tree_size": None},
-    "beside": {"tree_size": 9},
-    "beside some": {"tree_size": 9, "stream_nodes": 2},
+    "all nodes": {"tree_size": 9},
+    "some nodes": {"tree_size": 9, "stream_nodes": 2},
     "pruned": {"tree_size": 9, "max_nodes": 4},
     "pruned by a threshold": {"tree_size": 9, "prune_threshold": 0.01},
 }
