@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.rule_report import Seen
+from .drafting.draft_stats import DraftStats
 from .errors import UserError
 from .hardware import running
 from .loading import SpeculativeModel
@@ -27,7 +27,7 @@ class GenerationResponse(PlainResponse):
     accepted_length: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    seen: Seen | None = None  # by the rule, where it decided how much is drafted
+    draft_stats: DraftStats | None = None  # by the rule, where it decided how much is drafted
 
 
 def decoding_rate(last: PlainResponse) -> float:
@@ -79,7 +79,7 @@ def respond(
             start = now
         response.target_calls += 1
         response.drafted_tokens += step.tested_nodes - 1
-        response.seen = None if step.planner is None else step.planner.seen
+        response.draft_stats = None if step.planner is None else step.planner.draft_stats
         with mx.stream(running.generation_stream):
             log_probs = step.log_probs()
         if log_probs is not None:

@@ -210,8 +210,8 @@ class _Conversation:
         note(f"Reply: {count} tokens, {rate:.1f} tokens-per-sec")
         length, calls = last.accepted_length, last.target_calls
         note(f"Accepted length: {length:.2f} in {calls} target calls")
-        if last.seen is not None and last.seen.sentence:
-            note(last.seen.sentence)
+        if last.draft_stats is not None and last.draft_stats.sentence:
+            note(last.draft_stats.sentence)
 
     def _save(self, name: str) -> None:
         if not name:

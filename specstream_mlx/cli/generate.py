@@ -365,7 +365,7 @@ def _values(
     values: dict[str, Any] = {"text": text, **{name: getattr(last, name) for name in figures}}
     values |= {"model": run.model, "adapter": run.adapter, "mode": run.mode}
     values |= {"tree": run.drafts, "verify": run.verify, "seed": run.seed}
-    values["seen"] = last.seen and last.seen.values()
+    values["seen"] = last.draft_stats and last.draft_stats.values()
     return values | (comparison.values if comparison else {})
 
 
@@ -402,7 +402,7 @@ def _report(
             f"Target calls: {last.target_calls} instead of {count}, "
             f"call reduction {count / last.target_calls:.2f}"
         )
-        if output.verbose and last.seen is not None and last.seen.sentence:
-            note(last.seen.sentence)
+        if output.verbose and last.draft_stats is not None and last.draft_stats.sentence:
+            note(last.draft_stats.sentence)
     if comparison is not None:
         comparison.show()

@@ -31,9 +31,9 @@ from ..loading import SpeculativeModel
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool
+from .draft_stats import DraftStats
 from .ngram import Lookup
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
-from .rule_report import Seen
 from .settings import USUAL, Guessing, Proposers
 from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 
@@ -132,9 +132,9 @@ class RulePlanner(Planner):
         self._measures = self._turn = False  # whether the planned step is timed, the next may be
         self._count = 1  # sequences of the next pass
         self._share: Share | None = None  # of it, where there are several
-        self._seen = Seen()
+        self._draft_stats = DraftStats()
         if self._stream_place is not None:
-            self._seen.guesser = "draft head" if self._stream_place == "head" else "streams"
+            self._draft_stats.guesser = "draft head" if self._stream_place == "head" else "streams"
         history.begin()
         history.costs.refresh()
 
@@ -148,7 +148,7 @@ class RulePlanner(Planner):
         self.averages.accept(tokens)
         place, nodes = self.place_of(plan), len(plan.tree)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
-        self._seen.steps += 1
+        self._draft_stats.steps += 1
         if place == self._stream_place:
             self._note_guessing(nodes)
             self._allowance -= self._owed
@@ -185,7 +185,7 @@ class RulePlanner(Planner):
             without = self._likeliest(pool(self._proposers))
             best, alone = (max(self._choices(one).values()) for one in (nodes, without))
             gain = max(0.0, best[0] - alone[0])
-            self._seen.worth += gain
+            self._draft_stats.worth += gain
             history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
             history.value, history.valued = averaged(
@@ -201,11 +201,11 @@ class RulePlanner(Planner):
         return self._plans[place](tree_of(root, with_paths(nodes[:count], paths)))
 
     @property
-    def seen(self) -> Seen:
+    def draft_stats(self) -> DraftStats:
         curve, averages = self.history.costs.curve, self.averages
         lookups = [one for one in self._proposers if isinstance(one, Lookup)]
         return replace(
-            self._seen,
+            self._draft_stats,
             timed=None if curve.spread is None else "busy" if curve.busy else "quiet",
             right=averages.right,
             guessed=averages.judged,
@@ -220,9 +220,9 @@ class RulePlanner(Planner):
         without: Place = "plain" if nodes == 1 and "plain" in self._places else "none"
         nodes = min(nodes, MOST_ROWS)
         more = costs[self._stream_place][nodes] - costs[without][nodes]
-        self._seen.guessing += 1
-        self._seen.cost += more / costs[self._places[0]][1]
-        self._seen.price += more * rate
+        self._draft_stats.guessing += 1
+        self._draft_stats.cost += more / costs[self._places[0]][1]
+        self._draft_stats.price += more * rate
 
     def share_pass(self, count: int) -> BatchCosts:
         self._count = count

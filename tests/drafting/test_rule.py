@@ -174,7 +174,7 @@ def test_what_was_seen_is_said_in_numbers_of_the_state(mode, measured, place, re
     drafting = drafting_at(tmp_path, measured, streams_of(mode), [lookup], value=0.1, tokens=256.0)
     text = [[7], [8], [9], [50], *([number] for number in range(60, 90))]
     plans = run(drafting, len(text), lambda number: WRONG, lambda number: text[number])
-    places, seen = [drafting.place_of(plan) for plan in plans], drafting.seen
+    places, seen = [drafting.place_of(plan) for plan in plans], drafting.draft_stats
     ran = [number for number, one in enumerate(places) if one == place]
     assert (seen.steps, seen.guessing) == (len(text), len(ran)) and 0 < len(ran) < len(text)
     costs = {one: measured.relative(one) for one in measured.points}
@@ -194,10 +194,10 @@ def test_what_was_seen_is_said_in_numbers_of_the_state(mode, measured, place, re
     )
     other = drafting_at(tmp_path, LOSSLESS, None)  # without streams
     other.accept(other.first(3), [3], None)
-    both = seen + other.seen + seen
+    both = seen + other.draft_stats + seen
     assert (both.guesser, both.steps, both.right) == ("streams", 2 * len(text) + 1, 2 * seen.right)
     assert both.values()["first_guesses"] == {"right": both.right, "all": 2 * seen.guessed}
-    busy = replace(drafting.seen, timed="busy").sentence, replace(seen, timed=None).sentence
+    busy = replace(drafting.draft_stats, timed="busy").sentence, replace(seen, timed=None).sentence
     assert " (timed while others used" in busy[0] and " (not timed here yet)" in busy[1]
     alone = replace(seen, guesser=None, guessing=0)
     assert alone.sentence == "Lookup's first guess was right 75% of the time"

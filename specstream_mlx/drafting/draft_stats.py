@@ -1,11 +1,11 @@
-"""What the rule has seen of a text: what guesses cost and were worth, how often they were right."""
+"""Statistics of a text's drafts: what guesses cost and were worth, how often they were right."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 
 @dataclass
-class Seen:
+class DraftStats:
     """Sums over the steps of a text, or of several."""
 
     guesser: Literal["streams", "draft head", None] = None
@@ -20,11 +20,13 @@ class Seen:
     lookup_right: int = 0
     lookup_guessed: int = 0
 
-    def __add__(self, other: "Seen") -> "Seen":
+    def __add__(self, other: "DraftStats") -> "DraftStats":
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         guessers, timed, *sums = pairs
-        return Seen(
-            guessers[0] or guessers[1], timed[0] or timed[1], *(one + more for one, more in sums)
+        return DraftStats(
+            guessers[0] or guessers[1],
+            timed[0] or timed[1],
+            *(ours + theirs for ours, theirs in sums),
         )
 
     @property
