@@ -48,10 +48,10 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 class Link:
-    """Connections of rank ``own`` by rank: of rank 0 to all others, of another one to rank 0."""
+    """A rank's connections, by the rank of the peer: rank 0 to all others, any other to rank 0."""
 
-    def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
-        self._own, self._peers = own, peers
+    def __init__(self, rank: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
+        self._rank, self._peers = rank, peers
         self._received: SimpleQueue[Message] = SimpleQueue()
         self._sending = threading.Lock()
         self._ends = False
@@ -60,8 +60,8 @@ class Link:
         for connection, _ in peers.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(SILENCE)
-        for rank, (_, lines) in peers.items():
-            threading.Thread(target=self._watch, args=(rank, lines), daemon=True).start()
+        for peer, (_, lines) in peers.items():
+            threading.Thread(target=self._watch, args=(peer, lines), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         atexit.register(self._at_exit)
 
@@ -71,7 +71,7 @@ class Link:
     ) -> "Link":
         """Wait for all others to connect; those that belong here know ``key``."""
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
-        found: dict[int, dict[str, str]] = {}
+        versions_of: dict[int, dict[str, str]] = {}
         until = time.monotonic() + _JOINING
         with listening:
             while len(peers) < size - 1:
@@ -89,9 +89,9 @@ class Link:
                     rank, its_key, its_versions = json.loads(lines.readline(_LONGEST))
                     if its_key == list(key):
                         peers[rank] = connection, lines
-                        found[rank] = its_versions
+                        versions_of[rank] = its_versions
         link = cls(0, peers)
-        for rank, its_versions in found.items():
+        for rank, its_versions in versions_of.items():
             for name, version in versions.items():
                 if its_versions.get(name) != version:
                     link.send(["gone", None])
@@ -126,7 +126,7 @@ class Link:
         if error is None:
             self._ends = True
             self.send(["end", None])
-        elif self._own:
+        elif self._rank:
             self.send(["failed", str(error) or repr(error)])
         else:  # maybe of a collective, since the other rank's end is noticed there first
             self.send(["gone", None])
@@ -151,7 +151,7 @@ class Link:
                 kind, value = json.loads(line)
                 if kind == "end":
                     self.ended.append(rank)
-                    if self._own:  # rank 0 has said all that there is to say
+                    if self._rank:  # rank 0 has said all that there is to say
                         time.sleep(SILENCE)
                         os._exit(_GONE)
                     return
@@ -170,9 +170,9 @@ class Link:
             pass
         if self._ends:
             return
-        if not self._own:
+        if not self._rank:
             self.send(["gone", None])
-        if self._own <= 1:  # of several that may be left, one says why
+        if self._rank <= 1:  # of several that may be left, one says why
             _print(f"rank {rank} is gone ({reason}), so the other ranks end too")
         os._exit(_GONE)
 

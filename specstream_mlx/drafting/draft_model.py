@@ -45,8 +45,8 @@ class DraftModel(Proposer):
         target = material.model
         assert target is not None  # packages have no draft model
         self._reader = _Reader(draft, target.config["vocab_size"])
-        own = parameter_bytes(_parts(draft)[0])
-        self._share = own / parameter_bytes(target.model)  # of a plain step, until one was timed
+        size = parameter_bytes(_parts(draft)[0])
+        self._share = size / parameter_bytes(target.model)  # of a plain step, until one was timed
         self._rule = material.rule or VerifyRule()
         self._most, self._width, self._nodes = most, material.width, material.nodes
         self._unread = list(material.prompt)
@@ -91,7 +91,7 @@ class DraftModel(Proposer):
         if long:  # a prompt's cost is no guess's
             mx.eval(logits)
             started = time.perf_counter()
-        found: dict[Path, Guesses] = {}
+        by_path: dict[Path, Guesses] = {}
         least = LEAST if price.rate else -math.inf
         level, scores = [()], {(): 0.0}  # type: list[Path], dict[Path, float]
         drafted: list[float] = []
@@ -99,11 +99,11 @@ class DraftModel(Proposer):
             if depth:
                 logits = self._reader.branch(level)
             guesses = self._ranked(logits, depth)
-            found |= dict(zip(level, guesses, strict=True))
+            by_path |= dict(zip(level, guesses, strict=True))
             scores = {
                 (*path, token): scores[path] + score
                 for path in level
-                for token, score in found[path]
+                for token, score in by_path[path]
                 if scores[path] + score >= least
             }
             drafted += scores.values()
@@ -117,7 +117,7 @@ class DraftModel(Proposer):
         before = seconds / passes if self._seconds is None else self._seconds
         self._seconds = before + (seconds / passes - before) / 4
         self._cost = passes * self._pass_cost(price)
-        return found
+        return by_path
 
     def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
         """Whether another pass, after the paths of a level, may be worth it."""
@@ -137,7 +137,7 @@ class DraftModel(Proposer):
         tokens, log_probs = self._rule.rank_drafts(logits, place, self._width)
         mx.eval(tokens, log_probs)
         rows = zip(np.array(tokens), np.array(log_probs), strict=True)
-        return [list(zip(one.tolist(), scores.tolist(), strict=True)) for one, scores in rows]
+        return [list(zip(ids.tolist(), scores.tolist(), strict=True)) for ids, scores in rows]
 
 
 class _PathGuesses(StreamGuesses):

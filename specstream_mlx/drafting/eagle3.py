@@ -99,15 +99,15 @@ class Eagle3:
     def of_target(self, features: tuple[mx.array, ...]) -> mx.array:
         if "fc_norm" in self.network:
             pairs = zip(self.network.fc_norm, features, strict=True)
-            features = tuple(norm(one) for norm, one in pairs)
+            features = tuple(norm(rows) for norm, rows in pairs)
         joined = mx.concatenate(list(features), axis=1)
         if "input_norm" in self.network:
             joined = self.network.input_norm(joined)
         return self.network.fc(joined)
 
     def embed(self, model: BorrowedModel, tokens: mx.array) -> mx.array:
-        own = "embed_tokens" in self.network
-        return self.network.embed_tokens(tokens) if own else model.embed(tokens)
+        has_embedding = "embed_tokens" in self.network
+        return self.network.embed_tokens(tokens) if has_embedding else model.embed(tokens)
 
     def layer(self, embeddings: mx.array, features: mx.array, rows: UncommittedRows) -> mx.array:
         layer = self.network.midlayer
@@ -165,25 +165,26 @@ class RecurrentHead:
 
     def read(self, tokens: mx.array, features: tuple[mx.array, ...]) -> None:
         """Take in committed rows of the prompt; the last one is held back."""
-        own, following = self._weights.of_target(features), tokens[1:]
+        read, following = self._weights.of_target(features), tokens[1:]
         if self._held is not None:
-            own, following = mx.concatenate([self._held, own]), tokens
-        self._held = own[-1:]
+            read, following = mx.concatenate([self._held, read]), tokens
+        self._held = read[-1:]
         if following.size:
-            self._run(own[:-1], following)
+            self._run(read[:-1], following)
             self._rows.commit(following.size)
         mx.async_eval(self._held)
 
     def follow(self, rows: AcceptedRows) -> None:
         """Take in the rows that a step accepts, after the one that was held back."""
-        own, following, count = self._weights.of_target(rows.features), rows.following, rows.count
+        followed = self._weights.of_target(rows.features)
+        following, count = rows.following, rows.count
         self._early = 0
         if self._held is not None:
-            own = mx.concatenate([self._held, own])
+            followed = mx.concatenate([self._held, followed])
             following = mx.concatenate([rows.tokens[:1], following])
             count, self._early, self._held = count + 1, 1, None
-        self._places, self._count, self._root = len(own), count, rows.root
-        output = self._run(own, following)
+        self._places, self._count, self._root = len(followed), count, rows.root
+        output = self._run(followed, following)
         self._output = mx.take(output, (count - 1)[None], axis=0)
 
     def _run(self, features: mx.array, following: mx.array) -> mx.array:
@@ -361,10 +362,10 @@ def _check_vocabulary(
     layer = values.get("transformer_layer_config", values)
     sizes = [layer.get("vocab_size")] if isinstance(layer, Mapping) else []
     sizes += [named["t2d"].size] if "t2d" in named else []
-    found = {size for size in sizes if isinstance(size, int)}
-    if found and vocab not in found:
+    known = {size for size in sizes if isinstance(size, int)}
+    if known and vocab not in known:
         raise UserError(
-            f"{directory}: the head was trained for a model of {max(found)} tokens, which is not "
+            f"{directory}: the head was trained for a model of {max(known)} tokens, which is not "
             f"this one, expected {vocab}"
         )
 

@@ -88,5 +88,5 @@ def repository_of(directory: Path) -> str | None:
 
 def _names(base: str, name: str) -> bool:
     """Whether a repository's or directory's name says that it is a base, in some format."""
-    own, given = (text.split("/")[-1].lower().removeprefix("meta-") for text in (base, name))
-    return given.startswith(own) and _FORMAT.fullmatch(given[len(own) :]) is not None
+    expected, given = (text.split("/")[-1].lower().removeprefix("meta-") for text in (base, name))
+    return given.startswith(expected) and _FORMAT.fullmatch(given[len(expected) :]) is not None

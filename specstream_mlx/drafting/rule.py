@@ -161,7 +161,7 @@ class RulePlanner(Planner):
             measured = place != "plain" or self._plain_run >= 2
             if measured:
                 costs.note(max(seconds - spent, 1e-9))
-                self._cost = {one: costs.curve.relative(one) for one in self._places}
+                self._cost = {place: costs.curve.relative(place) for place in self._places}
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured and self._share is None:
             curve = costs.curve
@@ -183,7 +183,7 @@ class RulePlanner(Planner):
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             without = self._likeliest(pool(self._proposers))
-            best, alone = (max(self._choices(one).values()) for one in (nodes, without))
+            best, alone = (max(self._choices(drafts).values()) for drafts in (nodes, without))
             gain = max(0.0, best[0] - alone[0])
             self._draft_stats.worth += gain
             history = self.history
@@ -203,14 +203,14 @@ class RulePlanner(Planner):
     @property
     def draft_stats(self) -> DraftStats:
         curve, averages = self.history.costs.curve, self.averages
-        lookups = [one for one in self._proposers if isinstance(one, Lookup)]
+        lookups = [lookup for lookup in self._proposers if isinstance(lookup, Lookup)]
         return replace(
             self._draft_stats,
             timed=None if curve.spread is None else "busy" if curve.busy else "quiet",
             right=averages.right,
             guessed=averages.judged,
-            lookup_right=sum(one.right for one in lookups),
-            lookup_guessed=sum(one.judged for one in lookups),
+            lookup_right=sum(lookup.right for lookup in lookups),
+            lookup_guessed=sum(lookup.judged for lookup in lookups),
         )
 
     def _note_guessing(self, nodes: int) -> None:
@@ -256,7 +256,7 @@ class RulePlanner(Planner):
     def _chosen(self, nodes: Sequence[Node]) -> tuple[Place, int]:
         """Choose the best, or that in which streams run if the allowance is enough for it."""
         choices = self._choices(nodes)
-        place = max(choices, key=lambda one: choices[one][0])
+        place = max(choices, key=lambda name: choices[name][0])
         if self._stream_place is not None:
             # All sequences of a pass wait for the guesses, and get some.
             loss = self._count * (choices[place][0] - choices[self._stream_place][0])
@@ -268,7 +268,7 @@ class RulePlanner(Planner):
         """Return r, and the costs by place and nodes, of the next pass."""
         if self._share is None:
             return self.history.rate, self._cost
-        costs = {one: self._share.costs[one == self._stream_place] for one in self._places}
+        costs = {place: self._share.costs[place == self._stream_place] for place in self._places}
         return self._share.rate, costs
 
     def _choices(self, nodes: Sequence[Node]) -> dict[Place, tuple[float, int]]:
@@ -332,9 +332,9 @@ def rule_planner(
     rule: VerifyRule | None = None,
 ) -> RulePlanner:
     """Make a sequence's planner by the rule, with the history of this model and adapter."""
-    own = [make(Material(prompt, model, rule)) for make in proposers.makers]
+    made = [make(Material(prompt, model, rule)) for make in proposers.makers]
     history, vocab_size = history_of(model, quantization), model.config["vocab_size"]
-    return RulePlanner(history, model.guessing, vocab_size, own)
+    return RulePlanner(history, model.guessing, vocab_size, made)
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
     """Name what proposes besides the streams."""
     made: list[Any] = [getattr(make, "func", make) for make in settings.makers]  # of partials
     names: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
-    return [names.get(one) or str(getattr(one, "__name__", "another")) for one in made]
+    return [names.get(maker) or str(getattr(maker, "__name__", "another")) for maker in made]
 
 
 def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:

@@ -93,8 +93,9 @@ class CostCurve:
         if not self.busy:
             return steps
         # No cost is below the typical one: too low does more harm than too high.
-        typical = CostCurve({one: _typical(one) for one in self.points})
-        return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(steps)]
+        typical = CostCurve({name: _typical(name) for name in self.points})
+        least = (typical.seconds(place, n) / typical.plain for n in range(len(steps)))
+        return [max(pair) for pair in zip(steps, least, strict=True)]
 
     def state(self) -> str:
         """Say when the curve was measured, and whether the machine was quiet."""
@@ -195,9 +196,9 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     steady = _by_job(timings)
     for _ in range(2):
         usual = {job: statistics.median(seconds) for job, seconds in steady.items()}
-        slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
+        slowness = [statistics.median(s / usual[job] for job, s in round_) for round_ in rounds]
         pairs = zip(rounds, slowness, strict=True)
-        steady = _by_job((job, s / slow) for one, slow in pairs for job, s in one)
+        steady = _by_job((job, s / slow) for round_, slow in pairs for job, s in round_)
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
@@ -324,14 +325,14 @@ class BatchCosts:
         batch, part = self._batches[count], 1 - 1 / RATE_MEMORY
         batch.noted = batch.noted * part + 1
         for place in range(MOST_NODES):
-            own = probabilities[place] if place < len(probabilities) else 0.0
-            batch.gains[place] = batch.gains[place] * part + own
+            probability = probabilities[place] if place < len(probabilities) else 0.0
+            batch.gains[place] = batch.gains[place] * part + probability
 
     def share(self, count: int, solo: tuple[Line, Line]) -> Share:
         """Return the share of one of so many; ``solo``: costs alone, without and with guesses."""
         batch = self._batches[count]
-        lines = [one.line(count, own) for one, own in zip(batch.passes, solo, strict=True)]
-        timed = [bool(one.recent) for one in batch.passes]
+        lines = [times.line(count, alone) for times, alone in zip(batch.passes, solo, strict=True)]
+        timed = [bool(times.recent) for times in batch.passes]
         if timed[0] != timed[1]:  # what was never timed is to the other as with one sequence
             other = int(timed[1])
             ratio = _seconds(solo[1 - other], count) / _seconds(solo[other], count)
@@ -345,7 +346,9 @@ class BatchCosts:
         while nodes < MOST_NODES and batch.gains[nodes - 1] > rate * row * batch.noted:
             nodes += 1
         more = [max(0, n - nodes) * count for n in range(MOST_ROWS + 1)]  # rows of further nodes
-        costs = [[_seconds(one, count * nodes) / count + one[1] * n for n in more] for one in lines]
+        costs = [
+            [_seconds(line, count * nodes) / count + line[1] * n for n in more] for line in lines
+        ]
         return Share(rate, nodes, costs)
 
 
