@@ -30,10 +30,10 @@ class Broadcast:
         if self._ranks.is_first:
             self._ranks.send("step", self._checksum)
             return True
-        found = self._ranks.receive("step")
-        if found not in (None, self._checksum):
+        received = self._ranks.receive("step")
+        if received not in (None, self._checksum):
             raise UserError("the ranks have written different tokens, expected those of rank 0")
-        return found is not None
+        return received is not None
 
     def over(self) -> None:
         """Tell the others that no step follows; they may have ended by themselves."""
@@ -43,15 +43,15 @@ class Broadcast:
 
 def _values(plan: Plan) -> dict[str, Any]:
     values, tree = {**vars(plan)}, plan.tree
-    values["expand"] = [None if one is None else one.tolist() for one in plan.expand]
+    values["expand"] = [None if ids is None else ids.tolist() for ids in plan.expand]
     values["tree"] = [tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()]
     values["log_probs"] = None if tree.log_probs is None else tree.log_probs.tolist()
     return values
 
 
 def _plan(values: dict[str, Any]) -> Plan:
-    tokens, parents, depths = (np.array(one, np.int32) for one in values.pop("tree"))
+    tokens, parents, depths = (np.array(numbers, np.int32) for numbers in values.pop("tree"))
     log_probs = values.pop("log_probs")
     tree = DraftTree(tokens, parents, depths, None if log_probs is None else np.array(log_probs))
-    expand = (None if one is None else np.array(one) for one in values.pop("expand"))
+    expand = (None if ids is None else np.array(ids) for ids in values.pop("expand"))
     return Plan(tree, expand=tuple(expand), **values)

@@ -155,8 +155,8 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
 def tensor_headers(path: Path) -> Headers:
     """Read shape and dtype of every tensor of a safetensors file, but not the tensors."""
     if not os.path.isfile(path):
-        found = "is not a file" if os.path.lexists(path) else "is missing"
-        raise UserError(f"{path} {found}")
+        problem = "is not a file" if os.path.lexists(path) else "is missing"
+        raise UserError(f"{path} {problem}")
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -33,8 +33,8 @@ _SIZES = (
 def inspect_directory(path: Path, base: Path | None = None) -> dict[str, Any]:
     """Describe a base, or an adapter and its base, which by default is the one that it names."""
     if not os.path.isdir(path):
-        found = "is a file" if os.path.exists(path) else "does not exist"
-        raise UserError(f"{short(path)} {found}, expected the directory of a model or an adapter")
+        problem = "is a file" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{short(path)} {problem}, expected the directory of a model or an adapter")
     adapter = None
     is_adapter = (path / ADAPTER_CONFIG).exists() or (path / STREAM_CONFIG).exists()
     if is_adapter and not any(path.glob("model*.safetensors")):
@@ -159,8 +159,8 @@ def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Coun
         if not settings or scales is None or headers.get(f"{layer}.weight", scales)[1] != "U32":
             counts[dtype] += prod(shape)
         elif last == "weight":
-            own = settings.get(layer)
-            size: Any = (own if isinstance(own, dict) else settings).get("group_size")
+            of_layer = settings.get(layer)
+            size: Any = (of_layer if isinstance(of_layer, dict) else settings).get("group_size")
             COUNT.check(f"{path}: group_size", size)
             count = prod(scales[0]) * size
             counts[f"{32 * prod(shape) / max(count, 1):g} bits, group {size}"] += count

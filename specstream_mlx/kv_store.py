@@ -69,13 +69,13 @@ class PromptCache:
     @classmethod
     def of_list(cls, model: SpeculativeModel, caches: list[Any]) -> "PromptCache":
         """Make a prompt cache of a list from mlx_lm's ``make_prompt_cache``, or refuse it."""
-        own = _own_layers("prompt_cache", caches, model)
-        return cls.of(model, own, [], own[0].offset)
+        theirs = _own_layers("prompt_cache", caches, model)
+        return cls.of(model, theirs, [], theirs[0].offset)
 
     def into_list(self, caches: list[Any]) -> None:
         """Put the rows into the list of mlx_lm's caches that ``of_list`` was given."""
         pairs = zip(self.caches, caches, strict=True)
-        caches[:] = [_as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
+        caches[:] = [_as_mlx_lm(layer, self.rows, theirs) for layer, theirs in pairs]
 
     @classmethod
     def load(
@@ -136,7 +136,7 @@ class PromptCache:
             _OURS: json.dumps(facts),
         }
         pairs = zip(self.caches, make_prompt_cache(model.model), strict=True)
-        layers = [_as_mlx_lm(layer, self.rows, own) for layer, own in pairs]
+        layers = [_as_mlx_lm(layer, self.rows, theirs) for layer, theirs in pairs]
         try:
             with staged_file(path) as scratch:
                 save_prompt_cache(str(scratch), layers, metadata)
@@ -318,13 +318,13 @@ def _our_facts(path: Path, metadata: dict[str, str], model: SpeculativeModel) ->
 
 
 def _check_name(
-    path: Path, found: str | None, model: SpeculativeModel, model_name: str | None
+    path: Path, name: str | None, model: SpeculativeModel, model_name: str | None
 ) -> None:
     """Compare the models' names, as mlx_lm does, but two names of one directory are the same."""
     expected = model_name or str(model.path)
-    if found in (expected, None) or (os.path.isdir(found) and os.path.samefile(found, model.path)):
+    if name in (expected, None) or (os.path.isdir(name) and os.path.samefile(name, model.path)):
         return
-    raise UserError(f"{path} was made by the model {short(found)}, expected {expected}")
+    raise UserError(f"{path} was made by the model {short(name)}, expected {expected}")
 
 
 def _check_windows(path: Path, layers: list[Any], model: SpeculativeModel) -> None:
@@ -342,10 +342,10 @@ def _own_layers(where: str, layers: Any, model: SpeculativeModel) -> list[Any]:
     """Convert mlx_lm's caches, one a layer, to this project's classes, in the model's dtype."""
     windows = layer_windows(model.config, model.model)
     if not isinstance(layers, list) or len(layers) != len(windows):
-        found = f"is {shown(layers)}, expected a PromptCache or a list of"
+        problem = f"is {shown(layers)}, expected a PromptCache or a list of"
         if isinstance(layers, list):
-            found = f"has {len(layers)} layers, expected"
-        raise UserError(f"{where} {found} mlx_lm's caches, one for each of {len(windows)} layers")
+            problem = f"has {len(layers)} layers, expected"
+        raise UserError(f"{where} {problem} mlx_lm's caches, one for each of {len(windows)} layers")
     for number, (layer, window) in enumerate(zip(layers, windows, strict=True)):
         _check_goes_back(f"layer {number} of {where}", layer, window)
     rows = {layer.offset for layer in layers}
@@ -402,27 +402,27 @@ def _check_goes_back(where: str, cache: Any, window: int | None) -> None:
 
 def _as_ours(cache: Any, window: int | None, dtype: mx.Dtype | None = None) -> Any:
     """Convert one of mlx_lm's caches to the class that ``make_caches`` has for the layer."""
-    own: KVCache | QuantizedKVCache
+    ours: KVCache | QuantizedKVCache
     if isinstance(cache, QuantizedKVCache):
-        own = QuantizedKVCache(cache.group_size, cache.bits)
+        ours = QuantizedKVCache(cache.group_size, cache.bits)
     else:
-        own = KVCache() if window is None else WindowedKVCache(window)
-    own.keys, own.values, own.offset = cache.keys, cache.values, cache.offset
+        ours = KVCache() if window is None else WindowedKVCache(window)
+    ours.keys, ours.values, ours.offset = cache.keys, cache.values, cache.offset
     if dtype is not None:
-        own.keys, own.values = tree_map(
+        ours.keys, ours.values = tree_map(
             lambda array: array if array.dtype == mx.uint32 else array.astype(dtype),
-            (own.keys, own.values),
+            (ours.keys, ours.values),
         )
-    if window is not None and isinstance(own, QuantizedKVCache):
-        return WindowedQuantizedKVCache(window, own)
-    return own
+    if window is not None and isinstance(ours, QuantizedKVCache):
+        return WindowedQuantizedKVCache(window, ours)
+    return ours
 
 
-def _as_mlx_lm(cache: Any, rows: int, own: Any) -> Any:
+def _as_mlx_lm(cache: Any, rows: int, theirs: Any) -> Any:
     """Convert the first rows of one of our caches to the class that mlx_lm has for the layer."""
     keys, values = tree_map(lambda array: array[..., :rows, :], (cache.keys, cache.values))
     if isinstance(cache, QuantizedKVCache):
         return QuantizedKVCache.from_state((keys, values, rows, cache.group_size, cache.bits))
-    if isinstance(own, RotatingKVCache):  # as it is after one pass over all rows
-        return RotatingKVCache.from_state((keys, values, rows, own.keep, own.max_size, rows))
+    if isinstance(theirs, RotatingKVCache):  # as it is after one pass over all rows
+        return RotatingKVCache.from_state((keys, values, rows, theirs.keep, theirs.max_size, rows))
     return KVCache.from_state((keys, values, rows))

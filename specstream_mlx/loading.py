@@ -135,10 +135,10 @@ class SpeculativeModel:
         """The traces of this model's steps; ``None`` where steps are not compiled."""
         if not (device.compiles() if self.compiles is None else self.compiles):
             return None
-        own = self._compiled
-        if own is None or own.model is not self.model or own.streams is not self.streams:
-            self._compiled = own = CompiledSteps(self.model, self.streams)
-        return own
+        steps = self._compiled
+        if steps is None or steps.model is not self.model or steps.streams is not self.streams:
+            self._compiled = steps = CompiledSteps(self.model, self.streams)
+        return steps
 
     def swap_adapter(self, directory: str | Path | None) -> None:
         """Replace the mounted adapter by the one in ``directory``; ``None`` leaves the bare base.
@@ -331,8 +331,8 @@ def load(
 
 def load_draft_model(path_or_hf_repo: str | Path, tokenizer: TokenizerWrapper) -> SpeculativeModel:
     """Load a model that drafts for another one, whose tokens it must share."""
-    draft, own = load(path_or_hf_repo)
-    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
+    draft, its_tokenizer = load(path_or_hf_repo)
+    theirs, ours = tokenizer.get_vocab(), its_tokenizer.get_vocab()
     if theirs != ours:
         differing = sorted(theirs.items() ^ ours.items(), key=lambda pair: pair[1])
         raise UserError(
@@ -383,8 +383,8 @@ def read_model(
     reads all of its weights.
     """
     path = directory / "config.json"
-    config, own = read_config(directory, model_config), read_json(path)
-    changes = {name: v for name, v in config.items() if name not in own or own[name] != v}
+    config, stored = read_config(directory, model_config), read_json(path)
+    changes = {name: v for name, v in config.items() if name not in stored or stored[name] != v}
     fields = {**changes, **explicit_fields(config)}
     weight_files(directory)
     generation = directory / "generation_config.json"
@@ -393,13 +393,13 @@ def read_model(
         with naming(generation):
             check_end_tokens(said)
     with naming(path):
-        check_types(own | fields, model_classes(config)[1])
+        check_types(stored | fields, model_classes(config)[1])
     try:
         model, full_config = load_model(
             directory, lazy=True, model_config=fields, get_model_classes=model_classes
         )
     except Exception as error:  # a wrong field may raise any error in mlx-lm
-        why = _field_at_fault(directory, own | fields) or reason(error)
+        why = _field_at_fault(directory, stored | fields) or reason(error)
         raise UserError(f"{path} and the weights do not fit: {why}") from None
     _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
@@ -411,14 +411,14 @@ def read_model(
 def _field_at_fault(directory: Path, config: dict[str, Any]) -> str | None:
     """Find the field of a configuration with whose default, or opposite, its weights fit."""
     for each in dataclasses.fields(model_classes(config)[1]):
-        found = config.get(each.name, each.default)
-        other = not found if isinstance(found, bool) else each.default
-        if other == found or other is dataclasses.MISSING:
+        value = config.get(each.name, each.default)
+        other = not value if isinstance(value, bool) else each.default
+        if other == value or other is dataclasses.MISSING:
             continue
         with suppress(Exception):
             changed = {**config, each.name: other}
             load_model(directory, True, True, changed, model_classes)
-            return f"{each.name} is {shown(found)}, with {other} they do"
+            return f"{each.name} is {shown(value)}, with {other} they do"
     return None
 
 

@@ -30,8 +30,9 @@ def adapter_directory(directory: str | Path) -> str | Path:
 
 def named_adapters() -> dict[str, Path]:
     """Return the directories of the adapters that have names: bundled ones, then the user's."""
-    own = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
-    return own | {name: path for name, path in user_adapters().items() if name not in own}
+    paths = {name: bundled.adapter_path(name) for name in bundled.adapter_names()}
+    added = {name: path for name, path in user_adapters().items() if name not in paths}
+    return paths | added
 
 
 def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
@@ -41,13 +42,13 @@ def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
     """
     if (path := bundled.streams_for(config)) is not None:
         return path, "the bundled streams"
-    own = fingerprint(config)
+    base = fingerprint(config)
     for name, path in user_adapters().items():
         with suppress(UserError):  # a damaged one is none
-            found = describe(path)
-            streams = found.stream_config
-            fits = streams and streams.mode == "lossless" and streams.base_fingerprint == own
-            if fits and not found.lora_headers():
+            adapter = describe(path)
+            streams = adapter.stream_config
+            fits = streams and streams.mode == "lossless" and streams.base_fingerprint == base
+            if fits and not adapter.lora_headers():
                 return path, f"the streams {name}"
     return None
 
@@ -90,9 +91,9 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 def check_prompt_cache_file(path: Path) -> None:
     """Check that a prompt cache is there to be read."""
     if not os.path.isfile(path):
-        found = "is not a file" if os.path.lexists(path) else "does not exist"
+        problem = "is not a file" if os.path.lexists(path) else "does not exist"
         raise UserError(
-            f"the prompt cache file {short(path)} {found}, expected one that was made before: "
+            f"the prompt cache file {short(path)} {problem}, expected one that was made before: "
             "mlx_lm.cache_prompt --model MODEL --prompt-cache-file FILE --prompt TEXT makes it"
         )
 
@@ -147,15 +148,15 @@ def own_sampling(directory: Path) -> dict[str, Any] | None:
     names = {"temperature": "temp"} | {
         name: name for name in ("top_p", "top_k", "min_p", "repetition_penalty")
     }
-    own, kinds = dict[str, Any](), kinds_of(SamplingOptions)
+    values, kinds = dict[str, Any](), kinds_of(SamplingOptions)
     for name, option in names.items():
         if said.get(name) is not None:
             kinds[option].check(f"{path}: {name}", said[name])
-            own[option] = said[name]
+            values[option] = said[name]
     if said.get("do_sample") is False:
         return {}
-    if said.get("do_sample") or "temp" in own:
-        return {"temp": 1.0} | own  # as in transformers
+    if said.get("do_sample") or "temp" in values:
+        return {"temp": 1.0} | values  # as in transformers
     return None
 
 

@@ -62,13 +62,14 @@ def speedup(
     """
     model.check()
     _check_directory("--output", output)
-    own = () if prompts is None else tuple(prompt_lines(prompts))
+    texts_given = () if prompts is None else tuple(prompt_lines(prompts))
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
 
     if prompts is not None:
-        most = _MOST_OWN if suite == "quick" else len(own)
-        texts, names = Texts(prompts.name, items or min(most, len(own)), own), [prompts.stem]
+        most = _MOST_OWN if suite == "quick" else len(texts_given)
+        count = items or min(most, len(texts_given))
+        texts, names = Texts(prompts.name, count, texts_given), [prompts.stem]
     else:
         texts = Texts("test", items or benchmark.SUITES[suite].items)
         names = chosen_tasks(tasks or model.adapter or "")

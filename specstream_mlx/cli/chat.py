@@ -104,14 +104,14 @@ def chat(
 
 def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str | None]:
     """What is given, for the rest the model's own, and a sentence that says which."""
-    own, whose = own_sampling(model), "the model's own"
-    if own is None and model == demonstration.directory():
-        own = demonstration.SAMPLING
-    if own is None:
-        own, whose = _USUAL, "the model names none"
-    if own.keys() <= given.keys() or given.get("temp") == 0:
+    defaults, whose = own_sampling(model), "the model's own"
+    if defaults is None and model == demonstration.directory():
+        defaults = demonstration.SAMPLING
+    if defaults is None:
+        defaults, whose = _USUAL, "the model names none"
+    if defaults.keys() <= given.keys() or given.get("temp") == 0:
         return SamplingOptions(**given), None
-    values = own | given
+    values = defaults | given
     shown = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
     return SamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
 

@@ -152,7 +152,7 @@ def generate(
     from ..kv_store import PromptCache
     from ..loading import load_draft_model
     from ..model_paths import model_directory
-    from .comparison import Decoding, compare
+    from .comparison import ComparedDecoding, compare
 
     if device.slow_blas() and not quiet:
         note(blas.OPENBLAS_HINT)
@@ -167,7 +167,7 @@ def generate(
         kv_cache = _as_cached(kv_cache, cache, prompt_cache_file)
     sampler = sampling.sampler(tokenizer)
     found_rule = find_rule(verify, sampler)
-    decoding = Decoding(
+    decoding = ComparedDecoding(
         loaded,
         tokenizer,
         prompt.encoded(text, tokenizer, loaded.prompt_template, cache),
@@ -177,7 +177,7 @@ def generate(
             "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
             **asdict(kv_cache),
         },
-        own={
+        extra={
             "settings": settings,
             "stop": tuple(length.stop or ()),
             "verify": found_rule,

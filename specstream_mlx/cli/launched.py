@@ -34,17 +34,17 @@ def group() -> "Group | None":
         return None
     import mlx.core as mx
 
-    found = mx.distributed.init()
-    return found if found.size() > 1 else None
+    joined = mx.distributed.init()
+    return joined if joined.size() > 1 else None
 
 
 def ranks() -> "Ranks | None":
     """The ranks of ``group``."""
-    if (found := group()) is None:
+    if (joined := group()) is None:
         return None
     from ..distributed.ranks import ranks_of
 
-    return ranks_of(found)
+    return ranks_of(joined)
 
 
 def silence_others() -> None:

@@ -141,8 +141,8 @@ class ModelOptions:
             return Source(path, name, self.adapter_path, str(self.adapter_path), self, head=head)
         if self.draft_head is None and not self.no_streams:
             path = model_directory(path)
-            if found := streams_for(read_config(path)):
-                return Source(path, name, *found, self, by_default=True)
+            if streams := streams_for(read_config(path)):
+                return Source(path, name, *streams, self, by_default=True)
         return Source(path, name, None, None, self, head=head)
 
 

@@ -127,10 +127,10 @@ def _resident(
     all_named = adapters is None and model is None and not adapter_path
     if adapters is not None:
         named |= adapters_in(adapters)
-    for one in adapter_path or ():
-        name, _, directory = one.partition("=")
+    for given in adapter_path or ():
+        name, _, directory = given.partition("=")
         if not directory.strip():
-            raise UserError(f"--adapter-path is {one!r}, expected NAME=DIR")
+            raise UserError(f"--adapter-path is {given!r}, expected NAME=DIR")
         if name in named:
             raise UserError(f"two adapters are called {name!r}, expected different names")
         named[name] = directory
@@ -150,10 +150,10 @@ def _resident(
 def _aliases(alias: list[str] | None, models: "dict[str, SpeculativeModel]") -> dict[str, str]:
     """Read further names of models."""
     aliases = {}
-    for one in alias or ():
-        name, _, model = one.partition("=")
+    for given in alias or ():
+        name, _, model = given.partition("=")
         if not name or model not in models:
-            raise UserError(f"--alias is {one!r}, expected NAME=MODEL of {', '.join(models)}")
+            raise UserError(f"--alias is {given!r}, expected NAME=MODEL of {', '.join(models)}")
         if name in models or name in aliases:
             raise UserError(f"--alias names {name!r} twice, expected different names")
         aliases[name] = model

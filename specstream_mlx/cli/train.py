@@ -119,8 +119,8 @@ def train(
     else:
         data = Path(checked.data)
         if not data.is_dir():
-            found = "is a file" if data.exists() else "does not exist"
-            raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
+            problem = "is a file" if data.exists() else "does not exist"
+            raise UserError(f"{data} {problem}, expected a directory with train.jsonl in it")
     start = start_of(checked, *load(model_path(checked.model, note)))
     if prompts is not None:
         prompts = _that_fit(start, checked, prompts)
@@ -254,7 +254,8 @@ def _that_fit(start: "Start", settings: TrainSettings, prompts: list[str]) -> li
 
     template, most = start.streams.config.prompt_template, settings.max_seq_length
     most = min(most, context_length(start.base.config) or most)
-    fit = [one for one in prompts if len(chat_prompt(start.tokenizer, one, template)) < most]
+    lengths = (len(chat_prompt(start.tokenizer, prompt, template)) for prompt in prompts)
+    fit = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length < most]
     if len(fit) < len(prompts):
         note(
             f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "

@@ -182,9 +182,9 @@ def whole_lines(path: Path, **fields: type) -> Iterator[dict[str, Any]]:
         with staged_file(path) as unfinished:
             unfinished.write_bytes(whole[:end])
     for number, value in read_json_lines(path):
-        found = [value.get(name) for name in fields] if isinstance(value, dict) else [None]
-        numbers = (one for one in found if isinstance(one, int))
-        if [*map(type, found)] != [*fields.values()] or not all(0 <= n <= MOST for n in numbers):
+        numbers = [value.get(name) for name in fields] if isinstance(value, dict) else [None]
+        integers = (n for n in numbers if isinstance(n, int))
+        if [*map(type, numbers)] != [*fields.values()] or not all(0 <= n <= MOST for n in integers):
             raise UserError(
                 f"{path}, line {number} is {shown(value)}, expected an object with "
                 f"{' and '.join(fields)}, as train writes it; without the file it is written anew"

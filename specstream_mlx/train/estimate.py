@@ -53,8 +53,8 @@ class Estimate:
             mx.reset_peak_memory()
             cache = make_prompt_cache(start.base.model)
             *_, plain = mlx_lm.stream_generate(start.base.model, *asked, prompt_cache=cache)
-            *_, own = stream_generate(start.base, *asked, speculation=False)
-        self._decoded, self._memory = (plain, own, own), mx.get_peak_memory()
+            *_, ours = stream_generate(start.base, *asked, speculation=False)
+        self._decoded, self._memory = (plain, ours, ours), mx.get_peak_memory()
         states: Any = tree_flatten([layer.state for layer in cache])
         held = sum(array.nbytes for _, array in states if isinstance(array, mx.array))
         self._bytes_of_row = held / (len(self._prompt) + plain.generation_tokens)
@@ -88,7 +88,7 @@ class Estimate:
         """Estimate the decoding of held-out texts, as if drafts won nothing."""
         texts, read = len(texts_of(valid)), len(self._prompt)
         seconds = sum(
-            read / one.prompt_tps + MOST_TOKENS / one.generation_tps for one in self._decoded
+            read / text.prompt_tps + MOST_TOKENS / text.generation_tps for text in self._decoded
         )
         work = f"{texts} held-out text" + "s" * (texts != 1) + ", decoded in three ways"
         self.parts.append(Part("comparison", work, rounds(texts) * seconds, self._memory))
@@ -122,7 +122,8 @@ class Estimate:
                 "expected a smaller --batch-size, --max-tokens or --max-seq-length, or "
                 "--grad-checkpoint"
             )
-        place = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+        folders = directory, *directory.absolute().parents
+        place = next(folder for folder in folders if folder.exists())
         if disk > (free := shutil.disk_usage(place).free):
             raise UserError(
                 f"the run writes about {_size(disk)} and {_size(free)} are free on the disk of "

@@ -59,13 +59,13 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
         lora = _put_lora(settings, model, adapter)
     known = streams.vocabulary is None
     if adapter is not None:
-        own, tensors = _trainable(adapter.lora), _trainable(adapter.stream_tensors)
+        of_lora, tensors = _trainable(adapter.lora), _trainable(adapter.stream_tensors)
         if settings.draft_vocabulary:
             tensors.pop(VOCABULARY, None)
         known = known or VOCABULARY in tensors
-        model.load_weights(list(own.items()), strict=False)
+        model.load_weights(list(of_lora.items()), strict=False)
         streams.load_weights(list(tensors.items()), strict=False)
-        lora = lora if shared else replace(lora, tensors=own)
+        lora = lora if shared else replace(lora, tensors=of_lora)
     if not shared:
         model.freeze()
     frozen = None if shared else lora_digest(adapter)
@@ -114,11 +114,11 @@ def initial_streams(config: StreamConfig, seed: int) -> Streams:
     for name, shape in config.tensor_shapes().items():
         if name == VOCABULARY:
             continue
-        key, own = mx.random.split(key)
+        key, drawn_by = mx.random.split(key)
         if name == "streams.embeddings":
-            tensors[name] = 0.02 * mx.random.normal(shape, key=own)
+            tensors[name] = 0.02 * mx.random.normal(shape, key=drawn_by)
         elif name.endswith("down.weight") or name == "streams.init.up.weight":
-            tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
+            tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=drawn_by)
         else:
             tensors[name] = mx.zeros(shape)
     streams = Streams(config)
