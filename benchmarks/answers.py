@@ -45,7 +45,7 @@ from .runner import (
     ByWorth,
     Compared,
     Mounted,
-    Run,
+    TimedRun,
     interleaved,
     measure_costs,
 )
@@ -112,7 +112,7 @@ def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
     return math.exp(-total / count)
 
 
-def drafted(runs: Sequence[Run]) -> dict[str, Any]:
+def drafted(runs: Sequence[TimedRun]) -> dict[str, Any]:
     """Summarize how many drafts were accepted, and at what cost in nodes."""
     met = [length - 1 for run in runs for length in run.lengths]
     return {

@@ -32,7 +32,7 @@ from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import Store, table
+from .report import ResultStore, table
 from .texts import INSTRUCTIONS, task_items
 
 SIZES = Sizes(context=512, nodes=(8,))
@@ -63,7 +63,7 @@ def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]
     paths.append(bundled.streams_path())
     if not package.exists():
         export(demonstration.base_path(), package, paths, SIZES)
-    done = Store(work / "texts.jsonl", [max_tokens])
+    done = ResultStore(work / "texts.jsonl", [max_tokens])
     contents, executor = Contents.read(package), Package(package, "fp16")
     model, tokenizer = load(demonstration.base_path())
     model.model.set_dtype(mx.float32)

@@ -73,7 +73,7 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
     return text
 
 
-class Store:
+class ResultStore:
     """Results measured so far, a line each, so that a broken-off command can go on."""
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):

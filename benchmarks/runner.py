@@ -86,7 +86,7 @@ ALONE = {STREAMS_ALONE: ByWorth(Proposers(lookup=False)), LOOKUP_ALONE: ByWorth(
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     tokens: list[int]  # generated token ids, the end token included
     text: str  # their text
     target_calls: int  # forward passes of the target that committed tokens
@@ -100,7 +100,7 @@ _FEW = 8  # tokens that are too few to be timed
 _FORM_TOKENS = 160  # of a text that shows which form of the weights is faster
 _CLEAR = 3  # times faster, which no noise comes to
 
-Way = Callable[[Sequence[int]], Run]
+Way = Callable[[Sequence[int]], TimedRun]
 """One way to decode: ``prompt -> run``."""
 
 SamplerOf = Callable[[Sequence[int]], Sampler]
@@ -110,7 +110,7 @@ ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
 """Makes the logits processors for a prompt."""
 
 
-def timed_run(responses: Iterator[PlainResponse], started: float) -> Run:
+def timed_run(responses: Iterator[PlainResponse], started: float) -> TimedRun:
     """The run of either program's responses, begun at ``started``."""
     tokens: list[int] = []
     arrivals: list[float] = []
@@ -130,7 +130,7 @@ def timed_run(responses: Iterator[PlainResponse], started: float) -> Run:
         target_calls = getattr(response, "target_calls", len(lengths))
     ended = time.perf_counter()
     decoding = ended - arrivals[0] if arrivals else 0.0
-    return Run(
+    return TimedRun(
         tokens,
         text,
         target_calls,
@@ -167,7 +167,7 @@ class Mounted:
     ) -> Way:
         """``mlx_lm.stream_generate`` on its own modules, greedy without samplers."""
 
-        def run(prompt: Sequence[int]) -> Run:
+        def run(prompt: Sequence[int]) -> TimedRun:
             with stock_modules(self.plain):
                 started = time.perf_counter()
                 return timed_run(
@@ -195,7 +195,7 @@ class Mounted:
         settings = drafts.proposers if isinstance(drafts, ByWorth) else drafts
         history = rule.new_history(rule.history_of(self.model).costs, model.guessing)
 
-        def run(prompt: Sequence[int]) -> Run:
+        def run(prompt: Sequence[int]) -> TimedRun:
             started = time.perf_counter()
             with patch.object(rule, "history_of", lambda *_: history):
                 return timed_run(
@@ -315,7 +315,7 @@ Name = TypeVar("Name", bound=Hashable)
 class Compared(Generic[Name]):
     """The runs of some ways on the same prompts; ``rates`` only where a second token is written."""
 
-    runs: dict[Name, list[list[Run]]]  # of each way, for each prompt, one a round
+    runs: dict[Name, list[list[TimedRun]]]  # of each way, for each prompt, one a round
     rates: dict[tuple[Name, int], float]  # tokens/s of a way on a prompt, without the drift
 
     def speedup(self, name: Name, baseline: Name) -> float:
@@ -333,15 +333,15 @@ class Compared(Generic[Name]):
             if other == name and (baseline, number) in self.rates
         }
 
-    def first_runs(self, name: Name) -> list[Run]:
+    def first_runs(self, name: Name) -> list[TimedRun]:
         return [runs[0] for runs in self.runs[name]]
 
-    def same(self, name: Name, expected: Sequence[Run]) -> int:
+    def same(self, name: Name, expected: Sequence[TimedRun]) -> int:
         """On how many prompts all of a way's runs have the expected tokens."""
         pairs = zip(self.runs[name], expected, strict=True)
         return sum(all(run.tokens == right.tokens for run in runs) for runs, right in pairs)
 
-    def counts(self, name: Name, expected: Sequence[Run]) -> dict[str, int]:
+    def counts(self, name: Name, expected: Sequence[TimedRun]) -> dict[str, int]:
         """Count a way's texts, tokens and calls, and the texts whose tokens are as expected."""
         runs = self.first_runs(name)
         return {
@@ -412,7 +412,7 @@ def interleaved(
     if warm_up:
         for way in ways.values():
             way(prompts[0])
-    runs: dict[Name, list[list[Run]]] = {name: [[] for _ in prompts] for name in ways}
+    runs: dict[Name, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in ways}
     timings: list[tuple[tuple[Name, int], float]] = []
     orders = random.Random(0)
     with progress(f"{len(prompts)} texts, {len(ways)} ways") as show:

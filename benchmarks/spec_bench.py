@@ -32,7 +32,7 @@ from specstream_mlx.errors import is_integer, shown
 from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
 
-from .report import Store, machine_suffix, measured_on, table, write_report, write_text
+from .report import ResultStore, machine_suffix, measured_on, table, write_report, write_text
 from .runner import (
     ALONE,
     CHAIN,
@@ -44,7 +44,7 @@ from .runner import (
     Compared,
     Drafts,
     Mounted,
-    Run,
+    TimedRun,
     Way,
     in_turn,
     measure_costs,
@@ -138,9 +138,9 @@ class Answered:
         of = [self.of[i] for i in own]
         return Answered(self.questions, of, Compared(runs, rates), self.left_out)
 
-    def by_question(self, name: str) -> dict[int, list[Run]]:
+    def by_question(self, name: str) -> dict[int, list[TimedRun]]:
         """The runs of a method, turn by turn, for the place of each question that has any."""
-        found: dict[int, list[Run]] = {}
+        found: dict[int, list[TimedRun]] = {}
         for question, run in zip(self.of, self.compared.first_runs(name), strict=True):
             found.setdefault(question, []).append(run)
         return found
@@ -164,7 +164,7 @@ def answer(
 ) -> Answered:
     """Answer every turn by every way; a later turn follows mlx_lm's answers."""
     of: list[int] = []
-    runs: dict[str, list[list[Run]]] = {name: [] for name in ways}
+    runs: dict[str, list[list[TimedRun]]] = {name: [] for name in ways}
     rates: dict[tuple[str, int], float] = {}
     left_out = 0
     chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(questions))}
@@ -190,12 +190,12 @@ def answer(
     return Answered(questions, of, Compared(runs, rates), left_out)
 
 
-def stored_way(store: Store, name: str | Sequence[Any], way: Way) -> Way:
+def stored_way(store: ResultStore, name: str | Sequence[Any], way: Way) -> Way:
     """A way that makes only runs that are not stored yet."""
-    names = [field.name for field in fields(Run)]
+    names = [field.name for field in fields(TimedRun)]
 
-    def run(prompt: Sequence[int]) -> Run:
-        return Run(**store.get((name, list(prompt), names), lambda: asdict(way(prompt))))
+    def run(prompt: Sequence[int]) -> TimedRun:
+        return TimedRun(**store.get((name, list(prompt), names), lambda: asdict(way(prompt))))
 
     return run
 
@@ -325,7 +325,7 @@ def compare(
     prompts = first_prompts(mounted, questions)
     model = mounted.model
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
-    runs = Store(runs_file, depends_on(facts, subject))
+    runs = ResultStore(runs_file, depends_on(facts, subject))
     ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
     if model.streams is None:
         ours = {name: how for name, how in ours.items() if name in WITHOUT_STREAMS}

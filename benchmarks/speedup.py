@@ -44,7 +44,7 @@ from .runner import (
 )
 from .texts import ADAPTERS, BASE, WRITERS, Texts, adapter_of, score, writer_of
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 MODES = ("lossless", "shared")
 
@@ -75,7 +75,7 @@ class Suite:
     max_tokens: int = 160  # of a text
     seconds: float | None = None  # after which no further task is begun
     writers: Sequence[str] = WRITERS  # of what is bundled
-    summary: Callable[[Rows], list[str]] = lambda rows: []  # sentences below the table
+    summary: Callable[[TableRows], list[str]] = lambda rows: []  # sentences below the table
 
 
 # speedup: the paper's fixed trees -----------------------------------------------------------
@@ -113,7 +113,7 @@ SPEEDUP = Suite(
 RULE_WAY = "the rule"
 
 
-def _rule_summary(rows: Rows) -> list[str]:
+def _rule_summary(rows: TableRows) -> list[str]:
     """The rule's speed of each writer, over plain decoding and over the best fixed tree."""
     lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -152,7 +152,7 @@ RULE = Suite(
 # quick: the answer of a minute ----------------------------------------------------------------
 
 
-def _in_words(rows: Rows) -> list[str]:
+def _in_words(rows: TableRows) -> list[str]:
     """How much faster the rule is, over all texts."""
     speeds = {row["task"]: row["speedup"] for row in rows if row["method"] == RULE_WAY}
     mean = geometric_mean(speeds.values())
@@ -182,23 +182,25 @@ SUITES = {"quick": QUICK, "rule": RULE, "speedup": SPEEDUP}
 
 
 @dataclass(frozen=True)
-class Job:
+class SuiteCase:
     writer: str  # who answers, see ``texts.WRITERS``
     mode: str  # of the streams
     adapter: Path | None  # the directory that is mounted; ``None``: the bare base
     task: str  # whose texts are decoded
 
 
-def jobs_of(suite: Suite, chosen: Sequence[str]) -> list[Job]:
+def cases_of(suite: Suite, chosen: Sequence[str]) -> list[SuiteCase]:
     """The jobs of a suite on what is bundled for these tasks."""
-    jobs = []
+    cases = []
     for task in chosen:
         for writer in suite.writers:
             if writer == BASE or task in bundled.adapter_names():
                 adapter = adapter_of(task, writer)
                 streams = describe(adapter).stream_config
-                jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, task))
-    return [job for job in jobs if job.mode in suite.ways]
+                cases.append(
+                    SuiteCase(writer, streams.mode if streams else "lossless", adapter, task)
+                )
+    return [case for case in cases if case.mode in suite.ways]
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
@@ -219,12 +221,12 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
 
 
 def measure(
-    base: Base, job: Job, suite: Suite, texts: Texts, rounds: int, warm_up: bool = True
+    base: Base, case: SuiteCase, suite: Suite, texts: Texts, rounds: int, warm_up: bool = True
 ) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
-    mounted = base.mount(job.adapter)
-    drafts = drafting_ways(suite, job.mode, mounted.model)
-    found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
+    mounted = base.mount(case.adapter)
+    drafts = drafting_ways(suite, case.mode, mounted.model)
+    found_texts = texts.of_task(mounted.model, mounted.tokenizer, case.task)
     prompts = [text.prompt for text in found_texts]
     if RULE_WAY in drafts and suite.seconds is None:
         measure_costs(mounted, prompts)
@@ -235,11 +237,11 @@ def measure(
     if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
         expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
     rows = []  # streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned
-    adapter = "none" if job.writer == BASE or job.adapter is None else job.adapter.name
+    adapter = "none" if case.writer == BASE or case.adapter is None else case.adapter.name
     for name in ways:
         row = {
-            "task": job.task,
-            "writer": job.writer,
+            "task": case.task,
+            "writer": case.writer,
             "adapter": adapter,
             "method": name,
             **found.figures(name, MLX_LM),
@@ -249,7 +251,7 @@ def measure(
         }
         if not texts.own:
             outputs = [run.text for run in found.first_runs(name)]
-            metric, quality = score(job.task, outputs, [text.answers for text in found_texts])
+            metric, quality = score(case.task, outputs, [text.answers for text in found_texts])
             row |= {"metric": metric, "quality": round(quality, 3)}
         rows.append(row)
     return rows
@@ -342,16 +344,16 @@ def compare(
     base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = Job(writer_of(model), model.mode, subject.adapter, "")
+        own = SuiteCase(writer_of(model), model.mode, subject.adapter, "")
         if own.mode not in suite.ways:
             expected = " or ".join(suite.ways)
             raise UserError(
                 f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
             )
         drafting_ways(suite, own.mode, model)
-        jobs = [replace(own, task=task) for task in tasks]
+        cases = [replace(own, task=task) for task in tasks]
     else:
-        jobs = jobs_of(suite, tasks)
+        cases = cases_of(suite, tasks)
     trained = subject.each_bundled or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
@@ -368,13 +370,13 @@ def compare(
         return write_report(output, file, values, markdown(suite, rows, facts))
 
     note(f"Writing {output / file}.md and .json")
-    for job in track(jobs, suite_name):
+    for case in track(cases, suite_name):
         if rows and suite.seconds and time.monotonic() - began > suite.seconds:
-            left = len(jobs) - len({(row["task"], row["writer"]) for row in rows})
-            note(f"{left} of {len(jobs)} tasks are left out, to end within a minute")
+            left = len(cases) - len({(row["task"], row["writer"]) for row in rows})
+            note(f"{left} of {len(cases)} tasks are left out, to end within a minute")
             break
         warm_up = suite.seconds is None or not rows
-        rows += measure(base, job, suite, texts, rounds, warm_up)
+        rows += measure(base, case, suite, texts, rounds, warm_up)
         text = reported()
     if suite.seconds:
         one = base.tokenizer.encode("hello")[-1:]  # to read more may take seconds

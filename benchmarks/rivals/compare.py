@@ -28,7 +28,7 @@ from specstream_mlx.model_paths import model_directory, read_config
 from specstream_mlx.options import FLAG, PATH, TEXT, Kind, each, integer, most_tokens, option
 
 from ..llama_cpp_reference import llama_ways
-from ..report import OUTPUT, Store, machine_suffix, write_report
+from ..report import OUTPUT, ResultStore, machine_suffix, write_report
 from ..runner import MLX_LM, Base, Compared, Mounted, Way, in_turn, measure_costs
 from ..spec_bench import (
     Question,
@@ -135,7 +135,7 @@ class Contest:
     options: Options
     methods: Sequence[Method]
     sources: Sources
-    store: Store
+    store: ResultStore
     outside: Mapping[str, Way]
     answers: dict[tuple[Any, ...], Answers] = field(default_factory=dict)
 
@@ -179,7 +179,7 @@ class Contest:
         shortest = sorted(prompts, key=len)[:8]
         for model in (mounted.model, *(self.sources.heads or {}).values()):
             measure_costs(replace(mounted, model=model), shortest)
-        for entry in replace(self, store=Store(None, ())).entries(mounted, one, 0.0):
+        for entry in replace(self, store=ResultStore(None, ())).entries(mounted, one, 0.0):
             if entry.timed:
                 entry.way(shortest[0])
 
@@ -246,7 +246,7 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
     files = stamps(
         *(options.draft_head or ()), options.datastore, None if draft is None else draft.path
     )
-    store = Store(options.runs, [*depends_on(facts, subject), files])
+    store = ResultStore(options.runs, [*depends_on(facts, subject), files])
     contest = Contest(options, methods, sources, store, outside)
     rows: list[dict[str, Any]] = []
     values = {

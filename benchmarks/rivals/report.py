@@ -9,7 +9,7 @@ from ..runner import MLX_LM
 from .methods import OUTSIDE
 from .texts import OF_BASE
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 MEAN = "mean"
 
@@ -25,7 +25,7 @@ READING = (
 )
 
 
-def means_of(rows: Rows, figure: str) -> dict[str, float]:
+def means_of(rows: TableRows, figure: str) -> dict[str, float]:
     """The means over the base's classes of the methods that took part in all, the best first."""
     classes: dict[str, set[str]] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def means_of(rows: Rows, figure: str) -> dict[str, float]:
     return dict(sorted(means.items(), key=lambda one: (one[0] in OUTSIDE, -one[1])))
 
 
-def tables_of(rows: Rows) -> Iterator[tuple[str, Rows, str]]:
+def tables_of(rows: TableRows) -> Iterator[tuple[str, TableRows, str]]:
     """Yield the title of each table, its rows, and the figure that it shows."""
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         own = [row for row in rows if row["temperature"] == temperature]
@@ -73,7 +73,7 @@ def markdown(values: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _by_class(rows: Rows, figure: str, parameters: Mapping[str, int]) -> list[str]:
+def _by_class(rows: TableRows, figure: str, parameters: Mapping[str, int]) -> list[str]:
     names = [*dict.fromkeys(row["class"] for row in rows), MEAN]
     means = means_of(rows, figure)
     cells: dict[str, dict[str, float]] = {m: {} for m in (*means, *(r["method"] for r in rows))}

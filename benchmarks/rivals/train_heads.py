@@ -25,7 +25,7 @@ from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import Batch, targets_of
 from specstream_mlx.convert.pytorch.training_run import (
     OnStep,
-    Trained,
+    TrainedParameters,
     autocast,
     begin,
     collate,
@@ -100,7 +100,7 @@ class HeadSettings(RunSettings):
         return (self.teacher or ("text" if self.kind == "medusa" else "base")) == "base"
 
 
-class Drafts:
+class FrozenBase:
     """A frozen base, and its LM head, ``shared``."""
 
     def __init__(self, causal_lm: Any) -> None:
@@ -130,7 +130,7 @@ class _Guessed:
     a token; ``last`` (B, T, h) is the base's own.
     """
 
-    def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
+    def __init__(self, network: nn.Module, drafts: FrozenBase, batch: Batch) -> None:
         states, self.last = drafts.hidden(batch.tokens, getattr(network, "boundaries", ()))
         ends = batch.lengths - 1
         self.positions, self.valid = stream_positions(batch.stream_from, ends)
@@ -148,7 +148,7 @@ class _Guessed:
 
 
 def head_loss(
-    network: nn.Module, drafts: Drafts, batch: Batch, settings: HeadSettings
+    network: nn.Module, drafts: FrozenBase, batch: Batch, settings: HeadSettings
 ) -> tuple[Tensor, list[float]]:
     """The loss of a batch, and each depth's cross entropy in nats."""
     found = _Guessed(network, drafts, batch)
@@ -174,7 +174,7 @@ def head_loss(
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, drafts: Drafts, items: Sequence[Item], batch_size: int
+    network: nn.Module, drafts: FrozenBase, items: Sequence[Item], batch_size: int
 ) -> dict[str, Any]:
     """Measure how often top-1 guesses are the data's tokens; each sees the true ones before it.
 
@@ -195,7 +195,7 @@ def evaluate(
     return {"depths": depths, "chain": chain}
 
 
-def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
+def build_head(settings: HeadSettings, drafts: FrozenBase) -> nn.Module:
     config, depth = drafts.config, settings.num_heads
     if settings.kind == "medusa":
         return Medusa(
@@ -221,10 +221,12 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
     device = training_device()
     base = load_base(settings.model, settings.dtype).to(device)
     items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
-    drafts = Drafts(base)
+    drafts = FrozenBase(base)
     network = build_head(settings, drafts).to(device)
     weights, peak = dict(network.named_parameters()), settings.learning_rate
-    trained = Trained(weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0)
+    trained = TrainedParameters(
+        weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0
+    )
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         loss, per_depth = head_loss(network, drafts, batch, settings)

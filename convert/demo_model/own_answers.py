@@ -22,7 +22,7 @@ from specstream_mlx.train.data import messages_of
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of
 
-from ..pytorch.generation import Writer, Written
+from ..pytorch.generation import AnswerWriter, WrittenAnswer
 
 ANSWER_TOKENS, PROMPTED_TOKENS = 220, 256
 """Of an answer of the base, to itself and to people; longer ones are cut there."""
@@ -47,7 +47,7 @@ _REQUESTS = (
 
 
 def write_base_answers(
-    writer: Writer, directory: Path, draws: int, seed: int, prompts: Path | None = None
+    writer: AnswerWriter, directory: Path, draws: int, seed: int, prompts: Path | None = None
 ) -> None:
     """Let the base draw prompts and answer them, and requests and questions about its answers.
 
@@ -78,7 +78,11 @@ def write_base_answers(
 
 
 def write_answers(
-    writer: Writer, prompts: Sequence[str], directory: Path, most: int, template: str | None = None
+    writer: AnswerWriter,
+    prompts: Sequence[str],
+    directory: Path,
+    most: int,
+    template: str | None = None,
 ) -> None:
     """Let a base answer different prompts, to ``train.jsonl`` and ``valid.jsonl``."""
 
@@ -93,7 +97,9 @@ def write_answers(
         raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
 
 
-def write_prompted_answers(writer: Writer, prompts: Path, directory: Path, seed: int) -> list[Path]:
+def write_prompted_answers(
+    writer: AnswerWriter, prompts: Path, directory: Path, seed: int
+) -> list[Path]:
     """Let the base answer prompts that people wrote; returns the files, one a part of ``prompts``.
 
     Lines of JSON have a ``prompt``, or ``turns`` of the user's, and their ``source``. Every fifth
@@ -115,7 +121,9 @@ def write_prompted_answers(writer: Writer, prompts: Path, directory: Path, seed:
     return parts
 
 
-def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bool) -> list[str]:
+def _conversations(
+    writer: AnswerWriter, wanted: Sequence[dict[str, Any]], sampled: bool
+) -> list[str]:
     """A line of JSON for each answer that is not empty, turn by turn of all conversations."""
     turns = [value.get("turns") or [value["prompt"]] for value in wanted]
     said: list[list[str]] = [[] for _ in turns]
@@ -135,7 +143,7 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
     return lines
 
 
-def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
+def _prompts(writer: AnswerWriter, draws: int, seed: int) -> list[str]:
     """What the base draws, freely and after openings."""
     rng = random.Random(seed)
     openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in read_prompts(SHIPPED)]
@@ -143,7 +151,7 @@ def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
     return writer.draw([""] * (draws - opened) + rng.choices(openings, k=opened), seed)
 
 
-def _about(writer: Writer, answers: Sequence[str], seed: int) -> list[str]:
+def _about(writer: AnswerWriter, answers: Sequence[str], seed: int) -> list[str]:
     """Requests and questions about some of the answers."""
     rng = random.Random(seed)
     found = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
@@ -168,7 +176,7 @@ def _written_once(path: Path, draw: Callable[[], list[str]]) -> list[str]:
     return [value["prompt"] for _, value in read_json_lines(path)]
 
 
-def _line(prompt: str, answer: Written, **more: Any) -> str:
+def _line(prompt: str, answer: WrittenAnswer, **more: Any) -> str:
     """The line of JSON of an answer, as training reads it."""
     reason = "stop" if answer.ended else "length"
     line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason, **more}

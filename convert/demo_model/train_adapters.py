@@ -29,9 +29,9 @@ from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.distil import read_prompts
 
-from ..pytorch.generation import Writer
+from ..pytorch.generation import AnswerWriter
 from ..pytorch.trainer import train
-from ..pytorch.training_settings import TrainSettings
+from ..pytorch.training_settings import TorchTrainSettings
 from ..to_mlx.adapter import convert_adapter
 from . import mixture, tasks
 from .own_answers import TRAIN, VALID, write_answers, write_base_answers
@@ -126,7 +126,7 @@ def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
 
 
 def _settings(output: Path, options: MakingOptions, batch_size: int, **values: Any) -> Any:
-    return TrainSettings(
+    return TorchTrainSettings(
         output=output,
         model=demonstration.base_path(),
         time_limit=options.minutes,
@@ -140,7 +140,7 @@ def _settings(output: Path, options: MakingOptions, batch_size: int, **values: A
     )
 
 
-def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
+def lora_settings(task: str, options: MakingOptions) -> TorchTrainSettings:
     """The settings with which a task's LoRA is trained; its data is written if it is missing."""
     rng = random.Random(f"{task}-{options.seed}")
     return _settings(
@@ -157,7 +157,9 @@ def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
     )
 
 
-def stream_settings(part: str, options: MakingOptions, start: Path | None = None) -> TrainSettings:
+def stream_settings(
+    part: str, options: MakingOptions, start: Path | None = None
+) -> TorchTrainSettings:
     """The settings with which the base's streams, or a task's on its LoRA, are trained."""
     of_base = part == STREAMS
     answers = options.work / (OWN_ANSWERS if of_base else f"{part}-answers")
@@ -184,7 +186,7 @@ def _tuned(task: str, options: MakingOptions) -> Path:
     lora = settings.output / "adapter"
     if not lora.exists():
         train(settings)
-    writer, texts = Writer(settings.model, lora), unseen(task, options, settings.data)
+    writer, texts = AnswerWriter(settings.model, lora), unseen(task, options, settings.data)
     template = tasks.prompt_template(task)
     write_answers(writer, texts, options.work / f"{task}-answers", _TASK_ANSWER_TOKENS, template)
     start = options.work / f"{task}-start"
@@ -242,7 +244,9 @@ def main(
         elif part == OWN_ANSWERS:
             if not (options.work / part).exists():
                 more = options.own_prompts, options.seed, options.prompts
-                write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)
+                write_base_answers(
+                    AnswerWriter(demonstration.base_path()), options.work / part, *more
+                )
         elif not (options.work / part / "adapter").exists():
             start = None if part == STREAMS else _tuned(part, options)
             train(stream_settings(part, options, start))

@@ -60,14 +60,14 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class Written(NamedTuple):
+class WrittenAnswer(NamedTuple):
     """A text that a model wrote after a prompt, and whether it came to its end."""
 
     text: str
     ended: bool
 
 
-class Writer:
+class AnswerWriter:
     """A base that writes texts, with the LoRA of an adapter or without, as the trainer computes it.
 
     ``lora`` is a directory in PEFT's format.
@@ -85,18 +85,18 @@ class Writer:
 
     def answers(
         self, prompts: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
-    ) -> list[Written]:
+    ) -> list[WrittenAnswer]:
         """Answer prompts with the likeliest tokens, or with ``sampled`` ones at temperature 1.
 
         A prompt that leaves no room for ``most_tokens`` in 2,048 gets an empty answer.
         """
         short = [i for i, tokens in enumerate(prompts) if len(tokens) + most_tokens <= _MOST_TOKENS]
-        ends, found = self.tokenizer.eos_token_ids, [Written("", True)] * len(prompts)
+        ends, found = self.tokenizer.eos_token_ids, [WrittenAnswer("", True)] * len(prompts)
         wanted = [prompts[i] for i in short]
         written = self._generated(wanted, ends, most_tokens, sampled=sampled, top_p=1.0)
         for i, (tokens, ended) in zip(short, written, strict=True):
             # An answer that was cut may end within a character.
-            found[i] = Written(self.tokenizer.decode(tokens).rstrip("\ufffd"), ended)
+            found[i] = WrittenAnswer(self.tokenizer.decode(tokens).rstrip("\ufffd"), ended)
         return found
 
     def draw(self, openings: Sequence[str], seed: int) -> list[str]:

@@ -37,7 +37,7 @@ from specstream_mlx.stream_config import StreamConfig
 from .adapter_files import read_streams, read_tensors, shapes_of
 from .backbone import linear_layers, use_long_factors
 from .reference import SpeculativeStreamingModel
-from .training_settings import TrainSettings
+from .training_settings import TorchTrainSettings
 
 _SCALING = "scales", "biases"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -149,7 +149,7 @@ def load_adapter(
     return model.eval()
 
 
-def put_lora(base: torch.nn.Module, settings: TrainSettings) -> PeftModel:
+def put_lora(base: torch.nn.Module, settings: TorchTrainSettings) -> PeftModel:
     """Put new LoRA on a base model, whose layers are replaced in place."""
     layers, top = base.config.num_hidden_layers, settings.lora_layers
     if (top or 0) > layers:

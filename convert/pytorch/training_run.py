@@ -34,7 +34,7 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameters:
     """The parameters of a run."""
 
     weights: Mapping[str, Parameter]
@@ -99,7 +99,7 @@ def collate(items: list[Item], device: torch.device | None = None) -> Batch:
 def run_steps(
     settings: RunSettings,
     items: Sequence[Item],
-    trained: Trained,
+    trained: TrainedParameters,
     loss_of: LossOf,
     on_step: OnStep | None = None,
 ) -> int:

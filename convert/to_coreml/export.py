@@ -30,7 +30,7 @@ from .contents import FORMAT_VERSION, METADATA, Contents
 from .faithful import Readings, check_faithful, readings
 from .functions import Functions
 from .supported import Sizes, check_adapter, check_base, check_names
-from .weights import Encoding, Store
+from .weights import Encoding, WeightStore
 
 BASE = "base"
 """The name before the functions of a base without an adapter."""
@@ -136,7 +136,7 @@ class PackageBuilder:
 
     def __init__(self, sizes: Sizes, sampling: bool = False, release: bool = False):
         self._sizes, self._sampling = sizes, sampling
-        self.store, self._program = Store(release), Program()
+        self.store, self._program = WeightStore(release), Program()
         self._adapters: dict[str, dict[str, Any]] = {}
 
     def add(

@@ -16,14 +16,14 @@ from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.models.streams import LowRank
 
-from .weights import Store, Value, array_of, constant, rows_of
+from .weights import Value, WeightStore, array_of, constant, rows_of
 
 HIDDEN = -30000.0
 """What is added to the scores of rows that a row does not see; half precision ends at 65504."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class NewRows:
     """The new rows of some layers of a function: ``main`` that stand for text, then streams'."""
 
     count: int
@@ -40,7 +40,7 @@ class Network:
     The names of constants of the adapter begin with its name.
     """
 
-    def __init__(self, model: nn.Module, store: Store, adapter: str):
+    def __init__(self, model: nn.Module, store: WeightStore, adapter: str):
         self.store, self._adapter = store, adapter
         self._constants: dict[str, Var] = {}
         self._model, self._owner, self.layers = model, model.model, model.layers
@@ -141,7 +141,7 @@ class Network:
         self,
         number: int,
         x: Var,
-        rows: Rows,
+        rows: NewRows,
         caches: tuple[Var, Var],
         streams: Any = None,
     ) -> tuple[Var, Var, Var]:
@@ -192,7 +192,7 @@ class Network:
         name = f"model.layers.{number}.input_layernorm"
         return self.norm(name, self.layers[number].input_layernorm, x)
 
-    def keys_values(self, number: int, x: Var, rows: Rows) -> tuple[Var, Var]:
+    def keys_values(self, number: int, x: Var, rows: NewRows) -> tuple[Var, Var]:
         """(kv_heads, rows, d) keys and values of normalised rows (rows, h)."""
         module, name = self.layers[number].self_attn, f"model.layers.{number}.self_attn"
         keys = self._split(self.linear(f"{name}.k_proj", module.k_proj, x), self.kv_heads, rows)
@@ -208,7 +208,7 @@ class Network:
         up = self.linear(f"{name}.up_proj", module.up_proj, x)
         return self.linear(f"{name}.down_proj", module.down_proj, mb.mul(x=gate, y=up))
 
-    def _split(self, x: Var, heads: int, rows: Rows) -> Var:
+    def _split(self, x: Var, heads: int, rows: NewRows) -> Var:
         """(heads, rows, d) of (rows, heads * d)."""
         x = mb.reshape(x=x, shape=(rows.count, heads, self.head_dim))
         return mb.transpose(x=x, perm=(1, 0, 2))

@@ -110,7 +110,7 @@ def encode(module: nn.Module) -> Groups | None:
     return Groups(q.view(np.int8), half_size, stored, container, int((~whole).sum()))
 
 
-class Store:
+class WeightStore:
     """All constants of a program by name; functions that share a name share the weight.
 
     With ``release`` a layer loses its weight once it is held here, which spares memory.

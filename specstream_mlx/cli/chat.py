@@ -19,7 +19,7 @@ from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import ModelOptions, SamplingOptions, Source
+from .options import CliSamplingOptions, ModelOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -40,7 +40,7 @@ _USUAL = {"temp": 0.7, "top_p": 0.95}
 
 
 @dataclass(frozen=True)
-class _Sampling(SamplingOptions):
+class _Sampling(CliSamplingOptions):
     temp: float = option(
         0.0,
         number(0),
@@ -102,7 +102,7 @@ def chat(
             break
 
 
-def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str | None]:
+def _sampling(given: dict[str, Any], model: Path) -> tuple[CliSamplingOptions, str | None]:
     """What is given, for the rest the model's own, and a sentence that says which."""
     defaults, whose = own_sampling(model), "the model's own"
     if defaults is None and model == demonstration.directory():
@@ -110,10 +110,10 @@ def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str 
     if defaults is None:
         defaults, whose = _USUAL, "the model names none"
     if defaults.keys() <= given.keys() or given.get("temp") == 0:
-        return SamplingOptions(**given), None
+        return CliSamplingOptions(**given), None
     values = defaults | given
     shown = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-    return SamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
+    return CliSamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
 
 
 @dataclass

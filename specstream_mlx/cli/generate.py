@@ -22,10 +22,10 @@ from ..terminal.progress import progress
 from . import launched
 from .options import (
     VERIFY,
+    CliSamplingOptions,
     ModelOptions,
     OutputOptions,
     PromptOptions,
-    SamplingOptions,
     draft_settings,
 )
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class GenerationRun:
     """A generation, by MLX or by an exported package; ``hint`` is said before its text."""
 
     model: str
@@ -60,7 +60,7 @@ def generate(
     model: ModelOptions,
     prompt: PromptOptions,
     length: LengthOptions,
-    sampling: SamplingOptions,
+    sampling: CliSamplingOptions,
     drafts: Annotated[dict[str, Any], DraftOptions],
     verify: Any = VERIFY,
     kv_cache: KVCacheOptions,
@@ -194,7 +194,7 @@ def generate(
             hint += f", or let --draft-head auto get the published {head}"
         if loaded.adapter:
             hint = f"The adapter {source.adapter_name} has no streams, so {drafts_left}"
-    run = Run(
+    run = GenerationRun(
         source.model_name,
         source.adapter_name,
         loaded.mode,
@@ -216,11 +216,11 @@ def _package_run(
     adapter: str | None,
     prompt: PromptOptions,
     length: LengthOptions,
-    sampling: SamplingOptions,
+    sampling: CliSamplingOptions,
     settings: "DraftSettings | Proposers | None",
     verify: Any,
     quiet: bool,
-) -> Run:
+) -> GenerationRun:
     """A generation by an exported package in the place of a model and its adapter."""
     from specstream_mlx.convert.to_coreml.contents import Contents, model_file, require_coremltools
 
@@ -257,7 +257,7 @@ def _package_run(
             yield replace(response, peak_memory=peak)
 
     drafting: Any = request.drafting  # of a fitted request
-    return Run(
+    return GenerationRun(
         str(path),
         chosen.name,
         chosen.mode,
@@ -311,7 +311,7 @@ class _DraftMarks:
         return mark
 
 
-def _generate(run: Run, output: OutputOptions) -> None:
+def _generate(run: GenerationRun, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for, of an interrupted text too."""
     marks: _DraftMarks | None = None
     tokens, text = list[int](), ""
@@ -355,7 +355,7 @@ def _generate(run: Run, output: OutputOptions) -> None:
 
 
 def _values(
-    run: Run, text: str, last: "GenerationResponse", comparison: "Comparison | None"
+    run: GenerationRun, text: str, last: "GenerationResponse", comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     figures = (
@@ -370,7 +370,10 @@ def _values(
 
 
 def _report(
-    run: Run, last: "GenerationResponse", output: OutputOptions, comparison: "Comparison | None"
+    run: GenerationRun,
+    last: "GenerationResponse",
+    output: OutputOptions,
+    comparison: "Comparison | None",
 ) -> None:
     """The figures of a generation on stderr, mlx_lm's in mlx_lm's words."""
     count = last.generation_tokens

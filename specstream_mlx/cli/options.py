@@ -195,7 +195,7 @@ def standard_input() -> str:
 
 
 @dataclass(frozen=True)
-class SamplingOptions(options.SamplingOptions):
+class CliSamplingOptions(options.SamplingOptions):
     """The sampler's options, under mlx_lm's names."""
 
     def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":

@@ -28,7 +28,7 @@ from .options import ModelOptions
 
 if TYPE_CHECKING:
     from ..train.distil import Answering
-    from ..train.run import Run
+    from ..train.run import TrainingRun
     from ..train.start import Start
 
 _IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
@@ -279,11 +279,11 @@ def _estimated(
     prompts: list[str] | None,
     data: Path,
     no_outcome: bool,
-) -> "Run | None":
+) -> "TrainingRun | None":
     """Say what all that is left to do takes; returns the run if its data are there."""
     from ..train.distil import SHIPPED, answers_left, held_out, read_prompts
     from ..train.estimate import Estimate
-    from ..train.run import Run
+    from ..train.run import TrainingRun
 
     run, left, count, how = None, 0, 0, _how(start, settings, answers)
     if settings.data is None:
@@ -299,7 +299,7 @@ def _estimated(
                 estimate.draws(count)
             items = estimate.answers(prompts or read_prompts(SHIPPED), count, left, how)
         if not answers.answers_only:
-            planned = run or Run(settings, start, items, list(held_out(items)))
+            planned = run or TrainingRun(settings, start, items, list(held_out(items)))
             if not planned.is_finished:
                 estimate.training(planned)
             if planned.valid and not no_outcome:
@@ -341,10 +341,10 @@ def _answers(
         raise
 
 
-def _run(start: "Start", settings: TrainSettings, data: Path) -> "Run":
+def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
     """Make the run of a directory's data, from its last checkpoint if it goes on."""
     from ..train.data import read_split
-    from ..train.run import Run
+    from ..train.run import TrainingRun
 
     template = start.streams.config.prompt_template
     further = settings.max_seq_length, start.base.config["vocab_size"], template
@@ -353,13 +353,13 @@ def _run(start: "Start", settings: TrainSettings, data: Path) -> "Run":
         valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
     else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
-    run = Run(settings, start, training, valid)
+    run = TrainingRun(settings, start, training, valid)
     if settings.resume:
         run.restore(run.last)
     return run
 
 
-def _iterate(run: "Run") -> None:
+def _iterate(run: "TrainingRun") -> None:
     """Run it with a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 

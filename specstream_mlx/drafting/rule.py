@@ -192,11 +192,11 @@ class RulePlanner(Planner):
                 history.value, history.valued, gain, HISTORY_VALUE_MEMORY
             )
         self._measures, self._owed = False, 0.0
-        job = self.history.costs.wanted()
-        if job is not None and self._turn and job[0] in self._places:
-            self._measures, drafts = True, job[1] - 1
+        kind = self.history.costs.wanted()
+        if kind is not None and self._turn and kind[0] in self._places:
+            self._measures, drafts = True, kind[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
-            return self._plans[job[0]](tree_of(root, timed))
+            return self._plans[kind[0]](tree_of(root, timed))
         place, count = self._chosen(nodes)
         return self._plans[place](tree_of(root, with_paths(nodes[:count], paths)))
 

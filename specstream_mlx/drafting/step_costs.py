@@ -31,7 +31,7 @@ Place = Literal["plain", "none", "one node", "nodes", "head"]
 every node (``nodes``). Shared streams run in ``none`` too, but make no guesses. In ``head``
 a draft head guesses after the accepted node."""
 
-Job = tuple[Place, int]  # a place and the number of nodes of a step to be timed
+StepKind = tuple[Place, int]  # a place and the number of nodes of a step to be timed
 Line = tuple[float, float]  # seconds that all rows of a pass share, and seconds of each row
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
@@ -116,10 +116,10 @@ class StepCosts:
         sizes: dict[Place, tuple[int, ...]] = dict.fromkeys(places, _SIZES)
         if "plain" in places:
             sizes |= {"plain": (1,), "none": _SIZES[1:]}
-        self._jobs = [(place, size) for place in places for size in sizes[place]]
-        self._timings: list[tuple[Job, float]] = []
+        self._kinds = [(place, size) for place in places for size in sizes[place]]
+        self._timings: list[tuple[StepKind, float]] = []
         self._saved, self._order = 0, random.Random(0)
-        self._left: list[Job] = []
+        self._left: list[StepKind] = []
         self.curve = CostCurve({place: _typical(place) for place in places})
         known = user_cache.read(path)
         if known.get("facts") == facts:
@@ -130,12 +130,12 @@ class StepCosts:
         """Measure again if the machine was busy the last time, some minutes ago."""
         old = time.time() - self.curve.measured > _AGAIN_AFTER
         if self.curve.busy and old and not self._timings:
-            self._left = list(self._jobs)
+            self._left = list(self._kinds)
 
-    def wanted(self) -> Job | None:
+    def wanted(self) -> StepKind | None:
         """The step to be timed next; ``None``: no timing is left to take."""
         if not self._left and self.curve.spread is None:
-            self._left = list(self._jobs)
+            self._left = list(self._kinds)
         return self._left[0] if self._left else None
 
     def note(self, seconds: float) -> None:
@@ -144,10 +144,10 @@ class StepCosts:
         if self._left:
             return
         spent = sum(seconds for _, seconds in self._timings)
-        rounds = len(self._timings) // len(self._jobs)
+        rounds = len(self._timings) // len(self._kinds)
         if rounds < _ROUNDS and spent * (1 + 1 / rounds) < _SECONDS:
             # A random order, so that no slowdown falls on the same point in every round.
-            self._left = self._order.sample(self._jobs, len(self._jobs))
+            self._left = self._order.sample(self._kinds, len(self._kinds))
             return
         curve, before = _curve(self._timings, time.time()), self.curve.spread
         worse = before is not None and curve.spread is not None and curve.spread > before
@@ -167,7 +167,7 @@ class StepCosts:
     def _restore(self, known: dict[str, Any]) -> None:
         """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
         curve, timings = known.get("curve"), known["timings"]
-        if any((place, n) not in self._jobs for (place, n), _ in timings):
+        if any((place, n) not in self._kinds for (place, n), _ in timings):
             raise ValueError("an earlier version named the places otherwise")
         if curve is not None:
             spread, measured = float(curve["spread"]), float(curve["measured"])
@@ -179,9 +179,9 @@ class StepCosts:
                 raise ValueError("a step takes no time")
             self.curve = CostCurve(points, spread, measured)
         self._timings = [((place, int(n)), float(s)) for (place, n), s in timings]
-        rounds = len(timings) // len(self._jobs)
-        begun = {job for job, _ in self._timings[rounds * len(self._jobs) :]}
-        self._left = [job for job in self._jobs if job not in begun] if timings else []
+        rounds = len(timings) // len(self._kinds)
+        begun = {kind for kind, _ in self._timings[rounds * len(self._kinds) :]}
+        self._left = [kind for kind in self._kinds if kind not in begun] if timings else []
         self._saved = len(timings)
 
 
@@ -189,16 +189,16 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
     return tuple(zip(_SIZES, _TYPICAL[place], strict=False))
 
 
-def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
+def _curve(timings: Sequence[tuple[StepKind, float]], now: float) -> CostCurve:
     """Compute the curve from rounds of timings, each divided by its round's median slowness."""
-    jobs = len({job for job, _ in timings})
-    rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
-    steady = _by_job(timings)
+    kinds = len({kind for kind, _ in timings})
+    rounds = [timings[start : start + kinds] for start in range(0, len(timings), kinds)]
+    steady = _by_kind(timings)
     for _ in range(2):
-        usual = {job: statistics.median(seconds) for job, seconds in steady.items()}
-        slowness = [statistics.median(s / usual[job] for job, s in round_) for round_ in rounds]
+        usual = {kind: statistics.median(seconds) for kind, seconds in steady.items()}
+        slowness = [statistics.median(s / usual[kind] for kind, s in round_) for round_ in rounds]
         pairs = zip(rounds, slowness, strict=True)
-        steady = _by_job((job, s / slow) for round_, slow in pairs for job, s in round_)
+        steady = _by_kind((kind, s / slow) for round_, slow in pairs for kind, s in round_)
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
@@ -206,11 +206,11 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     return CostCurve({place: _ascending(pairs) for place, pairs in points.items()}, spread, now)
 
 
-def _by_job(timings: Iterable[tuple[Job, float]]) -> dict[Job, list[float]]:
-    by_job: dict[Job, list[float]] = defaultdict(list)
-    for job, seconds in timings:
-        by_job[job].append(seconds)
-    return by_job
+def _by_kind(timings: Iterable[tuple[StepKind, float]]) -> dict[StepKind, list[float]]:
+    by_kind: dict[StepKind, list[float]] = defaultdict(list)
+    for kind, seconds in timings:
+        by_kind[kind].append(seconds)
+    return by_kind
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -66,7 +66,7 @@ def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Mounted:
+class MountedAdapter:
     """A model with an adapter, its streams if it has any, and what runs both."""
 
     model: nn.Module
@@ -96,7 +96,7 @@ class Mounted:
 class Gathered:
     """A model whose LoRA and streams are, for each sequence, those of its own adapter."""
 
-    def __init__(self, adapters: Sequence[Mounted]):
+    def __init__(self, adapters: Sequence[MountedAdapter]):
         first = max(adapters, key=lambda adapter: len(adapter.lora))
         streams = max(adapters, key=lambda adapter: len(adapter.stream_tensors)).streams
         self._names = _names_of(adapters)
@@ -108,12 +108,12 @@ class Gathered:
         compiles = first.compiled is not None
         self.compiled = CompiledSteps(self._model, self.streams) if compiles else None
 
-    def takes(self, adapters: Sequence[Mounted]) -> bool:
+    def takes(self, adapters: Sequence[MountedAdapter]) -> bool:
         """Check if adapters fit all that it was made for, and have the same tensors in all."""
         pairs = product((adapter.layout for adapter in adapters), self._layouts)
         return _names_of(adapters) == self._names and all(a.fits(b) for a, b in pairs)
 
-    def gather(self, adapters: Sequence[Mounted]) -> None:
+    def gather(self, adapters: Sequence[MountedAdapter]) -> None:
         if self.compiled is not None:
             self.compiled.forget()
         self._model.load_weights(_stacked([adapter.lora for adapter in adapters]), strict=False)
@@ -157,7 +157,7 @@ def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
     return [(name, m) for name, m in model.named_modules() if isinstance(m, LoRALinear)]
 
 
-def _names_of(adapters: Sequence[Mounted]) -> set[str]:
+def _names_of(adapters: Sequence[MountedAdapter]) -> set[str]:
     return {name for each in adapters for name in (*each.lora, *each.stream_tensors)}
 
 

@@ -25,7 +25,7 @@ from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
 from .rows import Rows, StepInputs, TreeNodes, at, rows_with_streams, shapes_of
-from .several_adapters import Gathered, Mounted
+from .several_adapters import Gathered, MountedAdapter
 from .verify.rule import PathEnd, VerifyRule
 
 
@@ -142,7 +142,7 @@ class Decoder:
         self._gathered: Gathered | None = None
         # Draft heads keep rows of their own, and ranks wait for each other within a step.
         compiled = compiled if share is None and head is None else None
-        self._mount([Mounted(model, streams, borrowed, compiled)])
+        self._mount([MountedAdapter(model, streams, borrowed, compiled)])
         self.uncommitted: list[UncommittedRows] = []
 
     # The sequences ------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ class Decoder:
         if len(sequences) > 1:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
 
-    def _mount(self, adapters: list[Mounted]) -> None:
-        first: Mounted | Gathered = adapters[0]
+    def _mount(self, adapters: list[MountedAdapter]) -> None:
+        first: MountedAdapter | Gathered = adapters[0]
         if all(adapter is first for adapter in adapters):
             self._gathered = None  # it has tensors of its own
         else:

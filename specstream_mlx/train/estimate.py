@@ -20,7 +20,7 @@ from ..prompts import chat_prompt
 from .batches import Item
 from .distil import Answering
 from .outcome import MOST_TOKENS, rounds, texts_of
-from .run import Run, duration
+from .run import TrainingRun, duration
 from .self_prompts import AT_ONCE
 from .self_prompts import MOST_TOKENS as MOST_DRAWN
 from .start import Start
@@ -30,7 +30,7 @@ _BYTES_OF_TOKEN = 12  # of an answer on disk: its text and its number
 
 
 @dataclass(frozen=True)
-class Part:
+class StageCost:
     """What a stage takes: seconds, bytes of memory and of disk."""
 
     name: str
@@ -44,7 +44,7 @@ class Estimate:
     """What the stages of a run take on this machine; of the run nothing is changed or written."""
 
     def __init__(self, start: Start):
-        self.parts: list[Part] = []
+        self.parts: list[StageCost] = []
         self._base, self._tokenizer = start.base, start.tokenizer
         self._template = start.streams.config.prompt_template
         self._prompt = chat_prompt(start.tokenizer, "Hello", self._template)
@@ -63,7 +63,7 @@ class Estimate:
         """Estimate the drawing of prompts, of which half are taken to be kept."""
         seconds, memory = self._batch([self._prompt] * AT_ONCE, MOST_DRAWN)
         work = f"{count}, drawn by the base"
-        self.parts.append(Part("prompts", work, 2 * count / AT_ONCE * seconds, memory))
+        self.parts.append(StageCost("prompts", work, 2 * count / AT_ONCE * seconds, memory))
 
     def answers(self, prompts: Sequence[str], count: int, left: int, how: Answering) -> list[Item]:
         """Estimate the ``left`` of ``count`` answers, to prompts of the kind of ``prompts``.
@@ -76,13 +76,13 @@ class Estimate:
         seconds, memory = self._batch(sample, how.max_tokens)
         work = f"{left} of up to {how.max_tokens} tokens"
         disk = _BYTES_OF_TOKEN * left * how.max_tokens
-        self.parts.append(Part("answers", work, left / len(sample) * seconds, memory, disk))
+        self.parts.append(StageCost("answers", work, left / len(sample) * seconds, memory, disk))
         return [Item([*head, *self._prompt[-1:] * how.max_tokens], len(head)) for head in heads]
 
-    def training(self, run: Run) -> None:
+    def training(self, run: TrainingRun) -> None:
         """Estimate what is left of a run."""
         work, seconds, memory, disk = run.cost(device.memory_bytes())
-        self.parts.append(Part("training", work, seconds, memory, disk))
+        self.parts.append(StageCost("training", work, seconds, memory, disk))
 
     def comparison(self, valid: Sequence[Item]) -> None:
         """Estimate the decoding of held-out texts, as if drafts won nothing."""
@@ -91,7 +91,7 @@ class Estimate:
             read / text.prompt_tps + MOST_TOKENS / text.generation_tps for text in self._decoded
         )
         work = f"{texts} held-out text" + "s" * (texts != 1) + ", decoded in three ways"
-        self.parts.append(Part("comparison", work, rounds(texts) * seconds, self._memory))
+        self.parts.append(StageCost("comparison", work, rounds(texts) * seconds, self._memory))
 
     def _batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[float, float]:
         """Return the seconds in which texts get so many tokens, and the memory."""

@@ -44,7 +44,7 @@ class Progress:
     waited: int = 0  # validations since
 
 
-class Run:
+class TrainingRun:
     """A run in memory, of checked settings; without validation data there is no validation."""
 
     def __init__(

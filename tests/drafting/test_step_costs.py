@@ -18,9 +18,9 @@ def true_seconds(place, nodes):
 def measured(costs, factor=lambda number: 1.0, limit=1000):
     """Hand every wanted step its time; returns the steps."""
     steps = []
-    while (job := costs.wanted()) and len(steps) < limit:
-        steps.append(job)
-        costs.note(true_seconds(*job) * factor(len(steps)))
+    while (kind := costs.wanted()) and len(steps) < limit:
+        steps.append(kind)
+        costs.note(true_seconds(*kind) * factor(len(steps)))
     return steps
 
 
@@ -37,8 +37,8 @@ def test_a_curve_is_interpolated_and_more_nodes_never_cost_less(path):
     assert curve.relative("none")[4] == 2.0
     dips = {("none", 1): 1.0, ("none", 2): 3.0, ("none", 4): 2.0, ("none", 8): 4.0}
     costs = StepCosts(path, {}, SHARED)
-    while job := costs.wanted():
-        costs.note(0.001 * dips.get(job, 5.0))
+    while kind := costs.wanted():
+        costs.note(0.001 * dips.get(kind, 5.0))
     found = [1000 * costs.curve.seconds("none", nodes) for nodes in (1, 2, 4, 8)]
     assert found == pytest.approx([1.0, 2.0, 2.0, 4.0])
 

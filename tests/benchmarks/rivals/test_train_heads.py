@@ -12,7 +12,7 @@ from tiny_training import rows_of
 
 from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
-from benchmarks.rivals.train_heads import Drafts, HeadSettings, write_head
+from benchmarks.rivals.train_heads import FrozenBase, HeadSettings, write_head
 from specstream_mlx import load
 from specstream_mlx.drafting.eagle3 import DEPTH
 from specstream_mlx.drafting.settings import DraftSettings
@@ -42,7 +42,7 @@ def base(tied):
 def random_head(base, chosen):
     """A head with random weights, and what it drafts."""
     torch.manual_seed(1)
-    drafts = Drafts(base)
+    drafts = FrozenBase(base)
     network = train_heads.build_head(chosen, drafts)
     with torch.no_grad():
         for parameter in network.parameters():
