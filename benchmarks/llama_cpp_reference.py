@@ -55,8 +55,8 @@ def llama_ways(
         def run(prompt: Sequence[int]) -> TimedRun:
             llama.reset()
             llama.passes = 0
-            found = timed_run(responses(prompt), time.perf_counter())
-            return replace(found, text=llama.detokenize(found.tokens).decode(errors="replace"))
+            timed = timed_run(responses(prompt), time.perf_counter())
+            return replace(timed, text=llama.detokenize(timed.tokens).decode(errors="replace"))
 
         return run
 

@@ -284,9 +284,9 @@ _FEW_READ, _SECONDS = 2, 5.0  # tokens of a prompt, and time: mlx_lm may be slow
 def mlx_lm_by_itself(model: SpeculativeModel, prompt: Sequence[int]) -> dict[str, Any] | None:
     """How fast mlx_lm is with the files' weights and dtype; ``None``: these are what is held."""
     held, quantized = model.held, bool(model.config.get("quantization"))
-    own = architecture_of(model.config["model_type"]).own_module
+    is_ours = architecture_of(model.config["model_type"]).own_module
     as_stored = held is not None and held.dtype == held.stored_dtype
-    if held is None or own or (as_stored and (held.form == "packed") == quantized):
+    if held is None or is_ours or (as_stored and (held.form == "packed") == quantized):
         return None
     adapter = model.adapter
     lora = str(adapter.path) if adapter is not None and adapter.lora else None
@@ -363,7 +363,7 @@ class Compared(Generic[Name]):
             for number, rate in rates.items()
             if (run := self.runs[name][number][0]).target_calls > 1
         ]
-        found = {
+        figures = {
             "speedup": speedup,
             "call_reduction": call_reduction,
             "speedup_over_cr": speedup / call_reduction,
@@ -371,7 +371,7 @@ class Compared(Generic[Name]):
             "ms_per_call": statistics.median(milliseconds) if milliseconds else 0.0,
             "nodes": sum(run.drafted for run in runs) / calls,
         }
-        return {key: round(value, 3) for key, value in found.items()}
+        return {key: round(value, 3) for key, value in figures.items()}
 
 
 _AROUND = 2  # timings before, and as many after
@@ -396,10 +396,10 @@ def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
 
 
 def _medians(timings: Sequence[tuple[Name, float]], slowness: Sequence[float]) -> dict[Name, float]:
-    found: dict[Name, list[float]] = defaultdict(list)
+    steady: dict[Name, list[float]] = defaultdict(list)
     for (name, seconds), slow in zip(timings, slowness, strict=True):
-        found[name].append(seconds / slow)
-    return {name: statistics.median(values) for name, values in found.items()}
+        steady[name].append(seconds / slow)
+    return {name: statistics.median(values) for name, values in steady.items()}
 
 
 def interleaved(
@@ -417,7 +417,7 @@ def interleaved(
     orders = random.Random(0)
     with progress(f"{len(prompts)} texts, {len(ways)} ways") as show:
         show(0, rounds * len(prompts))
-        for one in range(rounds):
+        for round_ in range(rounds):
             for number, prompt in enumerate(prompts):
                 for name in orders.sample(list(ways), len(ways)):
                     run = ways[name](prompt)
@@ -425,7 +425,7 @@ def interleaved(
                     if run.decode_tps:
                         timings.append(((name, number), 1 / run.decode_tps))
                 mx.clear_cache()
-                show(one * len(prompts) + number + 1, rounds * len(prompts))
+                show(round_ * len(prompts) + number + 1, rounds * len(prompts))
     return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
 
 
@@ -434,8 +434,10 @@ def in_turn(
 ) -> Compared[Name]:
     """Run the timed ways in turn, then the others, which get no rates; nothing is warmed up."""
     parts = [
-        interleaved(prompts, {n: w for n, w in ways.items() if (n in timed) == own}, warm_up=False)
-        for own in (True, False)
+        interleaved(
+            prompts, {n: w for n, w in ways.items() if (n in timed) == is_timed}, warm_up=False
+        )
+        for is_timed in (True, False)
     ]
     return Compared(parts[0].runs | parts[1].runs, parts[0].rates)
 

@@ -42,18 +42,18 @@ def measure(
     alone = [
         batch_generate(model, tokenizer, [MESSAGE], adapters=[name], **options) for name in names
     ]
-    for name, one, other in zip(names, together.texts, alone, strict=True):
-        if one != other.texts[0]:
-            raise UserError(f"{name} wrote {one!r} beside others and {other.texts[0]!r} alone")
-    stats, each = together.stats, [one.stats for one in alone]
-    tokens, in_turn = stats.generation_tokens, sum(one.decode_time for one in each)
+    for name, text, other in zip(names, together.texts, alone, strict=True):
+        if text != other.texts[0]:
+            raise UserError(f"{name} wrote {text!r} beside others and {other.texts[0]!r} alone")
+    stats, each = together.stats, [text.stats for text in alone]
+    tokens, in_turn = stats.generation_tokens, sum(text.decode_time for text in each)
     return {
         "at_once": tokens / stats.decode_time,
         "in_turn": tokens / in_turn,
         "speedup": in_turn / stats.decode_time,
-        "whole": sum(one.wall_time for one in each) / stats.wall_time,
+        "whole": sum(text.wall_time for text in each) / stats.wall_time,
         "tokens": tokens,
-        "passes": (stats.generation_steps, sum(one.generation_steps for one in each)),
+        "passes": (stats.generation_steps, sum(text.generation_steps for text in each)),
     }
 
 

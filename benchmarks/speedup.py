@@ -120,9 +120,10 @@ def _rule_summary(rows: TableRows) -> list[str]:
         lines[row["writer"]][row["task"]][row["method"]] = row["speedup"]
     text = []
     for writer, by_task in lines.items():
-        speeds = [one.pop(RULE_WAY) for one in by_task.values()]
+        speeds = [speeds_of.pop(RULE_WAY) for speeds_of in by_task.values()]
         shares = [
-            own / max(fixed.values()) for own, fixed in zip(speeds, by_task.values(), strict=True)
+            speed / max(fixed.values())
+            for speed, fixed in zip(speeds, by_task.values(), strict=True)
         ]
         text.append(
             f"Geometric means, {writer}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
@@ -231,9 +232,9 @@ def measure(
     if RULE_WAY in drafts and suite.seconds is None:
         measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
-    ways |= {name: mounted.ours(one) for name, one in drafts.items()}
-    found = interleaved(prompts, ways, rounds, warm_up=warm_up)
-    expected = found.first_runs(MLX_LM)
+    ways |= {name: mounted.ours(draft) for name, draft in drafts.items()}
+    compared = interleaved(prompts, ways, rounds, warm_up=warm_up)
+    expected = compared.first_runs(MLX_LM)
     if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
         expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
     rows = []  # streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned
@@ -244,13 +245,13 @@ def measure(
             "writer": case.writer,
             "adapter": adapter,
             "method": name,
-            **found.figures(name, MLX_LM),
-            "same_output_as_plain": found.same(name, expected),
+            **compared.figures(name, MLX_LM),
+            "same_output_as_plain": compared.same(name, expected),
             "items": len(prompts),
             "extra_parameters": extra_parameters(mounted, name == MLX_LM, drafts.get(name)),
         }
-        if not texts.own:
-            outputs = [run.text for run in found.first_runs(name)]
+        if not texts.given:
+            outputs = [run.text for run in compared.first_runs(name)]
             metric, quality = score(case.task, outputs, [text.answers for text in found_texts])
             row |= {"metric": metric, "quality": round(quality, 3)}
         rows.append(row)
@@ -288,12 +289,12 @@ def markdown(
     lines = [suite.question]
     for sentence in suite.summary(rows):
         lines += ["", sentence]
-    if one := facts.get("mlx_lm_by_itself"):
+    if stock := facts.get("mlx_lm_by_itself"):
         last = rows[-1]
         lines[-1] += (
-            f" As a user runs it ({one['weights']} weights, {one['dtype']}) mlx_lm writes "
-            f"{one['generation_tps']:.2g} tokens a second, drafting {last['decode_tps']:.2g} "
-            f"({last['task']}): {last['decode_tps'] / one['generation_tps']:.1f} times as fast."
+            f" As a user runs it ({stock['weights']} weights, {stock['dtype']}) mlx_lm writes "
+            f"{stock['generation_tps']:.2g} tokens a second, drafting {last['decode_tps']:.2g} "
+            f"({last['task']}): {last['decode_tps'] / stock['generation_tps']:.1f} times as fast."
         )
     lines += ["", about, f"{right} of {decoded} texts are those of plain decoding."]
     scored = all("quality" in row for row in rows)
@@ -344,14 +345,14 @@ def compare(
     base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = SuiteCase(writer_of(model), model.mode, subject.adapter, "")
-        if own.mode not in suite.ways:
+        chosen = SuiteCase(writer_of(model), model.mode, subject.adapter, "")
+        if chosen.mode not in suite.ways:
             expected = " or ".join(suite.ways)
             raise UserError(
-                f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
+                f"{subject.adapter} has {chosen.mode} streams, expected {expected} for this --suite"
             )
-        drafting_ways(suite, own.mode, model)
-        cases = [replace(own, task=task) for task in tasks]
+        drafting_ways(suite, chosen.mode, model)
+        cases = [replace(chosen, task=task) for task in tasks]
     else:
         cases = cases_of(suite, tasks)
     trained = subject.each_bundled or model.streams is not None
@@ -379,7 +380,7 @@ def compare(
         rows += measure(base, case, suite, texts, rounds, warm_up)
         text = reported()
     if suite.seconds:
-        one = base.tokenizer.encode("hello")[-1:]  # to read more may take seconds
-        facts |= {"mlx_lm_by_itself": mlx_lm_by_itself(base.model, one)}
+        prompt = base.tokenizer.encode("hello")[-1:]  # to read more may take seconds
+        facts |= {"mlx_lm_by_itself": mlx_lm_by_itself(base.model, prompt)}
         text = reported()
     return text, rows

@@ -138,8 +138,8 @@ class _Guessed:
         self.features = network(states, embeddings, self.positions)
         depth = self.features.shape[2]
         self.tokens, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
-        own = [(head.weight, head.bias) for head in network.lm_heads]
-        self.heads = own or [drafts.shared] * depth
+        own_heads = [(head.weight, head.bias) for head in network.lm_heads]
+        self.heads = own_heads or [drafts.shared] * depth
         self._ends = ends[:, None]
 
     def following(self, level: int) -> Tensor:
@@ -151,23 +151,23 @@ def head_loss(
     network: nn.Module, drafts: FrozenBase, batch: Batch, settings: HeadSettings
 ) -> tuple[Tensor, list[float]]:
     """The loss of a batch, and each depth's cross entropy in nats."""
-    found = _Guessed(network, drafts, batch)
+    guessed = _Guessed(network, drafts, batch)
     decay = _DECAYS[settings.kind]
-    total, per_depth = torch.zeros((), device=found.last.device), []
-    for level, rows in enumerate(found.features.unbind(2)):
-        scored = found.there[..., 1 + level]
-        goal = found.tokens[..., 1 + level][scored]
+    total, per_depth = torch.zeros((), device=guessed.last.device), []
+    for level, rows in enumerate(guessed.features.unbind(2)):
+        scored = guessed.there[..., 1 + level]
+        goal = guessed.tokens[..., 1 + level][scored]
         if settings.learns_from_base:
-            goal = drafts.logits(found.following(level)[scored], drafts.shared).softmax(-1)
+            goal = drafts.logits(guessed.following(level)[scored], drafts.shared).softmax(-1)
         losses = F.cross_entropy(
-            drafts.logits(rows[scored], found.heads[level]), goal, reduction="sum"
+            drafts.logits(rows[scored], guessed.heads[level]), goal, reduction="sum"
         )
         loss = losses / scored.sum().clamp(min=1)
         per_depth.append(loss.item())
         total = total + decay ** (1 + level) * loss
     if isinstance(network, Eagle):
-        follows = found.there[..., 1]
-        features, true = found.features[:, :, 0][follows], found.following(0)[follows]
+        follows = guessed.there[..., 1]
+        features, true = guessed.features[:, :, 0][follows], guessed.following(0)[follows]
         total = settings.token_loss * total + F.smooth_l1_loss(features.float(), true.float())
     return total, per_depth
 
@@ -184,13 +184,13 @@ def evaluate(
     counts: Any = 0
     for start in range(0, len(items), batch_size):
         batch = collate(list(items[start : start + batch_size]), drafts.shared[0].device)
-        found = _Guessed(network, drafts, batch)
-        pairs = zip(found.features.unbind(2), found.heads, strict=True)
+        guessed = _Guessed(network, drafts, batch)
+        pairs = zip(guessed.features.unbind(2), guessed.heads, strict=True)
         best = torch.stack([F.linear(rows, *head).argmax(-1) for rows, head in pairs], -1)
-        hits = (best == found.tokens[..., 1:]) & found.there[..., 1:]
-        chain = hits.long().cumprod(-1).sum() + found.valid.sum()
+        hits = (best == guessed.tokens[..., 1:]) & guessed.there[..., 1:]
+        chain = hits.long().cumprod(-1).sum() + guessed.valid.sum()
         correct = correct + torch.cat((hits.sum((0, 1)), chain[None]))
-        counts = counts + torch.cat((found.there[..., 1:].sum((0, 1)), found.valid.sum()[None]))
+        counts = counts + torch.cat((guessed.there[..., 1:].sum((0, 1)), guessed.valid.sum()[None]))
     *depths, chain = (correct / counts.clamp(min=1)).tolist()
     return {"depths": depths, "chain": chain}
 

@@ -135,12 +135,12 @@ def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
 
 def _other_numbers(item: Item, rng: random.Random) -> dict[str, str]:
     """Numbers of as many digits in the same order; none where the answer has computed with some."""
-    found = set(_NUMBER.findall(item.content))
+    numbers = set(_NUMBER.findall(item.content))
     if not set(re.findall(r"\d+", item.target)) <= set(re.findall(r"\d+", item.content)):
         return {}
     new: dict[str, str] = {}
     for digits, (least, most) in _RANGES.items():
-        old = sorted((n for n in found if len(n) == digits and n not in "01"), key=int)
+        old = sorted((n for n in numbers if len(n) == digits and n not in "01"), key=int)
         others = sorted(rng.randint(least, most) for _ in old)
         if len(set(others)) == len(old):
             new |= dict(zip(old, map(str, others), strict=True))

@@ -154,8 +154,8 @@ def _prompts(writer: AnswerWriter, draws: int, seed: int) -> list[str]:
 def _about(writer: AnswerWriter, answers: Sequence[str], seed: int) -> list[str]:
     """Requests and questions about some of the answers."""
     rng = random.Random(seed)
-    found = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
-    passages = [text for text in found if _is_passage(text)]
+    texts = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
+    passages = [text for text in texts if _is_passage(text)]
     rng.shuffle(passages)
     passages = passages[: len(answers) // _ANSWERS_A_PASSAGE]
     half = len(passages) // 2

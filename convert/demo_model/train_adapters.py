@@ -109,20 +109,20 @@ def _pairs(path: Path, items: Iterable[tasks.Item]) -> Path:
 def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
     """Texts that a task's LoRA does not know by heart: ``task_answers``, or as many as exist."""
     known = {value["prompt"] for _, value in read_json_lines(learned)}
-    rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
+    rng, texts_left = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
     if options.task_texts is not None:
         texts = set(read_prompts(options.task_texts / f"{task}.jsonl")) - known
         people = [text for text in sorted(texts) if not tasks.repeats_typed_text(text)]
         rng.shuffle(people)
-        found.update(dict.fromkeys(people[: options.task_answers // 2]))
+        texts_left.update(dict.fromkeys(people[: options.task_answers // 2]))
     for _ in range(10 * options.task_answers):
-        if len(found) == options.task_answers:
+        if len(texts_left) == options.task_answers:
             break
         long = rng.random() < _LONGER
         content = mixture.longer(rng, task) if long else mixture.draw(rng, task).content
         if content not in known:
-            found[content] = None
-    return list(found)
+            texts_left[content] = None
+    return list(texts_left)
 
 
 def _settings(output: Path, options: MakingOptions, batch_size: int, **values: Any) -> Any:

@@ -186,18 +186,18 @@ def evaluate(
     for item in sorted(items, key=lambda item: len(item.tokens)):
         by_source.setdefault(item.source.partition(":")[0], []).append(item)
     batches = [
-        (source, own[start : start + batch_size])
-        for source, own in by_source.items()
-        for start in range(0, len(own), batch_size)
+        (source, of_source[start : start + batch_size])
+        for source, of_source in by_source.items()
+        for start in range(0, len(of_source), batch_size)
     ]
     zeros = torch.zeros((), dtype=torch.int64)
-    found = dict.fromkeys(by_source, (zeros, zeros))
+    totals = dict.fromkeys(by_source, (zeros, zeros))
     for source, batch in track(batches, "held-out text"):
-        (correct, counts), (hits, of) = found[source], count_correct(model, collate(batch, device))
-        found[source] = correct + hits, counts + of
-    accuracy = _shares(*(torch.stack(parts).sum(0) for parts in zip(*found.values(), strict=True)))
-    if len(found) > 1:
-        accuracy["by_source"] = {source: _shares(*counted) for source, counted in found.items()}
+        (correct, counts), (hits, of) = totals[source], count_correct(model, collate(batch, device))
+        totals[source] = correct + hits, counts + of
+    accuracy = _shares(*(torch.stack(parts).sum(0) for parts in zip(*totals.values(), strict=True)))
+    if len(totals) > 1:
+        accuracy["by_source"] = {source: _shares(*counted) for source, counted in totals.items()}
     return accuracy
 
 

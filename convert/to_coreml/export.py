@@ -74,9 +74,9 @@ def export(
     with naming(model / "config.json"):
         check_base(config, sizes)
     for path in adapters:
-        found = describe(path)
-        found.check_base(config)
-        check_adapter(str(path), found.stream_config, found.config, sizes)
+        description = describe(path)
+        description.check_base(config)
+        check_adapter(str(path), description.stream_config, description.config, sizes)
     expected: Readings = {}
     if check:
         show(0, None, "Reading a text with MLX")
@@ -89,8 +89,8 @@ def export(
         raise UserError(f"{model}: {unfit} is not finite")
     builder = PackageBuilder(sizes, sampling, release=True)
     for name, path in sources.items():
-        own, _, streams = mounted(base, read_adapter(path, base, config))
-        builder.add(name, own, streams, show=show)
+        adapted, _, streams = mounted(base, read_adapter(path, base, config))
+        builder.add(name, adapted, streams, show=show)
     if not sources:
         builder.add(BASE, base, None, show=show)
     facts = {
@@ -159,13 +159,13 @@ class PackageBuilder:
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write the package; ``facts`` are said in its metadata, too."""
-        own = {
+        described = {
             "version": FORMAT_VERSION,
             "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
             "sampling": self._sampling,
             "adapters": self._adapters,
         }
-        save(self._program, path, {METADATA: json.dumps({**own, **facts})})
+        save(self._program, path, {METADATA: json.dumps({**described, **facts})})
 
 
 def save(program: Program, path: Path, metadata: Mapping[str, str]) -> None:

@@ -43,14 +43,14 @@ def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> 
     """Read ``TEXT`` with MLX in float32, with each adapter; ``None``: the bare base."""
     loaded, tokenizer = load(model)
     loaded.model.set_dtype(mx.float32)
-    found = {}
+    by_adapter = {}
     for name, path in adapters.items():
         loaded.swap_adapter(path)
         tokens = chat_prompt(tokenizer, TEXT, loaded.prompt_template)[: sizes.context]
         decoder = Decoder(loaded.model, loaded.streams, make_caches(loaded.model, loaded.config))
         logits = [np.array(result.logits) for result in _steps(decoder, tokens, sizes)]
-        found[name] = tokens, np.concatenate(logits)
-    return found
+        by_adapter[name] = tokens, np.concatenate(logits)
+    return by_adapter
 
 
 def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
@@ -59,8 +59,8 @@ def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
     for number, (name, (tokens, logits)) in enumerate(expected.items()):
         show(number, len(expected), f"Comparing {name} with MLX")
         steps = _steps(PackageDecoder(contents, executor, name), tokens, contents.sizes)
-        found = np.concatenate([np.array(result.predictions) for result in steps])
-        gaps = logits.max(axis=1) - np.take_along_axis(logits, found[:, None], axis=1)[:, 0]
+        predicted = np.concatenate([np.array(result.predictions) for result in steps])
+        gaps = logits.max(axis=1) - np.take_along_axis(logits, predicted[:, None], axis=1)[:, 0]
         if not gaps.max() <= NEAR_TIE:
             count = (~(gaps <= NEAR_TIE)).sum()
             raise UserError(

@@ -128,17 +128,17 @@ class Functions:
                 shape = (count, streams.config.num_streams, x.shape[1])
                 hidden = mb.reshape(x=part(x, 0, count, x.shape[0]), shape=shape)
             if sampling:
-                found = {"logits": logits} | ({"streamHidden": hidden} if streams else {})
-                found = {name: mb.cast(x=value, dtype="fp32") for name, value in found.items()}
+                outputs = {"logits": logits} | ({"streamHidden": hidden} if streams else {})
+                outputs = {name: mb.cast(x=value, dtype="fp32") for name, value in outputs.items()}
             else:
                 predictions = mb.reduce_argmax(x=logits, axis=-1, keep_dims=False)
                 last = _last_accepted(tokens, inputs["parents"], sees, predictions, count)
-                found = {"predictions": predictions, "last": last}
+                outputs = {"predictions": predictions, "last": last}
             if streams is not None and not sampling:
                 hidden = mb.squeeze(x=mb.gather(x=hidden, indices=last, axis=0), axes=[0])
                 token = mb.gather(x=predictions, indices=last, axis=0)
-                found |= self._guesses(network, streams, hidden, token)
-            _outputs(function, found)
+                outputs |= self._guesses(network, streams, hidden, token)
+            _outputs(function, outputs)
         return function
 
     def draft(self) -> Function:
@@ -185,11 +185,11 @@ class Functions:
             lambda: rope_tables(attention.rope, network.head_dim, count),
             np.float32,
         )
-        found = mb.gather(x=table, indices=positions, axis=0)
-        scaled = mb.mul(x=found, y=np.float32(attention.scale))
+        rotated = mb.gather(x=table, indices=positions, axis=0)
+        scaled = mb.mul(x=rotated, y=np.float32(attention.scale))
         of_keys, of_queries = (
             mb.split(x=mb.cast(x=both, dtype="fp16"), num_splits=2, axis=-1)
-            for both in (found, scaled)
+            for both in (rotated, scaled)
         )
         return of_keys, of_queries
 
@@ -255,5 +255,5 @@ def _put(cache: Var, rows: Var, begin: Var, count: int) -> Var:
     return mb.slice_update(x=cache, update=rows, begin=first, end=last)
 
 
-def _outputs(function: Function, found: Mapping[str, Var]) -> None:
-    function.set_outputs([mb.identity(x=value, name=name) for name, value in found.items()])
+def _outputs(function: Function, outputs: Mapping[str, Var]) -> None:
+    function.set_outputs([mb.identity(x=value, name=name) for name, value in outputs.items()])

@@ -84,7 +84,7 @@ class Network:
         """(out, in) weight of a linear layer or an embedding."""
         return self.constant(name, self.store.matrix(name, module))
 
-    def own(
+    def adapter_array(
         self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
     ) -> Var:
         """An array of the adapter alone."""
@@ -111,8 +111,8 @@ class Network:
 
     def lora(self, name: str, module: nn.Module) -> tuple[Var, Var]:
         """A layer's LoRA: (r, in) and, scaled, (out, r)."""
-        down = self.own(f"{name}.lora_a", lambda: module.lora_a.T)
-        up = self.own(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
+        down = self.adapter_array(f"{name}.lora_a", lambda: module.lora_a.T)
+        up = self.adapter_array(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
         return down, up
 
     def product(self, x: Var, weight: Var, bias: Var | None = None) -> Var:
@@ -127,8 +127,8 @@ class Network:
 
     def low_rank(self, name: str, module: LowRank, x: Var) -> Var:
         """One of the streams' maps ``up(down(x))``."""
-        down = self.own(f"{name}.down", lambda: module.down.weight)
-        up = self.own(f"{name}.up", lambda: module.up.weight)
+        down = self.adapter_array(f"{name}.down", lambda: module.down.weight)
+        up = self.adapter_array(f"{name}.up", lambda: module.up.weight)
         return self.product(self.product(x, down), up)
 
     def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
@@ -255,5 +255,5 @@ def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
     A rope is linear in each pair, so it is asked about the pair (1, 0).
     """
     unit = mx.array([1.0] * (size // 2) + [0.0] * (size // 2))
-    found = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
-    return np.array(found)[0, 0]
+    rotated = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
+    return np.array(rotated)[0, 0]
