@@ -69,14 +69,14 @@ def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
 
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step; a way made of it has a history of its own."""
+    """Adaptive drafting, by the rule; each way to decode that is made of it has its own history."""
 
     proposers: Proposers = USUAL  # what proposes besides the streams
     streams: bool = True  # whether mounted streams draft too; lossless ones may be left out
 
 
 Drafts = DraftSettings | ByWorth
-"""How to draft: always alike, or as is worth most."""
+"""How to draft: by fixed settings, or adaptively."""
 
 STREAMS_ALONE, LOOKUP_ALONE = "streams alone", "lookup alone"
 ALONE = {STREAMS_ALONE: ByWorth(Proposers(lookup=False)), LOOKUP_ALONE: ByWorth(streams=False)}

@@ -141,7 +141,7 @@ _FIXED = {
 }
 
 RULE = Suite(
-    "Is what is worth most, step by step, faster than any fixed tree?",
+    "Is adaptive drafting faster than any fixed tree?",
     {mode: {RULE_WAY: ByWorth(), **_FIXED} for mode in MODES},
     ("task", "writer", "method", "speedup", "CR", "nodes a call", "tokens/s"),
     items=12,

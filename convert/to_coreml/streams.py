@@ -154,11 +154,8 @@ class Guessing:
 
     def _features(self, stream_row: Var, before: Var, stream: int) -> Var:
         """(paths, h) features of one stream (1, h) after tokens (paths,): ``ConditionedHead``."""
-        adapter_array, product, head = (
-            self._network.adapter_array,
-            self._network.product,
-            self._streams.head,
-        )
+        adapter_array, product = self._network.adapter_array, self._network.product
+        head = self._streams.head
         assert head is not None
         weight, dims = head.down.weight, self._streams.config.hidden_size
         normalized = rms_norm(stream_row, _EPSILON)

@@ -85,7 +85,7 @@ class Comparison:
         else:
             note("Rates: none, since a side generated a single token")
         if values["identical"] is None:
-            note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
+            note("Identical output: not compared: this verify rule samples differently from mlx_lm")
             return
         if by_itself := values["mlx_lm_by_itself"]:
             rate = by_itself["generation_tps"]

@@ -59,7 +59,7 @@ class AnswerOptions:
     max_tokens: int = option(256, integer(1), "The most tokens of an answer.")
     temp: float = option(0.0, number(0), "Temperature; 0 (default): the likeliest answer.")
     answers_only: bool = option(
-        False, FLAG, "Write the answers to DIR.training/data and end there, for another trainer."
+        False, FLAG, "Only write the answers, to DIR.training/data, for another trainer."
     )
 
 
@@ -75,13 +75,13 @@ def train(
     config: Path | None = option(
         None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
     ),
-    estimate: bool = _flag("Only say what all would take, and write nothing."),
-    no_outcome: bool = _flag("Do not measure at the end what it won."),
+    estimate: bool = _flag("Only estimate time, memory and disk space; write nothing."),
+    no_outcome: bool = _flag("Skip the speed comparison at the end."),
 ) -> None:
     r"""Train streams for a model, on this machine.
 
-    The base answers prompts, its streams learn to foresee such text, and at the end it is measured
-    whether that paid. How long all takes here is said first. Flags are those of mlx_lm.lora.
+    The base answers prompts, and its streams are trained on the answers. The time that this takes
+    is printed first, and the speedup on this machine last. Flags are those of mlx_lm.lora.
 
     Examples:
 
@@ -94,7 +94,7 @@ def train(
         specstream-mlx train --model my-4bit-model --init-adapter my-lora \
             --adapter-path my-adapter
 
-    An adapter for one application, from data of yours:
+    An adapter for one application, from your own data:
 
         specstream-mlx train --model my-4bit-model --mode shared --data tickets
     """

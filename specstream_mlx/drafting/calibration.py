@@ -52,7 +52,7 @@ class HitRates:
 
 
 class Backoff:
-    """The pauses of a proposer that was not worth its time, each longer than the one before."""
+    """Exponential backoff for a proposer that does not pay."""
 
     def __init__(self) -> None:
         self._gain, self._rounds = 0.0, 0

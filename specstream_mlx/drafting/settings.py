@@ -203,10 +203,10 @@ def names_of(settings: DraftSettings | Proposers) -> list[str]:
 
 def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:
     """Describe drafts in a few words; ``guessing``: streams or a head, where there is one."""
-    names, words = names_of(settings), "what is worth most, step by step"
+    names, words = names_of(settings), "adaptive"
     if guessing and (isinstance(settings, Proposers) or settings.speculates):
         names.insert(0, guessing)
     if isinstance(settings, DraftSettings):
         size, width = settings.tree_size, settings.tree_width
         words = f"best-first, {size} nodes" if size else f"trees of width {width}"
-    return f"{words}, of {' and '.join(names)}" if names else "no drafts"
+    return f"{words}, from {' and '.join(names)}" if names else "no drafts"

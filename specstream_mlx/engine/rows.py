@@ -115,7 +115,7 @@ class TreeShapes:
     def inner(self) -> tuple[mx.array, mx.array]:
         """Nodes with children (sequences, p), and the place among them of each node's parent.
 
-        Leaves have no edges to score, so the head, which is dear, skips them.
+        Leaves have no edges to score, so the expensive LM head skips them.
         """
         tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)

@@ -43,7 +43,7 @@ def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     assert "call reduction" in statistics[-1]
     more = generate(base, "--adapter-path", streams, "-v").stderr
     assert all(f"\n{name}: " in more for name in ("Peak memory", "Verify"))
-    assert "\nTree: what is worth most, step by step, of streams and lookup" in more
+    assert "\nTree: adaptive, from streams and lookup" in more
     (seen,) = re.findall(r"^Streams guessed in (?:all )?(\d+)", more, re.MULTILINE)
     values = json.loads(generate(base, "--adapter-path", streams, "--json").stdout)
     assert values["seen"]["steps"] == values["target_calls"] >= int(seen) > 0
