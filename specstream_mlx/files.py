@@ -1,6 +1,6 @@
-"""Files: what a user gives is checked as it is read; what is written appears whole or not at all.
+"""Files: input is checked as it is read; output appears complete or not at all.
 
-Any fault of a file becomes a ``UserError`` whose one sentence names it.
+Any error in a file becomes a ``UserError``, one sentence that names the file.
 """
 
 import errno
@@ -54,7 +54,7 @@ def template_error(error: Exception) -> UserError:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Check that a model has the tokens that it is to read; MLX would read any memory."""
+    """Check that a model has these tokens; for others MLX would read arbitrary memory."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise UserError(

@@ -148,7 +148,7 @@ class PromptCache:
         return self._with(deepcopy(self.caches, memo))
 
     def without_spare_rows(self) -> "PromptCache":
-        """Copy the rows that may be used again, without what the buffers have room for besides."""
+        """Copy the rows that may be used again, without unused room of the buffers."""
 
         def cut(buffer: mx.array) -> mx.array:
             return mx.contiguous(buffer[..., : self.rows, :])
@@ -285,11 +285,11 @@ _MADE = {
     "weights": "by a model of the same shape with other weights",
     "adapter": "with another LoRA",
 }
-"""What a file whose maker differs in a field of ``_maker`` was made by or with."""
+"""The words of an error for each field of ``_maker`` in which a file's maker differs."""
 
 
 def _maker(model: SpeculativeModel) -> dict[str, str | None]:
-    """Digests of all that rows depend on; of the weights, samples."""
+    """Digests of everything that rows depend on; of the weights only samples."""
     weights = sampled_digest(sorted(model.path.glob(f"model*{_SUFFIX}")))
     adapter = lora_digest(model.adapter)
     return {"base_fingerprint": model.base_fingerprint, "weights": weights, "adapter": adapter}

@@ -169,8 +169,9 @@ class SpeculativeModel:
     def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
         """Return a model with another adapter, as of ``swap_adapter``, around the same weights.
 
-        It stays in memory, and takes the adapter's bytes alone; it is made again if the directory
-        has changed. Any function takes it, so tasks with an adapter each need no turns.
+        It stays in memory and needs only the adapter's bytes; it is made again if the directory has
+        changed. Every function accepts it, so tasks with different adapters need not
+        take turns.
         """
         path = Path(adapter_directory(directory)).resolve()
         config = path / ADAPTER_CONFIG
@@ -217,7 +218,7 @@ class SpeculativeModel:
 
 
 def _made_for(head: Path) -> str:
-    """What a head says of its model, as those of ``speculators`` do."""
+    """What a head states about its model, as ``speculators``' heads do."""
     values: Any = head_config(head).get("speculators_config")
     verifier = values.get("verifier") if isinstance(values, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
@@ -409,7 +410,7 @@ def read_model(
 
 
 def _field_at_fault(directory: Path, config: dict[str, Any]) -> str | None:
-    """Find the field of a configuration with whose default, or opposite, its weights fit."""
+    """Find the field of a configuration that, at its default or negated, would fit the weights."""
     for each in dataclasses.fields(model_classes(config)[1]):
         value = config.get(each.name, each.default)
         other = not value if isinstance(value, bool) else each.default

@@ -38,7 +38,7 @@ def named_adapters() -> dict[str, Path]:
 def streams_for(config: Mapping[str, Any]) -> tuple[Path, str] | None:
     """Return streams that were trained for a base without a flag naming them, and what they are.
 
-    They are the bundled ones, or such of the user's adapters as are streams and nothing else.
+    They are the bundled ones, or one of the user's adapters that contains only streams.
     """
     if (path := bundled.streams_for(config)) is not None:
         return path, "the bundled streams"
@@ -64,7 +64,7 @@ def adapter_named(name: str) -> Path:
 
 
 def local_directory(path_or_hf_repo: str | Path) -> Path | None:
-    """Find the directory of a model that is here; ``None``: a repository may have that name."""
+    """Find the directory of a local model; ``None``: it may be the name of a repository."""
     if not str(path_or_hf_repo).strip():  # pathlib takes '' for the working directory
         raise UserError(f"the model is {path_or_hf_repo!r}, expected a directory or a repository")
     path = Path(path_or_hf_repo)
@@ -89,7 +89,7 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
 
 
 def check_prompt_cache_file(path: Path) -> None:
-    """Check that a prompt cache is there to be read."""
+    """Check that a prompt cache file exists."""
     if not os.path.isfile(path):
         problem = "is not a file" if os.path.lexists(path) else "does not exist"
         raise UserError(
@@ -142,7 +142,7 @@ def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> di
 
 
 def own_sampling(directory: Path) -> dict[str, Any] | None:
-    """Read how a model's makers draw, by options' names; ``None``: they do not say."""
+    """Read the sampling options that a model recommends, by name; ``None``: it recommends none."""
     path = directory / "generation_config.json"
     said = read_json(path) if path.exists() else {}
     names = {"temperature": "temp"} | {

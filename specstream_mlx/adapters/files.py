@@ -56,7 +56,7 @@ def read_adapter(
 ) -> Adapter:
     """Check an adapter directory against its base, an mlx-lm model without LoRA, and read it.
 
-    It may hold tuned weights instead of LoRA only if ``full`` says so.
+    It may contain tuned weights instead of LoRA only if ``full`` is true.
     """
     description = describe(directory)
     if description.format == "pytorch":

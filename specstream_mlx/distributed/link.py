@@ -1,4 +1,4 @@
-"""The connection between rank 0 and each other rank: decisions one way, signs of life both ways.
+"""The connections between rank 0 and the others: decisions one way, signs of life both ways.
 
 MLX's collectives do not end where a peer hangs or its cable is pulled. So threads here end the
 process when a peer closes its connection without saying so, or is silent for ``SILENCE`` seconds.
@@ -30,7 +30,7 @@ Message = list[Any]
 
 
 def listen(host: str) -> socket.socket:
-    """Open a free port of rank 0, or refuse a host that is none of this machine's."""
+    """Open a free port of rank 0; refuses a host that is not this machine."""
     try:
         return socket.create_server((host, 0))
     except OSError as error:
@@ -69,7 +69,7 @@ class Link:
     def of_first(
         cls, listening: socket.socket, size: int, key: Sequence[int], versions: dict[str, str]
     ) -> "Link":
-        """Wait for all others to connect; those that belong here know ``key``."""
+        """Wait until all others are connected; only they know ``key``."""
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
         versions_of: dict[int, dict[str, str]] = {}
         until = time.monotonic() + _JOINING
@@ -109,7 +109,7 @@ class Link:
         return cls(rank, {0: (connection, connection.makefile("rb"))})
 
     def send(self, message: Message) -> None:
-        """Send a message to all peers; whoever is gone is noticed by the threads."""
+        """Send a message to all peers; the threads notice peers that are gone."""
         line = _line(message)
         with self._sending:
             for connection, _ in self._peers.values():
@@ -121,7 +121,7 @@ class Link:
         return self._received.get()
 
     def _at_exit(self) -> None:
-        """Say that this process ends, or that an exception which nobody caught has ended it."""
+        """Tell the peers that this process ends, or which uncaught exception has ended it."""
         error = getattr(sys, "last_value", None)
         if error is None:
             self._ends = True
@@ -133,7 +133,7 @@ class Link:
             self._tell_failure()
 
     def _tell_failure(self) -> None:
-        """Say once why another rank has ended, if it has said so."""
+        """Print, once, why another rank has ended, if it sent a reason."""
         sentence, self._failure = self._failure, None
         if sentence is not None:
             _print(sentence)
@@ -144,7 +144,7 @@ class Link:
             time.sleep(_BEAT)
 
     def _watch(self, rank: int, lines: IO[bytes]) -> None:
-        """Read what a peer sends, up to its end."""
+        """Read messages of a peer until its connection ends."""
         reason = "its process has ended"
         try:
             while line := lines.readline(_LONGEST):

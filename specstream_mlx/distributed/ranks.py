@@ -80,11 +80,11 @@ class Ranks:
             raise UserError(f"{what} is {value} on rank {self.rank}, expected {first} as on rank 0")
 
     def failed(self, sentence: str) -> None:
-        """Let rank 0 say to the user that this rank cannot go on."""
+        """Let rank 0 tell the user that this rank cannot continue."""
         self._link.send(["failed", sentence])
 
     def _connected(self) -> Link:
-        """Connect to the other ranks; the port and a key travel by MLX's own means."""
+        """Connect to the other ranks; MLX's collectives carry the port and a key."""
         versions = {name: version(name) for name in _PACKAGES}
         if self.is_first:
             host = _address_of_first()

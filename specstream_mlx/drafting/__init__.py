@@ -29,7 +29,7 @@ class Planner(Protocol):
         """Plan the step after the newest token, ``root``, given the streams' guesses after it."""
 
     def share_pass(self, count: int) -> Any:
-        """Weigh passes of ``count`` sequences; returns their ``cost.BatchCosts``, if it does."""
+        """Plan for passes of ``count`` sequences; returns their ``BatchCosts``, if it uses any."""
         return None
 
     def finish(self) -> None:

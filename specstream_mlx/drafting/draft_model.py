@@ -38,7 +38,7 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 class DraftModel(Proposer):
     """A second model, which guesses up to ``most`` tokens after the sequence.
 
-    A level is drafted only if its tokens may be worth the pass; not worth its passes, it pauses.
+    A level is drafted only if its tokens may be worth the pass. If passes do not pay, it pauses.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
@@ -83,7 +83,7 @@ class DraftModel(Proposer):
         return spent
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
-        """Let the model read what is new and guess, level by level."""
+        """Let the model read the new tokens and guess, level by level."""
         started = time.perf_counter()
         long = len(self._unread) > _CHUNK
         logits = self._reader.read(self._unread)
@@ -168,7 +168,7 @@ class _Reader:
         self._rows: list[Path] = []  # drafted paths after the committed rows
 
     def has_room(self, tokens: int) -> bool:
-        """Whether so many more tokens have positions; where these are learned, they end."""
+        """Whether there are positions for so many more tokens; learned positions are limited."""
         return self._limit is None or self._caches[0].offset + tokens <= self._limit
 
     def read(self, tokens: Sequence[int]) -> mx.array:
@@ -199,7 +199,7 @@ class _Reader:
         return [UncommittedRows(cache, rows, skip=skip) for cache in self._caches]
 
     def _ids(self, tokens: Sequence[int]) -> mx.array:
-        """Return token ids (1, n); a token that only the target knows is read as another one."""
+        """Return token ids (1, n); a token that only the target has is replaced by another one."""
         return mx.array([[token if token < self._known else 0 for token in tokens]], mx.int32)
 
 

@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class _Network(nn.Module):
-    """All modules of a head, by the names of its tensors, which say what it has."""
+    """All modules of a head; the names of its tensors determine which there are."""
 
     def __init__(
         self, args: ModelArgs, width: int, count: int, names: Collection[str], *vocab: int
@@ -84,7 +84,7 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Eagle3:
-    """The weights of an EAGLE-3 head: a ``MountedHead`` and its ``Recurrence``, see there."""
+    """The weights of an EAGLE-3 head, which implement ``MountedHead`` and ``Recurrence``."""
 
     config: HeadConfig
     boundaries: tuple[int, ...]
@@ -358,7 +358,7 @@ def _boundaries(directory: Path, values: Mapping[str, Any], layers: int) -> tupl
 def _check_vocabulary(
     directory: Path, named: Mapping[str, mx.array], values: Mapping[str, Any], vocab: int
 ) -> None:
-    """Check that the head speaks of the model's vocabulary, in its tensors or its configuration."""
+    """Check that the head has the model's vocabulary, by its tensors and its configuration."""
     layer = values.get("transformer_layer_config", values)
     sizes = [layer.get("vocab_size")] if isinstance(layer, Mapping) else []
     sizes += [named["t2d"].size] if "t2d" in named else []

@@ -65,7 +65,7 @@ _FORMAT = re.compile(
     r"|i?q\d\w*|w\d+a\d+|(mx|nv)fp\d+))*",
     re.ASCII,
 )
-"""What the names of quantized and converted models have behind the original's."""
+"""The suffixes of the names of quantized and converted models."""
 
 
 def head_for(model: Path, config: Mapping[str, Any]) -> PublishedHead | None:

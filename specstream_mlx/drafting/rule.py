@@ -69,7 +69,7 @@ class History:
         return max(1.0, self.tokens / self.time)
 
     def begin(self) -> None:
-        """Let recent steps be those of a text that begins."""
+        """Begin the averages of a new text."""
         part = min(1.0, RATE_WEIGHT / self.tokens)
         self.tokens, self.time = self.tokens * part, self.time * part
 
@@ -214,7 +214,7 @@ class RulePlanner(Planner):
         )
 
     def _note_guessing(self, nodes: int) -> None:
-        """Take in what the guesses of a step of so many nodes took."""
+        """Record the cost of the guesses of a step of so many nodes."""
         assert self._stream_place is not None
         rate, costs = self._prices()
         without: Place = "plain" if nodes == 1 and "plain" in self._places else "none"
@@ -254,7 +254,7 @@ class RulePlanner(Planner):
         return list(islice(likeliest(children, LEAST), count))
 
     def _chosen(self, nodes: Sequence[Node]) -> tuple[Place, int]:
-        """Choose the best, or that in which streams run if the allowance is enough for it."""
+        """Choose the best place, or the streams' place if the allowance covers the loss."""
         choices = self._choices(nodes)
         place = max(choices, key=lambda name: choices[name][0])
         if self._stream_place is not None:

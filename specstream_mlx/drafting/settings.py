@@ -1,4 +1,4 @@
-"""Settings of drafts: what proposes, the tree's shape, pruning, and where the streams run."""
+"""Settings of drafts: the proposers, the tree's shape, pruning, and where the streams run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -20,7 +20,7 @@ Guessing = StreamConfig | HeadConfig | None  # what guesses besides proposers
 
 
 def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
-    """List what makes the proposers of a text; ``looks_up``: whether lookup is usual here."""
+    """List functions that make a text's proposers; ``looks_up``: whether lookup is the default."""
     makers = list[MakeProposer](options.proposers)
     if options.draft_model is not None:
         makers.insert(0, partial(DraftModel, options.draft_model, options.num_draft_tokens))
@@ -31,7 +31,7 @@ def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
 
 @dataclass(frozen=True)
 class Proposers(ProposerOptions):
-    """What proposes besides the streams, where the rule decides how much is drafted."""
+    """The proposers besides the streams, if the rule decides how much is drafted."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -83,7 +83,7 @@ class DraftSettings(DraftOptions):
         return "head" if isinstance(streams, HeadConfig) else "nodes"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
-        """Count the streams that run, if any do; no stream sees a later one, so the last may go."""
+        """Count the streams that run, if any; the last may be left out: no stream sees a later one."""
         if streams.mode == "shared" or self.num_streams is None:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
@@ -195,7 +195,7 @@ def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | N
 
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:
-    """Name what proposes besides the streams."""
+    """Name the proposers besides the streams."""
     made: list[Any] = [getattr(make, "func", make) for make in settings.makers]  # of partials
     names: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
     return [names.get(maker) or str(getattr(maker, "__name__", "another")) for maker in made]

@@ -66,7 +66,7 @@ class CostCurve:
 
     @property
     def busy(self) -> bool:
-        """True if timings were so far apart that the machine must have been busy otherwise."""
+        """True if timings differed so much that other processes must have been running."""
         return self.spread is not None and self.spread > _BUSY
 
     def seconds(self, place: Place, nodes: int) -> float:
@@ -139,7 +139,7 @@ class StepCosts:
         return self._left[0] if self._left else None
 
     def note(self, seconds: float) -> None:
-        """Take the time of the step that was ``wanted``."""
+        """Record the time of the step that was ``wanted``."""
         self._timings.append((self._left.pop(0), seconds))
         if self._left:
             return
@@ -165,7 +165,7 @@ class StepCosts:
         user_cache.write(self._path, values)
 
     def _restore(self, known: dict[str, Any]) -> None:
-        """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
+        """Restore a file's curve and timings; raises a ``ValueError`` or similar if it cannot."""
         curve, timings = known.get("curve"), known["timings"]
         if any((place, n) not in self._kinds for (place, n), _ in timings):
             raise ValueError("an earlier version named the places otherwise")
@@ -221,7 +221,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Make the values ascend: fewer nodes that seem to take longer were held up by others."""
+    """Make the values ascend: if fewer nodes took longer, another process was the reason."""
     values = [*accumulate((seconds for _, seconds in reversed(points)), min)]
     return tuple((nodes, value) for (nodes, _), value in zip(points, values[::-1], strict=True))
 
@@ -241,7 +241,7 @@ _PRIOR = 1.0  # passes of twice the least rows that the solo steps' cost of a ro
 
 
 class _Passes:
-    """The newest passes of each number of rows, of which a line says what rows cost."""
+    """The newest passes of each number of rows; a line through them gives the cost of a row."""
 
     def __init__(self) -> None:
         self.recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BATCH_TIMES))
@@ -311,7 +311,7 @@ class BatchCosts:
     def note(
         self, count: int, rows: int, guesses: bool, tokens: int, seconds: float | None
     ) -> None:
-        """Take in a pass of so many sequences and rows, padding included."""
+        """Record a pass of so many sequences and rows, padding included."""
         batch = self._batches[count]
         if seconds is not None:
             batch.passes[guesses].note(rows, seconds)
@@ -321,7 +321,7 @@ class BatchCosts:
         batch.count = batch.count * part + 1
 
     def note_gains(self, count: int, probabilities: Sequence[float]) -> None:
-        """Take in the probabilities of a sequence's nodes but the root, the likeliest first."""
+        """Record the probabilities of a sequence's nodes except the root, the likeliest first."""
         batch, part = self._batches[count], 1 - 1 / RATE_MEMORY
         batch.noted = batch.noted * part + 1
         for place in range(MOST_NODES):

@@ -1,4 +1,4 @@
-"""An mlx-lm model run in stages: embedding, layers i to j, head; the only code that touches one.
+"""An mlx-lm model run in stages: embedding, layers i to j, head; no other module does that.
 
 A step stops below the MSA layers, to prune the tree and to add the streams. So ``BorrowedModel``
 copies the few modules that hold others (the model, the owner of its layers, each layer and its
@@ -166,10 +166,10 @@ class BorrowedModel:
         return self._run(tokens, caches, run, NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
-        """Return what the last pass without streams kept for ``boundaries``, and let go of it.
+        """Return, and release, the hidden states that the last pass without streams kept.
 
-        These are the inputs of the layers; of the number of layers, the output of the last one; of
-        ``FINAL``, what the head reads.
+        For each of ``boundaries``: the input of that layer; for the number of layers, the output of
+        the last one; for ``FINAL``, the head's input.
         """
         features = tuple(self._features[boundary] for boundary in self.boundaries)
         self._features.clear()
@@ -221,7 +221,7 @@ class BorrowedModel:
         self._drafted = rows
 
     def release_vocabulary(self) -> None:
-        """Let go of the head's rows until the streams guess again."""
+        """Release the head's rows until the streams guess again."""
         self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
@@ -236,7 +236,7 @@ class BorrowedModel:
         return self.head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
-        """Map main rows to what the early exit's norm and head read."""
+        """Map main rows to the input of the early exit's norm and head."""
         return hidden + self._streams.pruner(hidden)
 
 

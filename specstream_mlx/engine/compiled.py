@@ -25,16 +25,16 @@ from .rows import Rows, StepInputs
 from .verify.rule import VerifyRule
 
 Decoder = Any
-"""``step.Decoder``, which stands above: it is run with arrays of a trace in place of its own."""
+"""``step.Decoder``, which is on a floor above; traces run it on their own arrays."""
 
 MOST_TRACES = 32
-"""Traces of a model that are kept; then the one that was not used for longest goes."""
+"""Traces kept for a model; the least recently used one is dropped."""
 
 TRACED_AT = 3
-"""The step of a shape that is traced: tracing takes as long as some ten steps save."""
+"""How often a shape must occur before it is traced: tracing costs what some ten steps save."""
 
 _SPARE = 1.5
-"""Times the room that a pass needs which buffers may have; larger ones are cut."""
+"""How many times larger than necessary buffers may be; larger ones are cut."""
 
 
 def room_for(rows: int) -> int:
@@ -77,7 +77,7 @@ class CompiledSteps:
         return len(self._traces)
 
     def forget(self) -> None:
-        """Drop all traces, since tensors of the model are others now."""
+        """Drop all traces, since the model's tensors have been replaced."""
         self._borrowed: BorrowedModel | None = None
         self._traces: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
         self._seen: Counter[Hashable] = Counter()
@@ -88,7 +88,7 @@ class CompiledSteps:
         return ", ".join(f"{count} {how}" for how, count in counts) or "none yet"
 
     def logits(self, decoder: Decoder, tokens: mx.array) -> mx.array | None:
-        """Run a plain step: logits (sequences, 1, vocab); ``None``: it is to be built in Python."""
+        """Run a plain step: logits (sequences, 1, vocab); ``None``: Python must build it."""
         shape = "plain", len(tokens)
         return self._run(decoder, 1, shape, lambda inner, ids: inner.logits_after(ids), tokens)
 
@@ -130,7 +130,7 @@ class CompiledSteps:
     def move(self, layers: Sequence[UncommittedRows], paths: mx.array) -> bool:
         """Write the accepted of the new rows after the committed ones, see ``kv.commit``.
 
-        ``False``: it is to be done in Python.
+        ``False``: Python must do it.
         """
         caches = [rows.cache for rows in layers]
         if not caches or not all(map(_is_known, caches)):
@@ -224,7 +224,7 @@ def _is_known(cache: Any) -> bool:
 
 
 def _make_room(caches: Sequence[Any], rows: int) -> None:
-    """Let all layers' buffers have a room of ``room_for``, enough of it and not much more."""
+    """Resize all layers' buffers to a size of ``room_for``: large enough, not much larger."""
     first = caches[0]
     committed = first.offset if isinstance(first, KVCache) else max(first.lengths)
     present, least = first.keys.shape[2], room_for(committed + rows)

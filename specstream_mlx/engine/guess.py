@@ -1,4 +1,4 @@
-"""Guesses: what streams and draft heads take for the tokens after the next root.
+"""Guesses of streams and draft heads for the tokens after the next root.
 
 Plain streams guess the token of each depth whatever came before it; conditioned ones know the token
 before, and guess one depth after the other, each after the likeliest paths of the one before.
@@ -15,10 +15,10 @@ from ..models.streams import Streams, rows_of
 from .borrowed_model import BorrowedModel
 
 SHORTLIST = 64
-"""Tokens that a conditioned stream scores after each path, where it does not score all."""
+"""How many tokens a conditioned stream scores after each path, if it does not score all."""
 
 WHOLE_HEAD = 4096
-"""Tokens that may be drafted, up to which conditioned streams score all of them after each path."""
+"""The largest draft vocabulary of which conditioned streams score all tokens after each path."""
 
 Guesses = list[tuple[int, float]]
 """Guesses for one token, as (token id, log-probability); no token comes twice."""
@@ -149,7 +149,7 @@ def _first(values: mx.array, width: int) -> mx.array:
 
 
 def without_barred(logits: mx.array, barred: mx.array | None) -> mx.array:
-    """Put what ``Streams.barred`` bars (sequences, n) at -inf in logits (sequences, rows, n)."""
+    """Set logits (sequences, rows, n) to -inf where ``Streams.barred`` (sequences, n) says so."""
     return logits if barred is None else logits + barred[:, None].astype(logits.dtype)
 
 

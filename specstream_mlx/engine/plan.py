@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the call after the step may be enqueued before the step is read."""
+        """Whether the next call may be enqueued before this step's result is read."""
         return self.place == "plain"
 
     @property
@@ -125,7 +125,7 @@ class Plan:
 def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
     """Return the plan that a pass of several sequences follows, trees apart.
 
-    No text depends on it, but where some streams are ``shared``: then all streams run at all nodes.
+    No text depends on it, except on ``shared`` streams: if there are any, all run at all nodes.
     """
     plan = max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
     pairs = zip(plans, shared, strict=True)

@@ -219,7 +219,7 @@ def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """What a pass verifies: each sequence's plan, the one that all follow, and the trees."""
+    """The inputs of a step: each sequence's plan, the common plan of the pass, and the trees."""
 
     plans: Sequence[Plan]
     plan: Plan

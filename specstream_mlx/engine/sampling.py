@@ -197,7 +197,7 @@ def random_seed() -> int:
 
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
-    """Check if a sampler takes the arg-max, as far as is known."""
+    """Check if a sampler is known to take the arg-max."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     if isinstance(inner, Sampling):
         return inner.temp == 0

@@ -1,4 +1,4 @@
-"""Sequences of several adapters in one pass: each meets its own adapter's tensors.
+"""Sequences of several adapters in one pass, each with its own adapter's tensors.
 
 A model of its own shares the base's weights. Whenever sequences join or leave, its LoRA and streams
 become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies each
@@ -36,7 +36,7 @@ _OWN = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What adapters have alike whose sequences go through one pass; ranks may differ."""
+    """What must be equal in adapters whose sequences share a pass; ranks may differ."""
 
     weights: tuple[mx.array, ...]  # the base's arrays
     scales: dict[str, float]  # which linear modules have LoRA, and of what scale
@@ -45,7 +45,7 @@ class Layout:
     alone: nn.Module | None
 
     def fits(self, other: "Layout") -> bool:
-        """Check if both can go through one pass; what one has, the other need not have."""
+        """Check if both can share a pass; LoRA or streams may be missing in one of them."""
         pairs = (self.scales, other.scales), (self.streams, other.streams)
         if any(ours and theirs and ours != theirs for ours, theirs in pairs):
             return False
@@ -109,7 +109,7 @@ class Gathered:
         self.compiled = CompiledSteps(self._model, self.streams) if compiles else None
 
     def takes(self, adapters: Sequence[MountedAdapter]) -> bool:
-        """Check if adapters fit all that it was made for, and have the same tensors in all."""
+        """Check if adapters fit those that it was made for, and have the same tensors."""
         pairs = product((adapter.layout for adapter in adapters), self._layouts)
         return _names_of(adapters) == self._names and all(a.fits(b) for a, b in pairs)
 

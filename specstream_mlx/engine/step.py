@@ -107,7 +107,7 @@ class StepResult:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What the model made of the trees."""
+    """The outputs of the model for the trees."""
 
     nodes: TreeNodes
     logits: list[mx.array]  # of each sequence, (nodes, vocab)
@@ -200,7 +200,7 @@ class Decoder:
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """What a step's graph depends on besides the plans, the model and its KV buffers."""
+        """What a step's graph depends on in addition to the plans, the model and its KV buffers."""
         without_streams = tuple(adapter.streams is None for adapter in self._adapters)
         return self._shortlists, *self._are_shared, *without_streams
 

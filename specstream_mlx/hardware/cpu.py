@@ -85,7 +85,7 @@ def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
-    """Let all layers of ``model`` compute as those of mlx and mlx_lm do, within the context."""
+    """Within the context, let all layers of ``model`` compute as those of mlx and mlx_lm."""
     ours = [exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
     try:
         yield

@@ -236,7 +236,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 UNTESTED = Architecture(array_masks=True, quantized_kv=False, tested=False)
-"""A model of mlx-lm's that is not in the table: it has to pass ``self_check`` when loaded."""
+"""A model of mlx-lm's that is not in the table; it must pass ``self_check`` when loaded."""
 
 _RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"
 _SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
@@ -307,7 +307,7 @@ _READ_BY_TRANSFORMERS: dict[str, Any] = {
     "torch_dtype": str,
     "dtype": str,
 }
-"""Fields of which mlx-lm's classes know nothing, and which fail all the same."""
+"""Fields that mlx-lm's classes do not declare, but that fail if they are wrong."""
 
 
 def check_types(config: Config, arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""OPT, which mlx-lm has no model of, in the form of mlx-lm's models.
+"""OPT in the form of mlx-lm's models; mlx-lm itself has none.
 
 Module names are Hugging Face's but for the two linear layers of a block, which sit in an ``mlp``
 as in mlx-lm's other models. No rotary embedding: positions are learned and added to the tokens'.

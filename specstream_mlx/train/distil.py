@@ -24,7 +24,7 @@ _CLAIM = "answers.json"
 _HELD_OUT = 20  # of so many prompts one is for validation, of fewer than 100 five in all
 
 Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
-"""From prompts and some of their places to a line of JSON for each of these."""
+"""A function of prompts and some of their indices; yields a JSON line for each index."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -67,7 +67,7 @@ class Answering:
     lora: str | None = None
 
     def at_once(self, count: int) -> int:
-        """Return how many of so many answers are written at once: an interruption loses few."""
+        """Return how many answers are written at once: few, so interruptions lose little."""
         return min(self.batch_size, max(4, count // 16))
 
 

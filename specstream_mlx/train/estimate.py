@@ -1,4 +1,4 @@
-"""What a run will take: time, memory and disk, measured on a little of each stage's work."""
+"""Estimates of a run's time, memory and disk space, from a small part of each stage."""
 
 import shutil
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _BYTES_OF_TOKEN = 12  # of an answer on disk: its text and its number
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage takes: seconds, bytes of memory and of disk."""
+    """The cost of a stage: seconds, bytes of memory and of disk."""
 
     name: str
     work: str
@@ -41,7 +41,7 @@ class StageCost:
 
 
 class Estimate:
-    """What the stages of a run take on this machine; of the run nothing is changed or written."""
+    """The cost of a run's stages on this machine; nothing of the run is changed or written."""
 
     def __init__(self, start: Start):
         self.parts: list[StageCost] = []
@@ -85,7 +85,7 @@ class Estimate:
         self.parts.append(StageCost("training", work, seconds, memory, disk))
 
     def comparison(self, valid: Sequence[Item]) -> None:
-        """Estimate the decoding of held-out texts, as if drafts won nothing."""
+        """Estimate the decoding of held-out texts, as if drafts brought no speedup."""
         texts, read = len(texts_of(valid)), len(self._prompt)
         seconds = sum(
             read / text.prompt_tps + MOST_TOKENS / text.generation_tps for text in self._decoded
@@ -105,7 +105,7 @@ class Estimate:
         return stats.prompt_time + max_tokens * step, mx.get_peak_memory() + max(0.0, more)
 
     def lines(self) -> list[str]:
-        """Say what all stages take together, and each of them."""
+        """Format the cost of all stages together, and of each."""
         total, (memory, disk) = sum(part.seconds for part in self.parts), self._bytes()
         lines = [f"About {duration(total)} here, {_size(memory)} of memory, {_size(disk)} of disk:"]
         for part in self.parts:
@@ -114,7 +114,7 @@ class Estimate:
         return lines
 
     def check(self, directory: Path) -> None:
-        """Check that the machine has the memory, and the directory's disk the room."""
+        """Check that the machine has enough memory and the directory's disk enough space."""
         memory, disk = self._bytes()
         if memory > (has := device.memory_bytes()):
             raise UserError(

@@ -62,7 +62,7 @@ class StreamForward:
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:
-        """Run the sequences; what is not read of the results is never computed."""
+        """Run the sequences; results that are never read are never computed."""
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
         positions = sequences.positions.reshape(len(sequences.tokens), -1)

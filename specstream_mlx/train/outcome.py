@@ -1,4 +1,4 @@
-"""What a finished adapter brings on held-out prompts, over lookup alone and plain decoding."""
+"""The speed of a finished adapter on held-out prompts, over lookup alone and plain decoding."""
 
 import math
 from collections import deque
@@ -69,7 +69,7 @@ def measure(
 
 
 def verdict(over_lookup: Sequence[float], over_plain: Sequence[float], reduction: float) -> str:
-    """Judge what streams bring by each text's speed over lookup's and over plain decoding's.
+    """Judge streams by each text's speed over that of lookup and of plain decoding.
 
     They paid where the interval of the first, in which its mean lies 19 times of 20, is above 1.
     """

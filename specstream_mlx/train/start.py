@@ -1,4 +1,4 @@
-"""What a run trains: streams with their pruner and, in shared mode, LoRA, on a base."""
+"""The trained parts of a run: streams with their pruner and, in shared mode, LoRA, on a base."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from .settings import TrainSettings
 
 @dataclass(frozen=True)
 class Start:
-    """A base, as it is decoded with, and what is to be trained on it."""
+    """A base as it is decoded, and the parts to be trained on it."""
 
     base: SpeculativeModel
     tokenizer: TokenizerWrapper
@@ -32,7 +32,7 @@ class Start:
 
 
 def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
-    """Make what is trained on a base, on which LoRA is put: in lossless mode a frozen one."""
+    """Make the trained parts on a base, and put LoRA on it: a frozen one in lossless mode."""
     base.model = model = shared_copy(base.base)  # LoRA is put on it
     shared = settings.mode == "shared"
     mx.random.seed(settings.seed)
@@ -109,7 +109,7 @@ def _trainable(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def initial_streams(config: StreamConfig, seed: int) -> Streams:
-    """Make untrained streams, drawn as in PyTorch; a last map of 0 makes them change nothing."""
+    """Make untrained streams, drawn as in PyTorch; last maps are 0, so they change nothing."""
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():
         if name == VOCABULARY:
@@ -145,7 +145,7 @@ class Trained(nn.Module):
         return {name.partition(".")[2]: array for name, array in trainable}
 
     def load(self, arrays: dict[str, mx.array]) -> None:
-        """Put arrays, as of ``arrays``, in the place of those that are there."""
+        """Replace the arrays by these, in the form of ``arrays``."""
         owners = {name: "streams" if is_of_streams(name) else "model" for name in arrays}
         self.update(tree_unflatten([(f"{owners[n]}.{n}", array) for n, array in arrays.items()]))
 
