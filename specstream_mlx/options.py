@@ -190,7 +190,7 @@ class ProposerOptions:
     lookup: bool | None = option(
         None,
         FLAG,
-        "Draft what followed the newest n-gram in prompt and text, too. Default: on, but off in "
+        "Also draft what followed the newest n-gram earlier in the text. Default: on, but off in "
         "trees of a fixed shape.",
         "--lookup/--no-lookup",
     )
@@ -252,7 +252,7 @@ class DraftOptions(ProposerOptions):
         "--tree-width or --tree-size.",
     )
     max_nodes: int | None = option(
-        None, integer(1, MAX_TREE_SIZE), "Nodes that early-exit pruning leaves, with the root."
+        None, integer(1, MAX_TREE_SIZE), "Nodes that early-exit pruning keeps, root included."
     )
     prune_threshold: float | None = option(
         None, PROBABILITY, "Prune transitions less probable than this, and all after them."
@@ -329,7 +329,7 @@ class SamplingOptions(SamplerOptions):
         None, _TOKEN_BIAS, 'What to add to tokens\' logits, such as {"5": -2}.'
     )
     seed: int | None = option(
-        None, integer(0, 2**64 - 1), "Draws the same text again. Default: another one each time."
+        None, integer(0, 2**64 - 1), "Repeats a text. Default: a new seed each time."
     )
 
 

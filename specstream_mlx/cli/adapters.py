@@ -67,12 +67,12 @@ def add(
     name: str = _NAME,
     directory: Path = option(..., DIRECTORY, "Its directory, in MLX format.", positional=True),
     model: str | None = option(None, MODEL, "The base. Default: smollm2."),
-    replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
+    replace: bool = option(False, FLAG, "Replace an adapter of that name."),
 ) -> None:
-    """Keep an adapter under a name, by which every command then finds it.
+    """Add an adapter under a name, by which every command can find it.
 
-    It is checked against its base and copied to the user's cache; --adapter NAME,
-    `write NAME` and, for the demonstration model, `serve` know it from then on.
+    It is checked against its base and copied to the user's cache. Then you can use it in
+    --adapter NAME, `write NAME` and, for the demonstration model, `serve`.
 
     Examples:
 

@@ -40,10 +40,10 @@ def speedup(
 ) -> None:
     r"""Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
 
-    Batch 1, greedy, decoding alone; all ways take turns on every text, and every text is checked.
-    Without options: how much faster it is here, in words, by a text of each bundled adapter's task,
-    in a minute. How many texts, rounds and tokens depends on the suite. The table is printed, and
-    kept in SUITE-MACHINE.md and SUITE-MACHINE.json of --output.
+    Batch 1, greedy, only decoding is timed; all methods take turns on every text, and every text is
+    checked. Without options it takes a minute, with a text of each bundled adapter's task, and says
+    in words how much faster it is here. Texts, rounds and tokens depend on the suite. The table is
+    printed and written to SUITE-MACHINE.md and SUITE-MACHINE.json in --output.
 
     Examples:
 
@@ -90,7 +90,9 @@ def spec_bench(
         256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
     ),
     acceptance: bool = option(
-        False, FLAG, "Time nothing: tokens a call of fixed shapes alone, also on a busy machine."
+        False,
+        FLAG,
+        "Only count tokens per call, of fixed shapes; the machine may be busy.",
     ),
     answers: Path | None = option(
         None, DIRECTORY, "Keep the answers here in Spec-Bench's format, by method."
@@ -105,8 +107,8 @@ def spec_bench(
 ) -> None:
     r"""Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
 
-    Batch 1, greedy, through the chat template; all ways take turns on every text, and every text is
-    checked. The tables, by task, are printed and kept in a Markdown file and a JSON file.
+    Batch 1, greedy, with the chat template; all methods take turns on every text, and every text is
+    checked. The tables, by task, are printed and written to a Markdown file and a JSON file.
 
     Examples:
 

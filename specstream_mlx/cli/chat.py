@@ -63,7 +63,7 @@ def chat(
     """Talk with a model; each turn reads only what is new.
 
     Lines that begin with / are commands, /help lists them. A line that ends in a backslash goes on
-    in the next. Where standard input is no terminal, each of its lines is a turn.
+    in the next. If standard input is not a terminal, each of its lines is a turn.
 
     Examples:
 

@@ -34,7 +34,9 @@ _EXTRAS = {
 def doctor(
     *,
     model: str | None = option(
-        None, MODEL, "Measure how its weights are held, and show what its steps take; smollm2, say."
+        None,
+        MODEL,
+        "Measure how its weights are kept, and show the cost of its steps. Example: smollm2.",
     ),
     clear_caches: bool = option(
         False, FLAG, "Remove what is in the caches; adapters that you have added stay."
@@ -43,13 +45,12 @@ def doctor(
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
-    Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
+    Under mlx.launch it also shows the cost of a reduction; every layer needs two.
 
-    With --model how its quantized weights are held, measured again; what its steps take with the
-    bundled streams, when that was timed, and how quiet the machine was; and where steps are
-    compiled, how many of a short text's were. Nobody has to measure:
-    generate does when it first meets a model or a machine, and keeps it in the caches, as it keeps
-    the weights of smollm2 in MLX format.
+    With --model it measures again how its quantized weights are kept; it shows the cost of steps
+    with the bundled streams, when that was timed, how quiet the machine was, and, if steps are
+    compiled, how many steps of a short text were. You do not have to measure: generate does it with
+    the first text of a model, and stores the results in the caches, with smollm2's weights.
 
     Examples:
 

@@ -67,8 +67,8 @@ def generate(
     prompt_cache_file: Path | None = option(
         None,
         FILE,
-        "A text that was read before, which comes before --prompt: a file that mlx_lm.cache_prompt "
-        "or PromptCache.save made. Default of --model: the model that made it.",
+        "A file whose text comes before --prompt and is not read again: one made by "
+        "mlx_lm.cache_prompt or PromptCache.save. Default of --model: the model that made it.",
         panel=KVCacheOptions.PANEL,
         without=("compare",),
     ),

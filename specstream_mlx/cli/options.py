@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 WEIGHTS = option(
-    "auto", HELD, "How quantized weights are held; auto: what runs faster here, see doctor."
+    "auto", HELD, "How quantized weights are kept; auto: whichever is faster here, see doctor."
 )
 
 
@@ -76,7 +76,7 @@ class ModelOptions:
     model: str | None = option(
         None,
         MODEL,
-        "A model as it is published, in MLX format, or a GGUF file, which is repacked once. "
+        "A published model, one in MLX format, or a GGUF file, which is converted once. "
         "Default: smollm2, which is SmolLM2-135M-Instruct.",
         metavar="DIR|REPO|GGUF",
     )
@@ -90,13 +90,13 @@ class ModelOptions:
     no_streams: bool = option(
         False,
         FLAG,
-        "Leave out the streams, bundled or added, that a model has otherwise if they fit it.",
+        "Do not use the bundled or added streams that fit the model.",
         without=("adapter", "adapter_path", "draft_head"),
     )
     draft_head: str | None = option(
         None,
         HEAD,
-        "A published EAGLE-3 head in place of streams; auto: the one that is known for the model, "
+        "A published EAGLE-3 head instead of streams; auto: the one published for the model, "
         "which is downloaded once.",
     )
     weights: str = WEIGHTS
@@ -260,7 +260,7 @@ class OutputOptions:
     compare: bool = option(
         False,
         FLAG,
-        "Then run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
+        "Also run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
         "output is the same, where the verify rule draws as mlx_lm does.",
     )
     verbose: bool = option(False, FLAG, "All statistics.", "--verbose", "-v", without=("quiet",))

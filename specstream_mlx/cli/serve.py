@@ -58,8 +58,8 @@ def serve(
 ) -> None:
     r"""Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 
-    One base stays in memory, and each request says which adapter it wants: base, base:proofread, ..
-    It ends with Ctrl-C, when the replies under way are complete.
+    One base stays in memory, and each request names its adapter: base, base:proofread, ..
+    Ctrl-C ends it after the replies in progress.
 
     Examples:
 

@@ -83,7 +83,7 @@ class DraftSettings(DraftOptions):
         return "head" if isinstance(streams, HeadConfig) else "nodes"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
-        """Count the streams that run, if any; the last may be left out, as none sees a later one."""
+        """Count the streams that run, if any; the last ones may be left out, as none sees them."""
         if streams.mode == "shared" or self.num_streams is None:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
