@@ -1,4 +1,4 @@
-"""What rank 0 decides for all ranks while texts are written: plans, and whether a step follows."""
+"""Rank 0's decisions for all ranks during generation: plans, and whether a step follows."""
 
 import zlib
 from collections.abc import Sequence

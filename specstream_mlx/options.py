@@ -223,7 +223,7 @@ class ProposerOptions:
     proposers: Sequence[Callable[[Any], Any]] = option(
         tuple, each("functions that make proposers", callable), hidden=True
     )
-    """Others, in Python alone: functions of ``drafting.proposer.Material``, one for each text."""
+    """Others, only in Python: functions of ``drafting.proposer.Material``, called for each text."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class LengthOptions:
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """What a token is drawn from, as in mlx_lm's ``make_sampler``."""
+    """The distribution of a token, as in mlx_lm's ``make_sampler``."""
 
     PANEL: ClassVar[str] = "Sampling"
 

@@ -1,4 +1,4 @@
-"""Requests: what a generation depends on besides its model."""
+"""Requests: everything that a generation depends on, except its model."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Request:
         return self.quantization.bits is not None or bool(cache and cache.quantized)
 
     def check(self, model: SpeculativeModel) -> None:
-        """Check that a model can do what this request says."""
+        """Check that a model supports this request."""
         cache, vocab_size = self.prompt_cache, model.config["vocab_size"]
         check_prompt(list(self.prompt), model.config, cache.unknown_rows if cache else 0)
         rule, sampling = self.rule, sampling_of(self.sampler)

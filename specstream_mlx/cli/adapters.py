@@ -154,7 +154,7 @@ def info(
 
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
-    """Print a table of names and values without empty ones."""
+    """Print a table of names and values, without empty values."""
     from rich.console import Console
     from rich.table import Table
 

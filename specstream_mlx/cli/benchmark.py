@@ -144,7 +144,7 @@ def _check_directory(flag: str, path: Path | None) -> None:
 
 
 def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
-    """The model to measure; the bundled adapters of all tasks where nothing else was named."""
+    """The model to measure; by default the bundled adapters of all tasks."""
     if model.draft_head is not None:
         raise UserError("--draft-head was given, which benchmarks do not measure, expected streams")
 

@@ -36,7 +36,7 @@ Ctrl-C stops a reply and keeps what there is of it.
 A line that ends in \\ goes on in the next, and lines pasted at once are one text."""
 
 _USUAL = {"temp": 0.7, "top_p": 0.95}
-"""Of models whose makers do not say how they draw."""
+"""Sampling of models that recommend none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def chat(
 
 
 def _sampling(given: dict[str, Any], model: Path) -> tuple[CliSamplingOptions, str | None]:
-    """What is given, for the rest the model's own, and a sentence that says which."""
+    """The given options, the model's for the rest, and a sentence about them."""
     defaults, whose = own_sampling(model), "the model's own"
     if defaults is None and model == demonstration.directory():
         defaults = demonstration.SAMPLING
@@ -132,14 +132,14 @@ class _Conversation:
     last: "GenerationResponse | None" = None
 
     def begin(self, adapter: str | None, more: str = "") -> None:
-        """Say with what the talk goes on, by the names that the user knows."""
+        """Say which model and adapter the conversation continues with, by the user's names."""
         self.adapter = adapter
         note(f"Talking to {self.source.model_name}{f' with {adapter}' if adapter else ''}{more}")
         if how := self.drawing():
             note(how)
 
     def take(self, line: str) -> None:
-        """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
+        """Answer a line or run its command; a mistake is reported and changes nothing."""
         try:
             if line.startswith("/"):
                 name, _, rest = line[1:].partition(" ")
@@ -235,7 +235,7 @@ def _is_chat(path: Path) -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """Yield what is said in each turn, until Ctrl-D or two times Ctrl-C with nothing typed."""
+    """Yield the user's text of each turn, until Ctrl-D, or Ctrl-C twice with nothing typed."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         import readline  # lets input() edit lines and recall earlier ones
@@ -277,5 +277,5 @@ def _lines() -> Iterator[str]:
 
 
 def _is_more() -> bool:
-    """Tell whether another line is there already, which nobody types as fast."""
+    """Tell whether another line has arrived already, so that it must have been pasted."""
     return bool(select.select([sys.stdin], [], [], 0.05)[0])

@@ -1,4 +1,4 @@
-"""What ``generate`` decodes, by this project and, with ``--compare``, by plain mlx_lm in turn.
+"""Decoding for ``generate --compare``: by this project and by plain mlx_lm, in turn.
 
 Both compute with the same arrays in the same dtype. mlx_lm by itself may hold others: as somebody
 would run it, it is timed, too.
@@ -49,7 +49,7 @@ class ComparedDecoding:
     def plain_responses(self) -> "Iterator[PlainResponse]":
         """mlx_lm's responses on the same model and its own modules, broken off at a stop string.
 
-        Run these to their end before the model does anything else.
+        Read these to the end before you use the model for anything else.
         """
         text, common, model = "", self.common, self.model.model
         if common["sampler"] is not None:  # a fresh one, since it counts mlx_lm's calls
@@ -64,7 +64,7 @@ class ComparedDecoding:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``--compare`` adds to a JSON object, and the name of what ours was compared with."""
+    """The fields that ``--compare`` adds to a JSON object, and the name of the reference."""
 
     values: dict[str, Any]
     reference: str

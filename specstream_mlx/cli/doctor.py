@@ -18,7 +18,7 @@ from . import launched
 from .options import JSON, ModelOptions
 
 _TOKENS = 96
-"""Of the text by which compiled steps are counted."""
+"""Tokens of the text for which compiled steps are counted."""
 
 _PLACES = {"plain": "plain step", "none": "lookup alone", "nodes": "all nodes"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
@@ -116,7 +116,7 @@ def doctor(
 
 
 def _facts(model: str | None) -> dict[str, Any]:
-    """The facts, of weights and steps too if there is a model; and what is missing."""
+    """The facts, with those of weights and steps if a model is given, and what is missing."""
     from ..hardware import device
 
     packages: dict[str, str | None] = dict.fromkeys((*_PACKAGES, *_EXTRAS))

@@ -221,7 +221,7 @@ def _package_run(
     verify: Any,
     quiet: bool,
 ) -> GenerationRun:
-    """A generation by an exported package in the place of a model and its adapter."""
+    """A generation by an exported package instead of a model and its adapter."""
     from specstream_mlx.convert.to_coreml.contents import Contents, model_file, require_coremltools
 
     require_coremltools("generate --coreml")
@@ -305,14 +305,14 @@ class _DraftMarks:
         return self._marks[0] + text
 
     def close(self) -> str:
-        """Close the marks of a step that ended without a token of the target's own."""
+        """Close the marks of a step that ended without the target's own token."""
         mark = self._marks[1] if self._is_open else ""
         self._is_open = False
         return mark
 
 
 def _generate(run: GenerationRun, output: OutputOptions) -> None:
-    """Generate, and print what ``output`` asks for, of an interrupted text too."""
+    """Generate, and print what ``output`` asks for, also if the text is interrupted."""
     marks: _DraftMarks | None = None
     tokens, text = list[int](), ""
     last: GenerationResponse | None = None

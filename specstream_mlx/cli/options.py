@@ -41,7 +41,7 @@ WEIGHTS = option(
 
 @dataclass(frozen=True)
 class Source:
-    """The places of a model and an adapter, and the names that the user knows them by."""
+    """The directories of a model and an adapter, and the names that the user gave them."""
 
     model: str | Path
     model_name: str
@@ -108,7 +108,7 @@ class ModelOptions:
     )
 
     def check(self) -> None:
-        """Check that model and adapter are there or may be downloaded; soon, without MLX."""
+        """Check, early and without MLX, that model and adapter exist or may be downloaded."""
         named = self.model or ""
         if not demonstration.is_meant(self.model) and demonstration.gguf_file(named) is None:
             local_directory(named)
@@ -249,7 +249,7 @@ def draft_settings(verify: Any, drafts: dict[str, Any]) -> "DraftSettings | Prop
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The form of what is printed."""
+    """The options of the output."""
 
     PANEL: ClassVar[str] = "Output"
 

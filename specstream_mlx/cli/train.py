@@ -216,7 +216,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_place(settings: TrainSettings, directory: Path) -> None:
-    """Check that nothing is overwritten but the adapter of a run that is resumed."""
+    """Check that only the adapter of a resumed run is overwritten."""
     from ..train.run import is_adapter, last_checkpoint
 
     target, begun = settings.adapter_path, last_checkpoint(directory).exists()
@@ -280,7 +280,7 @@ def _estimated(
     data: Path,
     no_outcome: bool,
 ) -> "TrainingRun | None":
-    """Say what all that is left to do takes; returns the run if its data are there."""
+    """Print the cost of everything that is left to do; returns the run if its data exist."""
     from ..train.distil import SHIPPED, answers_left, held_out, read_prompts
     from ..train.estimate import Estimate
     from ..train.run import TrainingRun
@@ -342,7 +342,7 @@ def _answers(
 
 
 def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
-    """Make the run of a directory's data, from its last checkpoint if it goes on."""
+    """Make the run of a directory's data, from its last checkpoint if it resumes."""
     from ..train.data import read_split
     from ..train.run import TrainingRun
 
@@ -360,7 +360,7 @@ def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
 
 
 def _iterate(run: "TrainingRun") -> None:
-    """Run it with a line for every report."""
+    """Run it, and print a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 
     from ..train.run import duration

@@ -148,7 +148,7 @@ class _Option:
 def _group(
     name: str, parameter: inspect.Parameter, hidden: bool
 ) -> tuple[Callable[..., Any] | None, list[_Option]]:
-    """The options of a parameter; and, of a group, what makes its value of those given."""
+    """The options of a parameter and, for a group, the function that makes its value."""
     annotation, default = parameter.annotation, parameter.default
     parts = (annotation, *get_args(annotation))
     group: Any = next((part for part in parts if is_dataclass(part)), None)
@@ -177,7 +177,7 @@ def _is_list(type_: Any) -> bool:
 
 
 def reader(kind: Kind, type_: Any = str) -> Callable[[str], Any]:
-    """Make what reads a text as a value, or as one of a list that is checked when it is whole."""
+    """Make a parser of a text: of a value, or of an element of a list that is checked later."""
     whole = kind.read is not None or kind.choices or not _is_list(type_)
     read = kind.read or (str if whole or "Path" not in str(type_) else Path)
 
