@@ -251,7 +251,7 @@ NAMES = {
     "pld": "PLD",
     "rest": "REST",
 }
-"""Of methods whose names in ``rivals`` are others."""
+"""Titles of methods that have other names in ``rivals``."""
 
 NODES, WITH = 8, f" + {LOOKUP}"
 _ROW, _LEFT, _BARS = 32, 275, 280

@@ -191,7 +191,7 @@ class SuiteCase:
 
 
 def cases_of(suite: Suite, chosen: Sequence[str]) -> list[SuiteCase]:
-    """The jobs of a suite on what is bundled for these tasks."""
+    """The cases of a suite, with the bundled adapters of these tasks."""
     cases = []
     for task in chosen:
         for writer in suite.writers:

@@ -22,7 +22,7 @@ from .options import COUNT, OBJECT
 _LORA_TENSOR = re.compile(
     r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"
 )
-"""Of mlx-lm or PEFT; ``m`` and ``lora_magnitude_vector`` are DoRA's."""
+"""LoRA tensors of mlx-lm and PEFT; ``m`` and ``lora_magnitude_vector`` are DoRA's."""
 _SIZES = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"),
     *("intermediate_size", "num_key_value_heads", "head_dim", "max_position_embeddings"),

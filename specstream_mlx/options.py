@@ -183,7 +183,7 @@ _TOKEN_BIAS = what(
 
 @dataclass(frozen=True)
 class ProposerOptions:
-    """What proposes tokens besides the streams."""
+    """The proposers, besides the streams."""
 
     PANEL: ClassVar[str] = "Drafts"
 

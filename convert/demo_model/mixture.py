@@ -30,7 +30,7 @@ _LISTS = "women", "men", "surnames", "cities", "countries"
 _WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 _NUMBER = re.compile(r"(?<![\w.:,/-])\d+(?![\w:/%-]|[.,]\d)")
 _RANGES = {1: (2, 9), 2: (10, 28), 3: (100, 999), 4: (1950, 2029)}
-"""Of numbers by their digits: most of two are days, of four years."""
+"""Ranges of numbers by their digits: two digits are mostly days, four are years."""
 _SYLLABLES = (
     "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim".split()
 )

@@ -25,17 +25,17 @@ from specstream_mlx.train.self_prompts import fault_of
 from ..pytorch.generation import AnswerWriter, WrittenAnswer
 
 ANSWER_TOKENS, PROMPTED_TOKENS = 220, 256
-"""Of an answer of the base, to itself and to people; longer ones are cut there."""
+"""Most tokens of the base's answers, to itself and to people; longer ones are cut."""
 _SAMPLED_OF = 5
-"""Of so many prompts that people wrote one is answered at temperature 1."""
+"""One in so many of people's prompts is answered at temperature 1."""
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
 _AT_ONCE = 2048
 """Prompts that are answered before their answers are written."""
 _OPENING_WORDS, _SHARE_WITH_OPENING = 2, 0.375
 _FEWEST_WORDS, _MOST_WORDS = 20, 120
-"""Of a passage."""
+"""Fewest and most words of a passage."""
 _ANSWERS_A_PASSAGE = 3
-"""Of so many answers one becomes a passage."""
+"""One in so many answers becomes a passage."""
 _REQUESTS = (
     "Summarize: ",
     "Summarize this in two sentences: ",
@@ -43,7 +43,7 @@ _REQUESTS = (
     "Rewrite this in simpler words: ",
     "Correct the mistakes in this text: ",
 )
-"""For half of the passages; of the other half the base draws a question about them."""
+"""Requests for half of the passages; about the other half the base draws questions."""
 
 
 def write_base_answers(

@@ -39,7 +39,7 @@ from .own_answers import TRAIN, VALID, write_answers, write_base_answers
 STREAMS, OWN_ANSWERS, BUNDLE = "streams", "answers", "bundle"
 PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS, BUNDLE
 MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 4_000_000
-"""Of the bundled lossless streams, and of one adapter."""
+"""Limits of the bundled lossless streams, and of one adapter."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 _STREAMS = {
     "num_streams": 4,
@@ -53,13 +53,13 @@ _STREAMS = {
     "pruner_rank": 0,  # a tree of few nodes needs no pruning
 }
 _LONGER = 0.5
-"""Share of the texts that a tuned base answers which are letters, lists and the like."""
+"""Share of letters, lists and the like among the texts that a tuned base answers."""
 _LORA_RANK = 4
 _EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 _LEARNING_ON = {"stream_learning_rate": 1.3e-3, "embedding_learning_rate": 0.03}
-"""Rates of streams that begin as the base's; twice as high ones lose what these know."""
+"""Learning rates of streams that begin as the base's; with twice as much they forget."""
 _TASK_ANSWER_TOKENS = 320
-"""Of an answer of a task's tuned base; a longer one is cut there."""
+"""Most tokens of an answer of a task's tuned base; longer ones are cut."""
 _TYPED = 32
 """Typed texts that a task's LoRA is tried on."""
 
@@ -179,7 +179,7 @@ def stream_settings(
 
 
 def _tuned(task: str, options: MakingOptions) -> Path:
-    """A task's LoRA, trained, beside the base's streams, and the answers they learn from."""
+    """A task's trained LoRA with the base's streams, and the answers that they learn from."""
     streams, settings = options.work / STREAMS / "adapter", lora_settings(task, options)
     if not streams.exists():
         raise UserError(f"{task} before {STREAMS}, expected the base's streams first")

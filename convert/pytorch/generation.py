@@ -24,17 +24,17 @@ from .load import load_base, mount_lora
 from .training_run import is_quick_in_bf16, training_device
 
 TOKENS_AT_ONCE = 1 << 13
-"""Of the texts that a CPU writes at once, prompts included."""
+"""Most tokens of the texts that a CPU generates at once, prompts included."""
 _SHARE = 8
-"""A GPU's KV caches may take one part in so many of its free memory, and logits another: other
-processes may run with this one, and products and copies need theirs."""
+"""A GPU's KV caches may use one in so many parts of its free memory, and logits another one: other
+processes, products and copies need the rest."""
 
 _ROOM = 256
 """Tokens that a layer's keys and values get room for."""
 
 _TOP_P = 0.95
 _MOST_TOKENS = 2048
-"""Of a conversation with its answer."""
+"""Most tokens of a conversation with its answer."""
 
 
 class RoomyLayer(DynamicLayer):

@@ -1,4 +1,4 @@
-"""From directories to a saved package: checked before a weight is read, and there whole or not."""
+"""Export of directories to a package: checked before weights are read, written complete or not."""
 
 import contextlib
 import io

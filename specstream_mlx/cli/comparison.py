@@ -1,7 +1,7 @@
 """Decoding for ``generate --compare``: by this project and by plain mlx_lm, in turn.
 
-Both compute with the same arrays in the same dtype. mlx_lm by itself may hold others: as somebody
-would run it, it is timed, too.
+Both compute with the same arrays in the same dtype. If the files hold other weights, mlx_lm is also
+timed on these, as a user runs it.
 """
 
 from collections import deque
