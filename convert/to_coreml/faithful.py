@@ -36,7 +36,7 @@ NEAR_TIE = 0.1
 """The most by which MLX may prefer another token than a package does."""
 
 Readings = Mapping[str, tuple[list[int], np.ndarray]]
-"""For each adapter: the text's tokens, and the logits (n, vocab) after each token of its second half."""
+"""For each adapter: the text's tokens, and logits (n, vocab) after those of its second half."""
 
 
 def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> Readings:
