@@ -103,8 +103,8 @@ def _plans(streams: Guessing, width: int) -> dict[Place, Callable[[DraftTree], P
     if isinstance(streams, HeadConfig):
         return plans | {"head": partial(run, place="head", width=width)}
     if streams.mode == "shared":
-        beside = partial(run, place="nodes")
-        return {"none": beside, "nodes": partial(beside, width=width)}
+        everywhere = partial(run, place="nodes")
+        return {"none": everywhere, "nodes": partial(everywhere, width=width)}
     return plans | {"one node": partial(run, place="nodes", width=width, stream_nodes=1)}
 
 
