@@ -96,7 +96,7 @@ class MakingOptions:
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
-def _pairs(path: Path, items: Iterable[tasks.Item]) -> Path:
+def _pairs(path: Path, items: Iterable[tasks.TaskItem]) -> Path:
     """The JSONL file of items, which is written if it is missing, without empty completions."""
     if not path.exists():
         pairs = [{"prompt": item.content, "completion": item.target} for item in items]
