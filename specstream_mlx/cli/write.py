@@ -12,9 +12,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from specstream_mlx.apps.writing_tools.corrections import Correction, careful
+from specstream_mlx.apps.writing_tools.parts import Part, Work
+
 from ..bundled import tools
-from ..bundled.parts import Part, Work
-from ..corrections import Correction, careful
 from ..errors import UserError
 from ..files import decoded
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option

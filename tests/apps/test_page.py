@@ -416,8 +416,8 @@ def test_everything_has_a_name_and_a_phone_shows_it(page):
     page.ask("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
 
 
-CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
-PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
+CASES = json.loads((Path(__file__).parent / "corrections.json").read_text())
+PARTS = json.loads((Path(__file__).parent / "parts.json").read_text())
 GRAMMAR = {"needs": "need", "recieve": "receive", "teh": "the", "friday": "Friday", "": "the "}
 GRAMMAR |= {
     "dont": "don't",

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -17,7 +16,6 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.adapters.user_adapters import user_adapters
 from specstream_mlx.bundled import tools
-from specstream_mlx.bundled.parts import Work
 from specstream_mlx.cli import write
 from specstream_mlx.cli.options import ModelOptions
 from specstream_mlx.prompts import chat_prompt
@@ -255,28 +253,6 @@ def test_texts_of_several_adapters_are_what_each_writes_alone(installed):
     for task, (name, text) in zip(tasks, pairs, strict=True):
         adapter = "fix" if name == "fix" else installed / name
         assert results[task] == task.work.result == expected(installed, adapter, text=text)
-
-
-PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
-
-
-@pytest.mark.parametrize("case", PARTS, ids=lambda case: case["tool"])
-def test_a_text_in_parts(case):
-    """The page has the same cases."""
-    work, shown = Work(case["tool"], case["text"]), ""
-    assert work.prompts == case["parts"]
-    for number, text in enumerate(case["written"]):
-        shown += "".join(work.add(number, letter, False) for letter in text)
-        shown += work.add(number, "", True)
-    assert shown == work.result == case["result"]
-
-
-def test_long_texts_are_cut_between_sentences():
-    long = " ".join(["We meets on sunday, and we has to go."] * 150)
-    for tool, most in (("proofread", 600), ("summarize", 4000), (None, len(long)), ("sql", 9999)):
-        sent = Work(tool, long).prompts
-        assert " ".join(sent) == long and all(most / 2 < len(one) <= most for one in sent[:-1])
-        assert (len(sent) == 1) == (most >= len(long))
 
 
 def test_each_tool_says_what_it_is_and_what_it_does_not_know(installed, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 // Which corrections change what a text says: those are somebody's to take, one by one.
 //
-// The rules are those of specstream_mlx/corrections.py, and both have the same tests.
+// The rules are those of corrections.py, and both have the same tests.
 
 import { WORD } from "./diff.js";
 import { DATES, FORMS, MONTHS, WEEKDAYS, distance, isGrammar, plain, wordsOf } from "./grammar.js";

@@ -1,6 +1,6 @@
 // A text in parts, which are worked on side by side: what is between them stays as it is.
 //
-// The rules are those of specstream_mlx/bundled/parts.py, and both have the same tests.
+// The rules are those of parts.py, and both have the same tests.
 
 const SENTENCES = 600; // bytes of a part that is written anew: the tools learned from short messages
 const WHOLE = 4000; // of one that is read as a whole; a token has a byte at least, so this always fits

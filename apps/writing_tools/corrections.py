@@ -2,7 +2,7 @@
 
 A small model that proofreads also puts another weekday, drops a signature, loses a "not". Such
 corrections are found by rules about words, and are somebody's to take, not a program's. The page
-has the same rules (``apps/writing_tools/page/meaning.js``), and both the same tests.
+has the same rules (``page/meaning.js``), and both the same tests.
 """
 
 import re

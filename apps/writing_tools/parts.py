@@ -1,7 +1,7 @@
 """A text in parts, which a tool works on side by side: what is between them stays as it is.
 
-The page has the same rules (``apps/writing_tools/page/parts.js`` and ``work.js``), and both the
-same cases (``tests/parts.json``).
+The page has the same rules (``page/parts.js`` and ``page/work.js``), and both the
+same cases (``tests/apps/parts.json``).
 """
 
 import re
