@@ -9,6 +9,8 @@ from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.service import Service, resident
 from specstream_mlx.terminal.notes import note
 
+from . import tools
+
 PAGE = Path(__file__).parent / "page"
 
 
@@ -23,4 +25,5 @@ def page_app() -> Starlette:
         raise UserError(f"this installation has no bundled adapters ({bundled.ROOT / 'adapters'})")
     base, tokenizer = load(demonstration.base_path(note))
     models = resident(base, adapters)
-    return make_app(Service(models, tokenizer, most_texts=16, most_waiting=512), PAGE)
+    service = Service(models, tokenizer, most_texts=16, most_waiting=512)
+    return make_app(service, PAGE, cards=tools.cards())

@@ -12,10 +12,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from specstream_mlx.apps.writing_tools import tools
 from specstream_mlx.apps.writing_tools.corrections import Correction, careful
 from specstream_mlx.apps.writing_tools.parts import Part, Work
 
-from ..bundled import tools
 from ..errors import UserError
 from ..files import decoded
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option

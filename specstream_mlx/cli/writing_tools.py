@@ -4,8 +4,9 @@ import sys
 import webbrowser
 from pathlib import Path
 
+from specstream_mlx.apps.writing_tools import tools
+
 from .. import bundled
-from ..bundled import tools
 from ..errors import UserError
 from ..files import decoded
 from ..options import FILE, FLAG, TEXTS, integer, option

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from serving import serving
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
+from specstream_mlx.apps.writing_tools.tools import TOOLS
 
 from benchmarks import browser
 from specstream_mlx import bundled, demonstration, generate, load
-from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.prompts import chat_prompt
 
 # The page ----------------------------------------------------------------------------------------

@@ -11,15 +11,17 @@ import pytest
 from command_line import refusal, run
 from parity import edit
 from serving import serving
+from specstream_mlx.apps.writing_tools import tools
+from starlette.testclient import TestClient
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import bundled, demonstration, generate, load
 from specstream_mlx.adapters.user_adapters import user_adapters
-from specstream_mlx.bundled import tools
 from specstream_mlx.cli import write
 from specstream_mlx.cli.options import ModelOptions
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve import local
+from specstream_mlx.serve import run as serving_run
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.service import Service, resident
 
@@ -287,6 +289,18 @@ def test_each_tool_says_what_it_is_and_what_it_does_not_know(installed, tmp_path
     assert refused("write", "sql", "--strict", stdin=unknown) == f"error: {sentence}"
     for command in (("write", "sql", "--strict"), ("generate", "--adapter", "sql", "-p", known)):
         assert sentence not in run(*command, "-m", 4, stdin=known).stderr
+
+
+def test_a_server_says_of_a_tool_what_the_list_says(installed, tmp_path, monkeypatch):
+    shutil.copytree(installed / "adapters/fix", tmp_path / "adapters/sql")
+    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    apps = []
+    monkeypatch.setattr(serving_run, "serve", lambda app, opened: apps.append(app))
+    assert run("serve", "--port", 0).exit_code == 0
+    with TestClient(apps[0], "http://localhost") as client:
+        base, sql = client.get("/v1/models").json()["data"]
+    assert sql["specstream"]["tool"] == tools.TOOLS["sql"].facts()
+    assert (sql["id"], "tool" in base["specstream"]) == ("base:sql", False)
 
 
 def test_texts_that_tools_know():
