@@ -96,6 +96,7 @@ def serve(
         return
     with listening(host, port) as opened:
         from specstream_mlx.apps.writing_tools import tools
+        from specstream_mlx.apps.writing_tools.running_servers import announced
 
         from ..serve.app import LOOPBACK, make_app
         from ..serve.run import serve as serve_app
@@ -113,7 +114,8 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
-        serve_app(app, opened)
+        with announced(app.state.service, opened):
+            serve_app(app, opened)
 
 
 def _resident(

@@ -178,7 +178,8 @@ def make_app(
     routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
     handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app.state.service = service if hosts and api_key is None else None  # for ``write``
+    # For programs of this machine, which need no key.
+    app.state.service = service if hosts and api_key is None else None
     if origins:
         allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
         app.add_middleware(CORSMiddleware, allow_headers=["*"], **allowed)
