@@ -170,7 +170,7 @@ def make_app(
     else:
         posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():
-            if file.suffix in (".html", ".css", ".js", ".svg"):
+            if file.suffix in (".html", ".css", ".js", ".json", ".svg"):
                 place = "/" if file.name == "index.html" else f"/{file.name}"
                 gets[place] = partial(_file, file)
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
