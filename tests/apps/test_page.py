@@ -445,7 +445,7 @@ PAIRS = [
 IN_PARTS = """
 return import("/work.js").then(({ Work }) => arguments[0].map(({ tool, text, written }) => {
   const work = new Work(tool, text);
-  written.forEach((text, number) => work.add(number, { text, step: [] }));
+  work.parts.forEach((_, number) => work.add(number, { text: written[number] ?? "", step: [] }));
   return [work.chats.map((chat) => chat.text.trim()), work.text];
 }));
 """
