@@ -18,7 +18,7 @@ FLOORS = [
     {"bundled", "engine", "adapters"},
     {"drafting.eagle3", "drafting.published_heads", "model_paths"},
     {"loading", "prompts"},
-    {"broadcast", "drafting", "kv_store", "inspection", "corrections"},
+    {"broadcast", "drafting", "kv_store", "inspection"},
     {"request"},
     {"scheduler"},
     {"responses"},

@@ -45,5 +45,5 @@ def test_the_page_is_in_the_wheel():
     patterns = SETTINGS["package-data"]["specstream_mlx.apps.writing_tools"]
     shipped = {path for pattern in patterns for path in (CLONE / folder).glob(pattern)}
     page = {path for path in (CLONE / folder / "page").rglob("*") if path.is_file()}
-    assert {path.suffix for path in page} == {".html", ".css", ".js", ".svg"}
+    assert {path.suffix for path in page} == {".html", ".css", ".js", ".json", ".svg"}
     assert page == shipped

@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from specstream_mlx.apps.writing_tools import tools
+
 from .. import bundled, demonstration
 from ..adapters.description import describe
 from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
-from ..bundled import tools
 from ..errors import UserError
 from ..inspection import describe_adapter, inspect_directory
 from ..model_paths import adapter_named, model_directory, named_adapters, read_config

@@ -11,8 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from specstream_mlx.apps.writing_tools import tools
+
 from .. import demonstration
-from ..bundled import tools
 from ..errors import UserError
 from ..hardware import blas
 from ..model_paths import check_prompt_cache_file, local_directory

@@ -51,6 +51,10 @@ class Source:
     by_default: bool = False  # the adapter is streams, mounted because they fit
     head: Path | None = None  # the directory of a draft head
 
+    @property
+    def weights(self) -> str:
+        return self.options.weights
+
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
@@ -60,7 +64,7 @@ class Source:
             self.model,
             tokenizer_config,
             adapter_path=self.adapter,
-            weights=self.options.weights,
+            weights=self.weights,
             group=launched.group(),
             draft_head=self.head,
             compiled=self.options.compiled,

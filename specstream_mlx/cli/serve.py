@@ -95,6 +95,9 @@ def serve(
             Decoding(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
+        from specstream_mlx.apps.writing_tools import tools
+        from specstream_mlx.apps.writing_tools.running_servers import announced
+
         from ..serve.app import LOOPBACK, make_app
         from ..serve.run import serve as serve_app
         from ..serve.service import BASE, Service
@@ -107,11 +110,12 @@ def serve(
         limits = {"most_texts": texts, "most_waiting": queue, "kept_tokens": kept_tokens}
         named = _aliases(alias, models)
         service = Service(models, tokenizer, max_tokens, aliases=named, **limits)
-        app = make_app(service, None, api_key, hosts, body_bytes, cors or ())
+        app = make_app(service, None, api_key, hosts, body_bytes, cors or (), tools.cards())
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
-        serve_app(app, opened)
+        with announced(app.state.service, opened):
+            serve_app(app, opened)
 
 
 def _resident(

@@ -1,13 +1,12 @@
 """Serving an application on a socket until a signal comes."""
 
 import socket
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import uvicorn
 from starlette.applications import Starlette
 
 from ..errors import UserError, shown
-from .local import announced
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -40,7 +39,5 @@ def serve(app: Starlette, opened: socket.socket) -> None:
         http="h11",
         ws="none",
     )
-    service = app.state.service
-    found = nullcontext() if service is None else announced(service, opened)
-    with suppress(KeyboardInterrupt), found:
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run([opened])

@@ -17,14 +17,18 @@ from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from ..hardware import user_cache
+import specstream_mlx
+from specstream_mlx import UserError
+from specstream_mlx.hardware import user_cache
+
+if TYPE_CHECKING:
+    from specstream_mlx.serve.service import Service
 
 _SILENCE = 10.0  # seconds; a server that lives says something every 5
 _AT_ONCE = 16  # texts that are asked for, of which a server writes as many as it does at once
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(specstream_mlx.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,21 @@ class Chat:
 
 
 @contextmanager
-def announced(service: Any, opened: socket.socket) -> Iterator[None]:
-    """Let ``write`` find a server in the block; a cache that cannot be written is no mistake."""
+def announced(service: "Service | None", opened: socket.socket) -> Iterator[None]:
+    """Let ``write`` find a server in the block; a cache that cannot be written is no mistake.
+
+    ``service`` is ``app.state.service``: there is none if it is not for every program of the user.
+    """
+    if service is None:
+        yield
+        return
     folder, (address, port, *_) = _folder(), opened.getsockname()
     path, file = folder / f"{os.getpid()}.json", None
-    own = {name: model.adapter for name, model in service.models.items() if ":" in name}
+    adapters = {
+        name.split(":")[1]: str(model.adapter.path.absolute())
+        for name, model in service.models.items()
+        if model.adapter is not None and ":" in name
+    }
     values = {
         "pid": os.getpid(),
         "address": address,
@@ -60,7 +74,7 @@ def announced(service: Any, opened: socket.socket) -> Iterator[None]:
         "package": _PACKAGE,
         "base": str(service.models["base"].path.absolute()),
         "weights": getattr(service.models["base"].held, "form", None),
-        "adapters": {name.split(":")[1]: str(one.path.absolute()) for name, one in own.items()},
+        "adapters": adapters,
         "max_tokens": service.most_tokens,
     }
     with suppress(OSError):

@@ -10,7 +10,7 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
-from .. import bundled
+from specstream_mlx import bundled
 
 TEXTS = 16  # typed test texts of each task
 LICENCE = "Apache-2.0"  # of the adapters, as of their base
@@ -163,10 +163,14 @@ def present() -> list[Tool]:
     return [tool for tool in TOOLS.values() if tool.name in names]
 
 
+def cards() -> dict[Path, Tool]:
+    """The tools of this installation by the resolved directories of their adapters."""
+    return {(bundled.ROOT / "adapters" / tool.name).resolve(): tool for tool in present()}
+
+
 def tool_at(path: Path) -> Tool | None:
     """Return the tool whose adapter a directory holds, if it is a bundled one."""
-    is_ours = path.resolve().parent == (bundled.ROOT / "adapters").resolve()
-    return TOOLS.get(path.name) if is_ours else None
+    return cards().get(path.resolve())
 
 
 def objection(path: Path | None, text: str) -> str | None:

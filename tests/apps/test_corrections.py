@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from specstream_mlx.corrections import Correction, careful, corrections
+from specstream_mlx.apps.writing_tools.corrections import Correction, careful, corrections
 
 CASES = json.loads((Path(__file__).parent / "corrections.json").read_text())
 

@@ -1,34 +1,17 @@
 """A text in parts, which a tool works on side by side: what is between them stays as it is.
 
-The page has the same rules (``apps/writing_tools/page/parts.js`` and ``work.js``), and both the
-same cases (``tests/parts.json``).
+The page does the same (``page/parts.js``, ``page/work.js``) by the same patterns (``english``), and
+both have the same cases (``tests/apps/parts.json``).
 """
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-BY_PARAGRAPH = ("proofread", "friendly", "professional", "concise")
-"""The tools that get each paragraph and each item of a list by itself."""
+from .english import BY_PARAGRAPH, CUTS, LIMITS, PATTERNS
 
 _READS = (*BY_PARAGRAPH, "summarize", "key_points")  # whatever is written, in parts if it is long
-_SENTENCES = 600  # bytes of a part that is written anew: the tools learned from short messages
-_WHOLE = 4000  # of one that is read as a whole; a token has a byte at least, so this always fits
-_WIDE = 55  # characters of a line that goes on in the next one
-
-_ITEM = re.compile(
-    r"[\s>]*(?:(?:[-*\u2022\u2013+]|[0-9]{1,3}[.)]|#{1,6})\s+)?(?:\[[ x]\]\s+)?", re.IGNORECASE
-)
-_CLOSING = re.compile(
-    r"(?:(?:with|many|best|kind|warm|all|my)\s+)*(?:regards|wishes|greetings|greets|thanks|"
-    r"thank you|cheers|yours|love|sincerely|best)\b",
-    re.IGNORECASE,
-)
-_GREETING = re.compile(r"\s*((?:hi|hello|hey|dear)\b[^\n.!?]{0,40},)\s*\n", re.IGNORECASE)
-_ENDS = [
-    re.compile(end, re.DOTALL) for end in (r".*\n", r".*[.!?\u2026][\"'\u201d\u2019)]*\s", r".*\s")
-]
-_POINT = re.compile(r"(?:^|\n|;\s)\s*[-\u2022*]\s+|\n")
+_ITEM = PATTERNS["item"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +38,7 @@ class Work:
         whole = [Part(0, len(before))]
         self.parts = [*parts_of(before, self.tool)] if self.tool else whole
         # Friendly takes a request for one to itself, unless it sees that it is a letter's.
-        greeting = _GREETING.match(before) if tool == "friendly" else None
+        greeting = PATTERNS["greeting"].match(before) if tool == "friendly" else None
         self._greeting = greeting[1] if greeting else ""
         self.prompts = []
         for part in self.parts:
@@ -121,8 +104,8 @@ class Work:
     def _points(self) -> list[str]:
         """The points of a list, none twice; the last one may go on until all is written."""
         first = next((n for n, ended in enumerate(self._ended) if not ended), len(self._ended))
-        said = "\n".join(self._written[: first + 1])
-        points = [re.sub(r";(?:\s*-)?$", "", one.strip()) for one in _POINT.split(said)]
+        said, end = "\n".join(self._written[: first + 1]), PATTERNS["point_end"]
+        points = [end.sub("", one.strip()) for one in PATTERNS["point"].split(said)]
         if first < len(self._ended):
             del points[-1]
         return [*dict.fromkeys(filter(None, points))]
@@ -132,7 +115,7 @@ def parts_of(text: str, tool: str) -> Iterator[Part]:
     """Cut a text into the parts that a tool is given."""
     own = _paragraphs(text, tool != "proofread") if tool in BY_PARAGRAPH else []
     for piece in own or [_trimmed(text, 0, len(text))]:
-        yield from _cut(text, piece, _SENTENCES if own else _WHOLE)
+        yield from _cut(text, piece, LIMITS["sentences_bytes" if own else "whole_bytes"])
 
 
 def _paragraphs(text: str, written: bool) -> list[Part]:
@@ -142,7 +125,9 @@ def _paragraphs(text: str, written: bool) -> list[Part]:
         marks = [_ITEM.match(line[0])[0] for line in lines]  # type: ignore[index]
         widths = [len(line[0].rstrip()) for line in lines]
         ons = [
-            width >= _WIDE and line[0].rstrip()[-1] not in ".!?:" and not mark.strip()
+            width >= LIMITS["line_characters"]
+            and not PATTERNS["paragraph_line_end"].search(line[0].rstrip())
+            and not mark.strip()
             for line, width, mark in zip(lines, widths, marks[1:], strict=False)
         ]
         # Where the next word had room, somebody has broken the lines by hand.
@@ -164,11 +149,15 @@ def _paragraphs(text: str, written: bool) -> list[Part]:
     for part in parts:
         said = text[part.start : part.end]
         count = len(said.split())
-        closes = bool(_CLOSING.match(said)) and count <= 6
-        leads = closes or signed or said[-1] in ",:"
-        short = count <= 8 and (part.is_item or leads) and said[-1] not in ".!?"
+        closes = bool(PATTERNS["closing"].match(said)) and count <= LIMITS["closing_words"]
+        leads = closes or signed or PATTERNS["lead_end"].search(said)
+        short = (
+            count <= LIMITS["lead_words"]
+            and (part.is_item or leads)
+            and not PATTERNS["sentence_end"].search(said)
+        )
         signed = signed or closes
-        if not (count <= 3 or closes or short):
+        if not (count <= LIMITS["few_words"] or closes or short):
             sentences.append(part)
         if not leads:
             others.append(part)
@@ -178,7 +167,7 @@ def _paragraphs(text: str, written: bool) -> list[Part]:
 def _blocks(text: str) -> list[list[re.Match[str]]]:
     """Group the lines with something in them by the empty lines between."""
     blocks: list[list[re.Match[str]]] = []
-    for line in re.finditer(r".*\S.*", text):
+    for line in PATTERNS["line"].finditer(text):
         if blocks and blocks[-1][-1].end() + 1 == line.start():
             blocks[-1].append(line)
         else:
@@ -199,7 +188,7 @@ def _cut(text: str, part: Part, most: int) -> Iterator[Part]:
         said = rest.encode()[:most].decode(errors="ignore")
         size = len(said)
         if size < len(rest):
-            ends = (len(found[0]) for end in _ENDS if (found := end.match(said)))
+            ends = (len(found[0]) for end in CUTS if (found := end.match(said)))
             size = next((end for end in ends if end > size / 4), size)
         piece = _trimmed(text, start, start + size, part.is_item)
         if piece.start < piece.end:

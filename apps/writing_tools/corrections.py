@@ -2,7 +2,7 @@
 
 A small model that proofreads also puts another weekday, drops a signature, loses a "not". Such
 corrections are found by rules about words, and are somebody's to take, not a program's. The page
-has the same rules (``apps/writing_tools/page/meaning.js``), and both the same tests.
+does the same (``page/meaning.js``) by the same words (``english``), and both have the same tests.
 """
 
 import re
@@ -10,64 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|[^\w\s]|_")
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
-_BEFORE_NUMBER, _AFTER_NUMBER = re.compile(r"[\d.,:/-]*\Z"), re.compile(r"[\d.,:/-]*")
-_MONEY = re.compile(r"[€£$¥%]")
-_ADDRESS = re.compile(r"\S*(?:@|://|www\.)\S*")
-_DATES = {
-    "a weekday": "monday tuesday wednesday thursday friday saturday sunday".split(),
-    "a month": (
-        "january february march april may june july august september october november december"
-    ).split(),
-}
-_DAYS = [date for dates in _DATES.values() for date in dates]
-_NUMBERS = set(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-    "hundred thousand million billion first second third half quarter dozen".split()
-)
-_NEGATIONS = set(
-    "not no never none nobody nothing nowhere neither nor without cannot "
-    "dont cant wont isnt arent wasnt werent doesnt didnt hasnt havent hadnt shouldnt wouldnt "
-    "couldnt mustnt aint neednt".split()
-)
-_SMALL = set(
-    "an a the this that these those i you he she it we they me him her us them my your his its our "
-    "their who whom whose which what am is are was were be been being have has had having do does "
-    "did will would shall should can could may might must to of in on at by for from with about "
-    "into over under as than and or but so because if when while where there here".split()
-)
-_FORMS = [
-    set(group.split())
-    for group in (
-        "take took taken|give gave given|go goes went gone|see saw seen|buy bought|bring brought|"
-        "think thought|teach taught|catch caught|eat ate eaten|speak spoke spoken|get got gotten|"
-        "say said|know knew known|tell told|stand stood|sell sold|make made|pay paid|lie lay lain|"
-        "good well better best|bad badly worse worst|much many more most|person people|cannot cant|"
-        "you u|your ur|are r|please pls plz|because cuz coz cos|thanks thx|though tho|want wanna|"
-        "going gonna|okay ok|do does did done|wasnt werent isnt arent|dont doesnt didnt|"
-        "havent hasnt hadnt|child children|man men|woman women|foot feet|tooth teeth"
-    ).split("|")
-]
-"""Irregular forms of a word, and short ways to write it."""
-_SAYING = [
-    [set(group.split()) for group in kind.split("|")]
-    for kind in (
-        "i me my mine|you your yours u ur|he him his|she her hers|we us our ours|"
-        "they them their theirs",
-        "and|or|but|if",
-    )
-]
-"""Small words, of kinds, of which one in the place of another says something else."""
-_MODALS = set("will would shall should can could may might must".split())
-_STEMS = {"cannot": "can", "cant": "can", "wont": "will"}
-_TITLE = re.compile(r"\b(?:mr|mrs|ms|dr|prof|st)\.\s*$", re.IGNORECASE)
-_POSITIVES = set("does have would could should must need were want cant".split())
-_GREETING = re.compile(
-    r"(?:^|\n)\W*(?:(?:hi|hello|hey|dear)\W+|(?:thanks|cheers),\s*)$", re.IGNORECASE
-)
-_MOST_WORDS = 3  # that may come or go with a correction
+from .english import CONTRACTIONS, DATES, EXCHANGES, FORMS, LIMITS, PATTERNS, WORDS
+
+_WORD, _NUMBER, _DIGIT = PATTERNS["word"], PATTERNS["number"], PATTERNS["digit"]
+_BEFORE_NUMBER, _AFTER_NUMBER = PATTERNS["before_number"], PATTERNS["after_number"]
+_MONEY, _ADDRESS = PATTERNS["money"], PATTERNS["address"]
+_DAYS = [date for dates in DATES.values() for date in dates]
+_NUMBERS, _NEGATIONS, _MODALS = WORDS["numbers"], WORDS["negations"], WORDS["modals"]
+_MOST_WORDS = LIMITS["words_more_or_less"]
 
 Words = list[re.Match[str]]
 
@@ -105,7 +55,7 @@ class Correction:
             return "words that are gone"
         if _differs(_MONEY, self.old, self.text):
             return "an amount"
-        for name, dates in _DATES.items():
+        for name, dates in DATES.items():
             if self._changes_a_date(old, new, dates):
                 return name
         if _negations(old, new) != _negations(new, old):
@@ -136,7 +86,7 @@ class Correction:
         rest = _AFTER_NUMBER.match(self.before[self.end :])[0]  # type: ignore[index]
         if _differs(_NUMBER, front + self.old + rest, front + self.text + rest):
             return True
-        written = any(letter.isdigit() for letter in self.old + self.text)
+        written = _DIGIT.search(self.old + self.text)
         lost = (_NUMBERS & {*old}) - {*new} or (written and not _same_words(old, new))
         return bool(lost) or _gains(old, new, _NUMBERS)
 
@@ -151,8 +101,8 @@ class Correction:
 
     def _changes_a_date(self, old: list[str], new: list[str], dates: list[str]) -> bool:
         written = {*_WORD.findall(self.old), *_WORD.findall(self.text)}
-        # "may" and "march" in small letters are verbs as well.
-        dates = [date for date in dates if not {date} & {"may", "march"} & written]
+        verbs = WORDS["verbs_in_small_letters"] & written  # such as "may"
+        dates = [date for date in dates if date not in verbs]
         short = [word for word in old if len(word) > 2 and any(d.startswith(word) for d in dates)]
         gone = any(not any(one.startswith(word) for one in new) for word in short)
         meant = [date for date in dates if _spells(old, date, dates)]
@@ -164,14 +114,14 @@ class Correction:
             word, before = found[0], self.before[: found.start()]
             small = word.casefold()
             same = any(_plain(small) == _plain(n) or _spells([small], n, _DAYS) for n in new)
-            if same or word in ("I", "OK") or not word[0].isalpha():
+            if same or word in WORDS["no_names"] or not word[0].isalpha():
                 continue
             line = self.before[before.rfind("\n") + 1 :].partition("\n")[0]
             signs = line.strip() == self.before.rstrip().rpartition("\n")[2].strip() != ""
             alone = signs and "\n" in self.before.strip() and len(_words(line)) <= 2
-            begins = not before.strip() or before.rstrip(" \"'(“")[-1:] in ".!?\n:•*-"
-            begins = begins and not _TITLE.search(before)
-            if alone or _GREETING.search(before) or (word[0].isupper() and not begins):
+            starts, title = PATTERNS["sentence_start"], PATTERNS["title"]
+            begins = starts.search(before) and not title.search(before)
+            if alone or PATTERNS["addressed"].search(before) or (word[0].isupper() and not begins):
                 return True
         return False
 
@@ -273,22 +223,25 @@ def _plain(word: str) -> str:
 def _negations(words: list[str], others: list[str]) -> int:
     """Count negations, those in another spelling included if it is right in the other words."""
     negations = [_plain(word) for word in others if _plain(word) in _NEGATIONS]
+    near = WORDS["near_negations"]  # but other words
     return sum(
         word in _NEGATIONS
-        or (len(word) > 3 and word not in _POSITIVES and any(_is_near(word, n) for n in negations))
+        or (len(word) > 3 and word not in near and any(_is_near(word, n) for n in negations))
         for word in map(_plain, words)
     )
 
 
 def _signs(line: str) -> bool:
     words = line.split()
-    return not words or (len(words) <= 4 and line[0].isalpha() and line[-1] not in ".!?")
+    if len(words) > LIMITS["signature_words"]:
+        return False
+    return not words or (line[0].isalpha() and not PATTERNS["sentence_end"].search(line))
 
 
 def _is_spelling(old: list[str], new: list[str]) -> bool:
     """Whether words are the same but for a letter each."""
     pairs = zip(map(_plain, old), map(_plain, new), strict=False)
-    alike = (_distance(a, b) < 2 or any(a in one and b in one for one in _FORMS) for a, b in pairs)
+    alike = (_distance(a, b) < 2 or any(a in one and b in one for one in FORMS) for a, b in pairs)
     joined = _distance(_plain("".join(old)), _plain("".join(new))) < 2  # "alot", "a lot"
     return joined or (len(old) == len(new) and all(alike))
 
@@ -300,7 +253,7 @@ def _gains(old: list[str], new: list[str], kind: set[str]) -> bool:
 
 
 def _exchanges(old: list[str], new: list[str]) -> bool:
-    for kind in _SAYING:
+    for kind in EXCHANGES:
         was, made = (
             {i for i, group in enumerate(kind) for word in words if word.split("'")[0] in group}
             for words in (old, new)
@@ -320,14 +273,20 @@ def _modals(words: list[str], others: list[str]) -> set[str]:
     same, found = {*map(_plain, others)}, set[str]()
     for word in words:
         if _plain(word) not in same:
-            stem = _STEMS.get(_plain(word), _plain(word).removesuffix("nt"))
-            stem = "will" if word.endswith("'ll") else "would" if word.endswith("'d") else stem
-            found |= {stem} & _MODALS
+            stem = _plain(word).removesuffix(CONTRACTIONS["not"])
+            stem = CONTRACTIONS["whole"].get(_plain(word), stem)
+            endings = CONTRACTIONS["modals"].items()
+            found |= {next((m for end, m in endings if word.endswith(end)), stem)} & _MODALS
     return found
 
 
 def _is_near(a: str, b: str) -> bool:
     return a[0] == b[0] and _distance(a, b) <= 2
+
+
+def is_grammar(old: str, new: str) -> bool:
+    """Whether a text has the same words, in another spelling or form; small ones may differ."""
+    return _same_words(_words(old), _words(new))
 
 
 def _same_words(old: list[str], new: list[str]) -> bool:
@@ -338,8 +297,8 @@ def _same_words(old: list[str], new: list[str]) -> bool:
     for i in range(len(old) + 1):
         for j in range(len(new) + 1):
             if (
-                (i and old[i - 1] in _SMALL and (i - 1, j) in fits)
-                or (j and new[j - 1] in _SMALL and (i, j - 1) in fits)
+                (i and old[i - 1] in WORDS["small"] and (i - 1, j) in fits)
+                or (j and new[j - 1] in WORDS["small"] and (i, j - 1) in fits)
                 or (i and j and (i - 1, j - 1) in fits and _is_form(old[i - 1], new[j - 1]))
             ):
                 fits.add((i, j))
@@ -349,9 +308,9 @@ def _same_words(old: list[str], new: list[str]) -> bool:
 def _is_form(a: str, b: str) -> bool:
     """Whether two words are spellings or forms of one; a number is not misspelt."""
     a, b = _plain(a), _plain(b)
-    if any(map(str.isdigit, a + b)):
+    if _DIGIT.search(a + b):
         return a == b
-    if any(a in group and b in group for group in _FORMS):
+    if any(a in group and b in group for group in FORMS):
         return True
     if len(a) > 2 and b in _DAYS and b.startswith(a):
         return True
