@@ -18,7 +18,7 @@ from specstream_mlx.demonstration import base_path
 from specstream_mlx.hardware import device
 from specstream_mlx.options import integer, option
 from specstream_mlx.request import Request
-from specstream_mlx.scheduler import Scheduler, TokenSequence
+from specstream_mlx.scheduler import decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
@@ -31,9 +31,7 @@ TOKENS = 64
 
 def rate(model: SpeculativeModel, prompt: list[int], settings: DraftSettings) -> tuple[Any, float]:
     """The tokens of a text, and its tokens per second from the second step on."""
-    scheduler = Scheduler()
-    scheduler.add(TokenSequence(model, Request(prompt, settings, max_tokens=TOKENS)))
-    steps = [step for [(_, step)] in scheduler.steps()]
+    steps = list(decode(model, Request(prompt, settings, max_tokens=TOKENS)))
     tokens = [token for step in steps for token in step.tokens]
     return tokens, (len(tokens) - len(steps[0].tokens)) / sum(s.seconds for s in steps[1:])
 

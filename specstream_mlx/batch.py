@@ -5,12 +5,13 @@ token of every stream (arXiv 2402.11131, App. L).
 """
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +31,8 @@ from .loading import SpeculativeModel
 from .options import COUNT, checked
 from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
-from .responses import GenerationResponse, respond
-from .scheduler import Scheduler, Step, TokenSequence, fill, share_a_pass, stays_alone
+from .responses import GenerationResponse, Text
+from .scheduler import Batch, Step, TokenSequence, fill
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 
@@ -106,86 +107,60 @@ def batch_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     count = len(prompts)
-    limits = _for_each("max_tokens", max_tokens, count)
-    for limit in limits:
-        COUNT.check("max_tokens", limit)
-    if sampler is not None and samplers is not None:
-        raise UserError("sampler and samplers were both given, expected one of them")
-    if isinstance(sampler, KeyedSampler) and count > 1:
-        raise UserError(
-            f"sampler is a keyed_sampler and there are {count} prompts, which would draw with the "
-            "same noise, expected samplers=[..] with one for each"
-        )
-    samplers = _for_each("samplers", sampler if samplers is None else samplers, count)
-    models = [
-        model if adapter is None else model.with_adapter(adapter)
-        for adapter in _for_each("adapters", adapters, count)
-    ]
-    ids = [
-        encode_prompt(tokenizer, prompt, own.prompt_template)
-        for prompt, own in zip(prompts, models, strict=True)
-    ]
-    each = _for_each("prompt_caches", prompt_caches, count)
-    begun = [
-        PromptCache() if caches is None else PromptCache.of_list(own, deepcopy(caches))
-        for caches, own in zip(each, models, strict=True)
-    ]
-    for prompt, cache, limit in zip(ids, begun, limits, strict=True):
-        check_kv_size(model, max_kv_size, len(prompt), limit)
-        if cache.quantized is not None:
-            raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
     if settings is not None and not isinstance(settings, DraftSettings | Proposers):
         raise UserError(f"settings is {shown(settings)}, expected DraftSettings, Proposers or None")
     drafting = drafting_of(settings, None, overrides)
-    keeps = return_prompt_caches or prompt_caches is not None
-    requests = [
-        Request(
-            prompt,
+    keeps_rows = return_prompt_caches or prompt_caches is not None
+    texts = []
+    for prompt, most, own_sampler, adapter, caches in zip(
+        prompts,
+        _for_each("max_tokens", max_tokens, count),
+        _samplers(sampler, samplers, count),
+        _for_each("adapters", adapters, count),
+        _for_each("prompt_caches", prompt_caches, count),
+        strict=True,
+    ):
+        COUNT.check("max_tokens", most)
+        mounted = model if adapter is None else model.with_adapter(adapter)
+        ids = encode_prompt(tokenizer, prompt, mounted.prompt_template)
+        check_kv_size(model, max_kv_size, len(ids), most)
+        cache = PromptCache() if caches is None else PromptCache.of_list(mounted, deepcopy(caches))
+        if cache.quantized is not None:
+            raise UserError("prompt_caches has quantized rows, expected a KVCache for each layer")
+        request = Request(
+            ids,
             drafting,
-            max_tokens=limit,
+            max_tokens=most,
             end_tokens=tokenizer.eos_token_ids,
             prefill_step_size=prefill_step_size,
-            sampler=sampler,
+            sampler=own_sampler,
             logits_processors=logits_processors,
-            prompt_cache=cache if keeps else None,
+            prompt_cache=cache if keeps_rows else None,
         )
-        for prompt, cache, limit, sampler in zip(ids, begun, limits, samplers, strict=True)
-    ]
-    sequences = [_Sequence(*pair, return_logprobs) for pair in zip(models, requests, strict=True)]
-    for entry in sequences:
-        entry.request.check(entry.model)
-    stats = BatchStats(prompt_tokens=sum(map(len, ids)))
+        request.check(mounted)
+        texts.append(_Text(mounted, request, cache, return_logprobs))
+    stats = BatchStats(prompt_tokens=sum(len(text.request.prompt) for text in texts))
     size = max(completion_batch_size, prefill_batch_size)
     with running.wired(model.model):
-        written = (one for group in _groups(sequences) for one in _written(group, size, stats))
-        for ended, _ in enumerate(chain([None], written)):
+        for ended, _ in enumerate(chain([None], _ended(texts, size, stats))):
             if verbose:
                 print(f"[batch_generate] Finished processing {ended}/{count} ...", end="\r")
         if return_prompt_caches:
-            for entry, cache in zip(sequences, begun, strict=True):
-                rows = [*entry.request.prompt, *entry.tokens, *entry.end]
-                fill(cache, entry.model, rows, prefill_step_size)
+            for text in texts:
+                rows = [*text.request.prompt, *text.tokens, *text.end]
+                fill(text.cache, text.model, rows, prefill_step_size)
     stats.wall_time = stats.prompt_time + stats.decode_time
-    if count:
-        stats.accepted_length = stats.generation_tokens / sum(entry.calls for entry in sequences)
+    stats.accepted_length = stats.generation_tokens / max(1, sum(text.calls for text in texts))
     stats.peak_memory = mx.get_peak_memory() / 1e9
     if verbose:
-        print(
-            f"[batch_generate] Finished processing {count}/{count}\n"
-            f"[batch_generate] Prompt: {stats.prompt_tokens} tokens, "
-            f"{stats.prompt_tps:.3f} tokens-per-sec\n"
-            f"[batch_generate] Generation: {stats.generation_tokens} tokens, "
-            f"{stats.generation_tps:.3f} tokens-per-sec\n"
-            f"[batch_generate] Peak memory: {stats.peak_memory:.3f} GB\n"
-            f"[batch_generate] Accepted length: {stats.accepted_length:.2f}"
-        )
+        _report(stats, count)
     return BatchResponse(
-        [tokenizer.decode(entry.tokens) for entry in sequences],
+        [tokenizer.decode(text.tokens) for text in texts],
         stats,
-        [cache.caches for cache in begun] if return_prompt_caches else None,
-        token_ids=[entry.tokens for entry in sequences] if return_token_ids else None,
-        logprobs=[entry.log_probs for entry in sequences] if return_logprobs else None,
-        finish_reasons=[entry.reason for entry in sequences],
+        [text.cache.caches for text in texts] if return_prompt_caches else None,
+        token_ids=[text.tokens for text in texts] if return_token_ids else None,
+        logprobs=[text.log_probs for text in texts] if return_logprobs else None,
+        finish_reasons=[text.reason for text in texts],
     )
 
 
@@ -198,49 +173,37 @@ def stream_batch(
 ) -> Iterator[tuple[int, GenerationResponse]]:
     """Write after prompts of token ids, ``size`` at once, and yield responses with their numbers.
 
-    Each step reads one more prompt, so the first one's text comes first; what prompts begin with
-    alike is read once. ``reading`` is called with the prompt tokens read so far, and of all.
+    Between steps one more prompt is read, so the first one's text comes first; what prompts begin
+    with alike is read once. ``reading`` is called with the prompt tokens read so far, and of all.
     """
-    (model, _), *others = texts
     waiting, before, of = deque(enumerate(texts)), 0, sum(len(prompt) for _, prompt in texts)
-    going: dict[TokenSequence, tuple[int, deque[Step], Iterator[GenerationResponse]]] = {}
-    schedulers, caches = list[Scheduler](), defaultdict[int, PromptCache](PromptCache)
-    with running.wired(model.model):
-        while waiting or going:
-            if waiting and len(going) < size:
-                number, (own, prompt) = waiting.popleft()
+    going: dict[TokenSequence, tuple[int, Text]] = {}
+    batch, firsts = Batch(), dict[int, PromptCache]()  # of each model's first text
+    with running.wired(texts[0][0].model):
+        while waiting or batch:
+            if waiting and len(batch) < size and not batch.unread:
+                number, (model, prompt) = waiting.popleft()
+                first = firsts.get(id(model))
+                cache = first.without_spare_rows() if first else PromptCache()
+                firsts.setdefault(id(model), cache)
                 request = Request(
                     prompt,
-                    max_tokens=room(own, prompt, None, max_tokens),
+                    max_tokens=room(model, prompt, None, max_tokens),
                     end_tokens=tokenizer.eos_token_ids,
-                    prompt_cache=deepcopy(caches[id(own)]) if others else None,
-                    progress=partial(_counted, reading, before, of),
+                    prompt_cache=cache,
+                    progress=partial(lambda before, read, _: reading(before + read, of), before),
                 )
                 before += len(prompt)
-                request.check(own)
-                sequence, steps = TokenSequence(own, request), deque[Step]()
-                scheduler = next((one for one in schedulers if one.takes(own)), None)
-                if scheduler is None:
-                    schedulers.append(scheduler := Scheduler(lambda: len(schedulers) < 2))
-                scheduler.add(sequence)
-                written = respond(tokenizer, request, iter(steps.popleft, None))
-                going[sequence] = number, steps, written
-                if request.prompt_cache is not None and not caches[id(own)].tokens:
-                    caches[id(own)] = request.prompt_cache.without_spare_rows()
-            for sequence, step in [pair for one in schedulers for pair in one.step()]:
-                number, steps, written = going[sequence]
-                steps.append(step)
-                # In this order: whoever takes one response too many takes the next step.
-                for _, response in zip(step.tokens, written, strict=False):
+                request.check(model)
+                sequence = TokenSequence(model, request)
+                batch.add(sequence)
+                going[sequence] = number, Text(tokenizer, request)
+            for sequence, step in batch.step():
+                number, text = going[sequence]
+                if step.finish_reason:
+                    del going[sequence]
+                for response in text.take(step):
                     yield number, response
-                    if response.finish_reason:
-                        del going[sequence]
-                        break
-            schedulers[:] = [one for one in schedulers if one]
-
-
-def _counted(reading: Progress, before: int, of: int, read: int, _: int) -> None:
-    reading(before + read, of)
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:
@@ -253,12 +216,25 @@ def _for_each(name: str, values: Any, count: int) -> list[Any]:
     return list(values)
 
 
-@dataclass
-class _Sequence:
-    """One sequence: what is written, and why it ended (empty: not yet)."""
+def _samplers(sampler: Sampler | None, samplers: Any, count: int) -> list[Sampler | None]:
+    """Return a sampler for each text."""
+    if sampler is not None and samplers is not None:
+        raise UserError("sampler and samplers were both given, expected one of them")
+    if isinstance(sampler, KeyedSampler) and count > 1:
+        raise UserError(
+            f"sampler is a keyed_sampler and there are {count} prompts, which would draw with the "
+            "same noise, expected samplers=[..] with one for each"
+        )
+    return _for_each("samplers", sampler if samplers is None else samplers, count)
+
+
+@dataclass(eq=False)
+class _Text:
+    """One text so far, and why it ended (empty: not yet)."""
 
     model: SpeculativeModel
     request: Request
+    cache: PromptCache
     scored: bool
     tokens: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
@@ -267,16 +243,11 @@ class _Sequence:
     calls: int = 0
 
     def take(self, step: Step) -> None:
-        """Append a step's tokens until the text ends."""
-        self.calls += 1
-        most, ends = self.request.max_tokens, self.request.end_tokens
-        tokens = step.tokens if most is None else step.tokens[: most - len(self.tokens)]
-        taken = list(takewhile(lambda token: token not in ends, tokens))
+        taken = step.tokens[: step.kept]
+        self.calls, self.reason = self.calls + 1, step.finish_reason or ""
+        if self.reason == "stop":
+            self.end = [taken.pop()]
         self.tokens += taken
-        if len(taken) < len(tokens):
-            self.reason, self.end = "stop", [tokens[len(taken)]]
-        elif len(self.tokens) == most:
-            self.reason = "length"
         if self.scored and taken:
             with mx.stream(running.generation_stream):
                 rows: Any = step.log_probs()
@@ -285,41 +256,38 @@ class _Sequence:
             self.log_probs += cast(list[float], chosen[:, 0].tolist())
 
 
-def _groups(sequences: Sequence[_Sequence]) -> list[list[_Sequence]]:
-    """Group sequences by what can go through one pass."""
-    groups: list[list[_Sequence]] = []
-    for entry in sequences:
-        fits = (g for g in groups if all(share_a_pass(entry.model, one.model) for one in g))
-        if not stays_alone(entry.model) and (group := next(fits, None)):
-            group.append(entry)
-        else:
-            groups.append([entry])
-    return groups
-
-
-def _written(sequences: Sequence[_Sequence], size: int, stats: BatchStats) -> Iterator[_Sequence]:
-    """Decode all sequences, ``size`` at once, and yield each as it ends."""
-    start, scheduler = time.perf_counter(), Scheduler()
-    waiting, reading = list(sequences), 0.0
-    going: dict[TokenSequence, _Sequence] = {}
-
-    def fill_up() -> None:
-        nonlocal reading
-        began = time.perf_counter()
-        while waiting and len(scheduler) < size:
-            entry = waiting.pop(0)
-            going[scheduler.add(TokenSequence(entry.model, entry.request))] = entry
-        reading += time.perf_counter() - began
-
-    fill_up()
-    for steps in scheduler.steps():
-        stats.generation_steps += 1
-        for sequence, step in steps:
-            entry = going[sequence]
-            entry.take(step)
-            if entry.reason:
-                yield entry
-        fill_up()
-    stats.generation_tokens += sum(len(entry.tokens) + len(entry.end) for entry in sequences)
+def _ended(texts: Sequence[_Text], size: int, stats: BatchStats) -> Iterator[_Text]:
+    """Decode all texts, ``size`` at once in one pass, and yield each as it ends."""
+    start, reading = time.perf_counter(), 0.0
+    waiting, going = list(texts), dict[TokenSequence, _Text]()
+    with closing(Batch()) as batch:
+        while waiting or batch:
+            began = time.perf_counter()
+            for text in list(waiting):
+                if len(batch) < size and (not batch or batch.takes(text.model)):
+                    waiting.remove(text)
+                    sequence = TokenSequence(text.model, text.request)
+                    sequence.read_all()  # so that the texts begin together
+                    batch.add(sequence)
+                    going[sequence] = text
+            reading += time.perf_counter() - began
+            stats.generation_steps += 1
+            for sequence, step in batch.step():
+                going[sequence].take(step)
+                if step.finish_reason:
+                    yield going.pop(sequence)
+    stats.generation_tokens += sum(len(text.tokens) + len(text.end) for text in texts)
     stats.prompt_time += reading
     stats.decode_time += time.perf_counter() - start - reading
+
+
+def _report(stats: BatchStats, count: int) -> None:
+    print(
+        f"[batch_generate] Finished processing {count}/{count}\n"
+        f"[batch_generate] Prompt: {stats.prompt_tokens} tokens, "
+        f"{stats.prompt_tps:.3f} tokens-per-sec\n"
+        f"[batch_generate] Generation: {stats.generation_tokens} tokens, "
+        f"{stats.generation_tps:.3f} tokens-per-sec\n"
+        f"[batch_generate] Peak memory: {stats.peak_memory:.3f} GB\n"
+        f"[batch_generate] Accepted length: {stats.accepted_length:.2f}"
+    )

@@ -27,7 +27,6 @@ from .options import checked
 from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
 from .responses import GenerationResponse, responses
-from .scheduler import decode
 
 
 @checked()
@@ -127,7 +126,8 @@ def stream_generate(
         prompt_cache=prompt_cache,
         progress=prompt_progress_callback,
     )
-    return responses(model, tokenizer, request, decode(model, request), stop, caches)
+    request.check(model)
+    return responses(model, tokenizer, request, stop, caches)
 
 
 def drafting_of(

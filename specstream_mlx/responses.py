@@ -1,7 +1,7 @@
-"""From the steps of a request to text: one response a token, up to where the text ends."""
+"""From steps to text: one response a token, up to where the text ends."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -16,7 +16,7 @@ from .errors import UserError
 from .hardware import running
 from .loading import SpeculativeModel
 from .request import Request
-from .scheduler import Step, fill
+from .scheduler import Step, TokenSequence, fill, steps_of
 
 
 @dataclass
@@ -35,84 +35,102 @@ def decoding_rate(last: PlainResponse) -> float:
     return last.generation_tps * (last.generation_tokens - 1) / last.generation_tokens
 
 
-def responses(
-    model: SpeculativeModel,
-    tokenizer: TokenizerWrapper,
-    request: Request,
-    steps: Iterator[Step],
-    stop: tuple[str, ...],
-    caches: list[Any] | None,
-) -> Iterator[GenerationResponse]:
-    """Yield responses while the weights are wired; in the end ``caches`` get the rows."""
-    text: list[int] = []
-    written: Any = respond(tokenizer, request, steps, stop)
-    with running.wired(model.model):
-        try:
-            for response in written:
-                text.append(response.token)
-                yield response
-        finally:
-            written.close()
-            cache = request.prompt_cache
-            if text and caches is not None and cache is not None:
-                # The last token's row is missing; in shared mode all rows of the text are.
-                rows = [*request.prompt, *text]
-                fill(cache, model, rows, request.prefill_step_size, request.quantization)
-                cache.into_list(caches)
+class Text:
+    """What a sequence writes: takes its steps, up to its end or a stop string."""
 
+    def __init__(self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()):
+        self.stopped_by: str | None = None  # the stop string that was met
+        self._tokenizer, self._request, self._stop = tokenizer, request, stop
+        with _every_token(tokenizer):
+            self._detokenizer = tokenizer.detokenizer
+        prompt_tokens, nothing = len(request.prompt), mx.array([])
+        self.last = GenerationResponse("", 0, nothing, False, prompt_tokens, 0.0, 0, 0.0, 0.0)
+        self._held = ""  # text that may be the beginning of a stop string
+        self._start = time.perf_counter()
 
-def respond(
-    tokenizer: TokenizerWrapper, request: Request, steps: Iterator[Step], stop: tuple[str, ...] = ()
-) -> Iterator[GenerationResponse]:
-    """Turn the steps of a request into text, up to its length, an end token or a stop string."""
-    prompt_tokens, prompt_cache = len(request.prompt), request.prompt_cache
-    with _every_token(tokenizer):
-        detokenizer = tokenizer.detokenizer
-    response = GenerationResponse("", 0, mx.array([]), False, prompt_tokens, 0.0, 0, 0.0, 0.0)
-    held = ""  # text that may be the beginning of a stop string
-    start = time.perf_counter()
-    for step in steps:
-        if response.generation_tokens == 0:
-            now = time.perf_counter()
-            reused = 0 if prompt_cache is None else prompt_cache.reused
-            response.prompt_tps = (prompt_tokens - reused) / (now - start)
-            start = now
-        response.target_calls += 1
-        response.drafted_tokens += step.tested_nodes - 1
-        response.draft_stats = None if step.planner is None else step.planner.draft_stats
+    def take(self, step: Step) -> list[GenerationResponse]:
+        """Return a response for each token of a step; the last one says whether the text ends."""
+        last = self.last
+        if last.target_calls == 0:
+            now, cache = time.perf_counter(), self._request.prompt_cache
+            read = last.prompt_tokens - (0 if cache is None else cache.reused)
+            last.prompt_tps, self._start = read / (now - self._start), now
+        last.target_calls += 1
+        last.drafted_tokens += step.tested_nodes - 1
+        last.draft_stats = None if step.planner is None else step.planner.draft_stats
         with mx.stream(running.generation_stream):
             log_probs = step.log_probs()
         if log_probs is not None:
             mx.async_eval(log_probs)  # else a response that is stored would hold all rows' logits
-        for index, token in enumerate(step.tokens):
-            response.generation_tokens += 1
-            response.token = token
+        responses = []
+        for index, token in enumerate(step.tokens[: step.kept]):
+            last.generation_tokens += 1
+            last.token = token
             if log_probs is not None:
-                response.logprobs = log_probs[index]
-            response.from_draft = index < len(step.tokens) - 1
-            response.accepted_tokens += response.from_draft
-            ended = token in tokenizer.eos_token_ids
-            if not ended:
-                with _every_token(tokenizer):
-                    detokenizer.add_token(token)
-            if ended:
-                response.finish_reason = "stop"
-            elif response.generation_tokens == request.max_tokens:
-                response.finish_reason = "length"
-            if response.finish_reason:
-                detokenizer.finalize()
-            text, held, stopped = _cut(held + detokenizer.last_segment, stop)
-            if stopped:
-                response.finish_reason = "stop"
-            elif response.finish_reason:
-                text, held = text + held, ""
-            elapsed = time.perf_counter() - start
-            response.generation_tps = response.generation_tokens / max(elapsed, 1e-9)
-            response.accepted_length = response.generation_tokens / response.target_calls
-            response.peak_memory = mx.get_peak_memory() / 1e9
-            yield replace(response, text=text)
-            if response.finish_reason:
-                return
+                last.logprobs = log_probs[index]
+            last.from_draft = index < len(step.tokens) - 1
+            last.accepted_tokens += last.from_draft
+            last.finish_reason = step.finish_reason if index == step.kept - 1 else None
+            last.text = self._text(token)
+            elapsed = time.perf_counter() - self._start
+            last.generation_tps = last.generation_tokens / max(elapsed, 1e-9)
+            last.accepted_length = last.generation_tokens / last.target_calls
+            last.peak_memory = mx.get_peak_memory() / 1e9
+            responses.append(replace(last))
+            if last.finish_reason:
+                break
+        return responses
+
+    def _text(self, token: int) -> str:
+        """Return what can be shown after one more token; a stop string ends the text."""
+        last, detokenizer = self.last, self._detokenizer
+        if last.finish_reason != "stop":  # else it is an end token
+            with _every_token(self._tokenizer):
+                detokenizer.add_token(token)
+        if last.finish_reason:
+            detokenizer.finalize()
+        text, self._held, self.stopped_by = _cut(self._held + detokenizer.last_segment, self._stop)
+        if self.stopped_by is not None:
+            last.finish_reason = "stop"
+        elif last.finish_reason:
+            text += self._held
+        return text
+
+
+def respond(
+    sequence: TokenSequence, tokenizer: TokenizerWrapper, stop: Sequence[str] = ()
+) -> Iterator[GenerationResponse]:
+    """Decode a single sequence, one response per token."""
+    text = Text(tokenizer, sequence.request, stop)
+    for step in steps_of(sequence):
+        yield from text.take(step)
+        if text.last.finish_reason:
+            return
+
+
+def responses(
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    request: Request,
+    stop: Sequence[str],
+    caches: list[Any] | None,
+) -> Iterator[GenerationResponse]:
+    """Decode a request while the weights are wired; in the end ``caches`` get the rows."""
+    tokens: list[int] = []
+    with running.wired(model.model):
+        written: Any = respond(TokenSequence(model, request), tokenizer, stop)
+        try:
+            for response in written:
+                tokens.append(response.token)
+                yield response
+        finally:
+            written.close()
+            cache = request.prompt_cache
+            if tokens and caches is not None and cache is not None:
+                # The last token's row is missing; in shared mode all rows of the text are.
+                rows = [*request.prompt, *tokens]
+                fill(cache, model, rows, request.prefill_step_size, request.quantization)
+                cache.into_list(caches)
 
 
 @contextmanager
@@ -128,12 +146,12 @@ def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
         ) from None
 
 
-def _cut(text: str, stop: tuple[str, ...]) -> tuple[str, str, bool]:
-    """What may be shown, what may begin a stop string, and whether one was met."""
-    starts = [text.find(word) for word in stop if word in text]
-    if starts:
-        return text[: min(starts)], "", True
+def _cut(text: str, stop: Sequence[str]) -> tuple[str, str, str | None]:
+    """What may be shown, what may begin a stop string, and the one that was met."""
+    if met := [word for word in stop if word in text]:
+        first = min(met, key=text.find)
+        return text[: text.find(first)], "", first
     for size in range(min(len(text), max((len(word) for word in stop), default=1) - 1), 0, -1):
         if any(word.startswith(text[-size:]) for word in stop):
-            return text[:-size], text[-size:], False
-    return text, "", False
+            return text[:-size], text[-size:], None
+    return text, "", None

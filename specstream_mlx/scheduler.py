@@ -3,6 +3,7 @@
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,9 @@ class Step:
     seconds: float  # since the step before was read; of the first: since enqueuing
     result: StepResult
     rows: list[int]  # of ``result.logits``, which predict each token
-    planner: Planner | None = None  # on rank 0, that of the sequence
+    kept: int  # the first tokens, up to the end of the text
+    finish_reason: str | None  # ``stop`` or ``length`` if the text ends with the last of these
+    planner: Planner | None  # on rank 0, that of the sequence
 
     @property
     def tree(self) -> DraftTree:
@@ -58,9 +61,9 @@ class Step:
 class TokenSequence:
     """One sequence: its prompt is read in chunks, but for the last token; then it takes steps.
 
-    Each ``next`` reads a chunk, and returns how many prompt tokens are read. A ``decoder`` of a
-    model elsewhere has ``prefill``, ``step``, ``commit`` and ``caches``, and takes no plain steps;
-    with it the request's ``drafting`` is a planner. ``reused`` tokens are read already.
+    A ``decoder`` of a model elsewhere has ``prefill``, ``step``, ``commit`` and ``caches``, and
+    takes no plain steps; with it the request's ``drafting`` is a planner. ``reused`` tokens are
+    read already.
     """
 
     rule: VerifyRule
@@ -87,7 +90,8 @@ class TokenSequence:
             if self._cache is not None:
                 self._cache.caches = decoder.caches
         self.decoder = decoder
-        self._chunks = self._read(reused)
+        self._tokens_read = reused
+        self._progress(reused)
         self.root, self._left = request.prompt[-1], request.max_tokens
         self.ended, self.count = False, 0
         self.planner: Planner | None = None
@@ -96,25 +100,28 @@ class TokenSequence:
 
     # The prompt ---------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[int]:
-        return self._chunks
+    @property
+    def is_read(self) -> bool:
+        return self._tokens_read == len(self.request.prompt) - 1
 
-    def _read(self, reused: int) -> Iterator[int]:
-        request, decoder, caches = self.request, self.decoder, self.decoder.caches
-        unread = request.prompt[reused:-1]
-        self._progress(reused)
-        for start in range(0, len(unread), request.prefill_step_size):
-            with mx.stream(running.generation_stream):
-                part = unread[start : start + request.prefill_step_size]
-                decoder.prefill(mx.array(list(part)))
-                request.quantization.apply(caches)
-                mx.eval([cache.state for cache in caches])
-                mx.clear_cache()
-            read = reused + start + len(part)
-            self._progress(read)
-            yield read
+    def read(self) -> None:
+        """Read the next chunk of the prompt."""
+        request, caches, start = self.request, self.decoder.caches, self._tokens_read
+        end = min(start + request.prefill_step_size, len(request.prompt) - 1)
+        chunk = list(request.prompt[start:end])
+        with mx.stream(running.generation_stream):
+            self.decoder.prefill(mx.array(chunk))
+            request.quantization.apply(caches)
+            mx.eval([cache.state for cache in caches])
+            mx.clear_cache()
         if self._cache is not None:
-            self._cache.extend(self._generation, unread)
+            self._cache.extend(self._generation, chunk)
+        self._tokens_read = end
+        self._progress(end)
+
+    def read_all(self) -> None:
+        while not self.is_read:
+            self.read()
 
     def _progress(self, read: int) -> None:
         if self.request.progress is not None:
@@ -123,7 +130,7 @@ class TokenSequence:
     # Steps --------------------------------------------------------------------------------------
 
     def start(self, broadcast: Broadcast | None) -> None:
-        """Plan the first step; the prompt has been read."""
+        """Plan the first step."""
         request, model = self.request, self.model
         self.rule = request.rule(request.sampler, request.logits_processors, request.prompt)
         self._broadcast = broadcast
@@ -156,6 +163,15 @@ class TokenSequence:
     def share_pass(self, count: int) -> BatchCosts | None:
         return None if self.planner is None else self.planner.share_pass(count)
 
+    def end_of(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        """Return how many of the newest tokens are the text's, and why it ends with the last."""
+        for count, token in enumerate(tokens[: self._left], start=1):
+            if token in self.request.end_tokens:
+                return count, "stop"
+        if self._left is not None and len(tokens) >= self._left:
+            return self._left, "length"
+        return len(tokens), None
+
     def take(self, step: Step, seconds: float | None) -> None:
         """Take in the newest step and its time; unless it ends the sequence, plan the next one."""
         if self._cache is not None and self._reusable:
@@ -163,8 +179,7 @@ class TokenSequence:
         self.root = step.tokens[-1]
         if self._left is not None:
             self._left -= len(step.tokens)
-        over = self._left is not None and self._left <= 0
-        self.ended = over or any(token in self.request.end_tokens for token in step.tokens)
+        self.ended = step.finish_reason is not None
         if self.planner is not None:
             self.planner.accept(step.plan, step.tokens, seconds if self.count else None)
         self.count += 1
@@ -218,14 +233,14 @@ _Call = tuple[list[Plan], list[StepResult], float]
 
 
 class Scheduler:
-    """A batch of sequences, each token for token as alone; they join and leave between steps."""
+    """The sequences of one pass, each as it is alone; they join and leave between steps."""
 
-    def __init__(self, alone: Callable[[], bool] | None = None):
-        self._alone = alone  # says whether the time between two steps is theirs; None: it is
+    def __init__(self, is_timed: Callable[[], bool]):
+        self._is_timed = is_timed  # whether the time between two steps is theirs alone
         self._decoder: Any = None
         self._present: list[TokenSequence] = []  # in the decoder's order
         self._joining: list[TokenSequence] = []
-        self._going: list[TokenSequence] = []  # of both, those that have not left
+        self.going: list[TokenSequence] = []  # of both, those that have not left
         self._call: _Call | None = None
         self._broadcast: Broadcast | None = None
         self._costs: set[BatchCosts] = set()  # of passes of several, which planners weigh
@@ -237,26 +252,18 @@ class Scheduler:
         self._on_time = False  # whether the last step's time is its own
 
     def __len__(self) -> int:
-        return len(self._going)
+        return len(self.going)
 
-    def takes(self, model: SpeculativeModel) -> bool:
-        """Whether a sequence of a model may go through one pass with the others."""
-        return not stays_alone(model) and all(
-            one.model is None or share_a_pass(model, one.model) for one in self._going
+    def takes(self, model: SpeculativeModel | None) -> bool:
+        """Whether a sequence of a model may go through one pass with these."""
+        return all(
+            not sequence.request.quantizes and _fit(model, sequence.model)
+            for sequence in self.going
         )
 
-    def add(self, sequence: TokenSequence) -> TokenSequence:
-        """Read the rest of a sequence's prompt and let it join after the call under way."""
+    def add(self, sequence: TokenSequence) -> None:
+        """Let a sequence whose prompt has been read join after the call under way."""
         model = sequence.model
-        if self._going and model is not None:
-            quantized = any(one.request.quantizes for one in (sequence, *self._going))
-            if quantized or stays_alone(model):
-                raise UserError(
-                    "one of several texts has a quantized KV cache, sliding windows or learned "
-                    "positions, expected it alone"
-                )
-        for _ in sequence:
-            pass
         if self._broadcast is None and model is not None and model.ranks is not None:
             self._broadcast = Broadcast(model.ranks)
         sequence.start(self._broadcast)
@@ -265,28 +272,20 @@ class Scheduler:
             self._present.append(sequence)
         else:
             self._joining.append(sequence)
-        self._going.append(sequence)
-        return sequence
+        self.going.append(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Stop a sequence early; the call under way is the last one that it is part of."""
         sequence.ended = True
-        if sequence in self._going:
-            self._going.remove(sequence)
+        if sequence in self.going:
+            self.going.remove(sequence)
             sequence.finish(lambda: self._caches_of(sequence))
 
-    def steps(self) -> Iterator[Steps]:
-        """Decode until all sequences have ended; they may join or leave after each step."""
-        try:
-            while steps := self.step():
-                yield steps
-        finally:
-            self.close()
-
     def close(self) -> None:
+        """Stop all sequences, and tell the other ranks so."""
         if self._broadcast is not None:
             self._broadcast.over()
-        for sequence in list(self._going):
+        for sequence in list(self.going):
             self.remove(sequence)
 
     def step(self) -> Steps:
@@ -295,7 +294,7 @@ class Scheduler:
         When it returns, the next call usually runs already: of trees, from the second step on.
         """
         self._away += time.perf_counter() - self._returned
-        for sequence in self._going:
+        for sequence in self.going:
             sequence.check_current()
         later, broadcast = bool(self._count), self._broadcast
         if later and broadcast is not None and not broadcast.goes_on(self._newest):
@@ -375,7 +374,9 @@ class Scheduler:
                 continue
             check_drawn([token])
             plan = replace(plan, tree=root_only(sequence.root))
-            steps.append((sequence, Step([token], plan, 1, seconds, result, [0], sequence.planner)))
+            end = sequence.end_of([token])
+            step = Step([token], plan, 1, seconds, result, [0], *end, sequence.planner)
+            steps.append((sequence, step))
         self._plan(steps)
         return steps
 
@@ -396,11 +397,12 @@ class Scheduler:
             self._quantize()
         seconds = self._seconds(start)
         each = zip(present, written, plans, results, accepted, strict=True)
-        steps = [
-            (sequence, Step(tokens, plan, tested, seconds, result, kept_path, sequence.planner))
-            for sequence, tokens, plan, result, (tested, _, kept_path) in each
-            if not sequence.ended  # while the call was under way
-        ]
+        steps = []
+        for sequence, tokens, plan, result, (tested, _, rows) in each:
+            if not sequence.ended:  # while the call was under way
+                end = sequence.end_of(tokens)
+                step = Step(tokens, plan, tested, seconds, result, rows, *end, sequence.planner)
+                steps.append((sequence, step))
         self._plan(steps)
         # The first token does not wait for a second call: on a CPU enqueueing does most of it.
         first = any(sequence.count == 1 for sequence in present)
@@ -432,7 +434,7 @@ class Scheduler:
             for costs in self._costs:
                 costs.note(count, rows, guesses, tokens, seconds)
         # A call of several says nothing of one of them.
-        timed = count == 1 and (self._alone is None or self._alone())
+        timed = count == 1 and self._is_timed()
         for sequence, step in steps:
             sequence.take(step, step.seconds if timed else None)
         self._count += 1
@@ -448,34 +450,111 @@ def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
     return [array for result in results for array in result.arrays()]
 
 
+class Batch:
+    """Sequences that are decoded at the same time, by turns.
+
+    In a round one prompt has a turn, for a chunk of it, and then each pass, for a step: sequences
+    that fit share a pass, those that stay alone have passes of their own.
+    """
+
+    def __init__(self) -> None:
+        self.turn: list[TokenSequence] = []  # whose turn was the last one
+        self.unread: list[TokenSequence] = []  # whose prompts are being read, or wait for that
+        self._schedulers: list[Scheduler] = []
+        self._due: list[TokenSequence | Scheduler] = []  # turns of this round that are to come
+        self._size = 0  # turns of the last round
+        self._is_timed = True  # whether rounds are one turn each, so that their time is its own
+
+    def __len__(self) -> int:
+        return len(self.unread) + sum(map(len, self._schedulers))
+
+    def takes(self, model: SpeculativeModel) -> bool:
+        """Whether a sequence of a model would go through one pass with others."""
+        return any(scheduler.takes(model) for scheduler in self._schedulers)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Decode one more sequence, once its prompt is read."""
+        if sequence.is_read:
+            self._join(sequence)
+        else:
+            self.unread.append(sequence)
+
+    def step(self) -> Steps:
+        """Take the next turn, and return the steps that it brought; none if a prompt had it."""
+        if not self._due:
+            self._due = [*self.unread[:1], *self._schedulers]
+            self._is_timed, self._size = max(self._size, len(self._due)) < 2, len(self._due)
+        if not self._due:
+            return []
+        turn = self._due.pop(0)
+        if isinstance(turn, TokenSequence):
+            self.turn = [turn]
+            turn.read()
+            if turn.is_read:
+                self.unread.remove(turn)
+                self._join(turn)
+            return []
+        self.turn = list(turn.going)
+        steps = turn.step()
+        if not steps:  # rank 0 has left
+            turn.close()
+        self._drop_empty()
+        return steps
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Decode a sequence no further; one that has ended is removed already."""
+        self.unread = [other for other in self.unread if other is not sequence]
+        for scheduler in self._schedulers:
+            scheduler.remove(sequence)
+        self._drop_empty()
+
+    def close(self) -> None:
+        """Stop all sequences, and tell the other ranks so."""
+        for scheduler in self._schedulers:
+            scheduler.close()
+        self.unread, self._schedulers, self._due = [], [], []
+
+    def _join(self, sequence: TokenSequence) -> None:
+        for scheduler in self._schedulers:
+            if scheduler.takes(sequence.model) and not sequence.request.quantizes:
+                scheduler.add(sequence)
+                return
+        scheduler = Scheduler(lambda: self._is_timed)
+        scheduler.add(sequence)
+        self._schedulers.append(scheduler)
+        self._due.append(scheduler)
+
+    def _drop_empty(self) -> None:
+        """Drop passes without sequences; the other ranks see their ends by themselves."""
+        self._schedulers = [scheduler for scheduler in self._schedulers if scheduler]
+        turns = [*self.unread, *self._schedulers]
+        self._due = [turn for turn in self._due if turn in turns]
+
+
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Check that a model can do what is requested, and decode it, one ``Step`` per target call."""
     request.check(model)
-    return _decode(model, request)
-
-
-def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     yield from steps_of(TokenSequence(model, request))
 
 
 def steps_of(sequence: TokenSequence) -> Iterator[Step]:
     """Decode a single sequence, one ``Step`` per target call; its prompt is read first."""
-    scheduler = Scheduler()
-    scheduler.add(sequence)
-    for [(_, step)] in scheduler.steps():
-        yield step
+    with closing(Batch()) as batch:
+        batch.add(sequence)
+        while batch:
+            for _, step in batch.step():
+                yield step
 
 
-def stays_alone(model: SpeculativeModel) -> bool:
-    """Whether a model's sequences take passes of their own, for its positions, masks or windows."""
-    architecture = architecture_of(model.config["model_type"])
-    windows = layer_windows(model.config, model.model)
-    learned = architecture.positions != "rope"
-    return learned or architecture.array_masks or any(window is not None for window in windows)
-
-
-def share_a_pass(first: SpeculativeModel, second: SpeculativeModel) -> bool:
-    """Whether texts of two models can be decoded side by side: one base, adapters that fit."""
+def _fit(first: SpeculativeModel | None, second: SpeculativeModel | None) -> bool:
+    """Whether sequences of two models can go through one pass: one base, adapters that fit."""
+    if first is None or second is None:
+        return False
+    architecture = architecture_of(first.config["model_type"])
+    if architecture.positions != "rope" or architecture.array_masks:
+        return False
+    if any(window is not None for window in layer_windows(first.config, first.model)):
+        return False
     same_head = first.head is second.head
     return first is second or (same_head and first.layout.fits(second.layout))
 
@@ -497,5 +576,4 @@ def fill(
         prompt_cache=prompt_cache,
     )
     for tokens in (prompt, [*prompt, prompt[-1]]):
-        for _ in TokenSequence(model, replace(request, prompt=tokens)):
-            pass
+        TokenSequence(model, replace(request, prompt=tokens)).read_all()

@@ -102,6 +102,12 @@ def test_filled_and_gone_on_from():
     with patch("mlx.core.eval", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         next(decode(model, request([*FIRST, *MORE], SETTINGS["tree"], prompt_cache=cache)))
     assert tokens_of(model, [*FIRST, *MORE], 20, cache=cache) == expected
+    # What was read before an interruption stays.
+    options["progress"], cache = lambda read, _: 1 // (read < 6), PromptCache()
+    with pytest.raises(ZeroDivisionError):
+        tokens_of(model, [*FIRST, *MORE], 20, cache=cache, **options)
+    assert cache.tokens == FIRST[:6]
+    assert tokens_of(model, [*FIRST, *MORE], 20, cache=cache) == expected and cache.reused == 6
 
 
 def test_after_a_swap_of_the_adapter_the_rows_are_dropped(tmp_path):

@@ -20,10 +20,17 @@ from random_models import (
 from tiny_models import tokenizer_ending
 from trees import KINDS, AnyDrafting, Planned
 
-from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, scheduler
+from specstream_mlx import (
+    PromptCache,
+    UserError,
+    batch_generate,
+    keyed_sampler,
+    scheduler,
+    stream_generate,
+)
 from specstream_mlx.batch import stream_batch
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
+from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -101,7 +108,7 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
     prompts, limits = [*PROMPTS, PROMPTS[2]], [24, 9, 17, 3, 21, 12]
     each = zip(prompts, limits, samplers, strict=True)
     truths = [alone(model, prompt, limit + 6, sampler()) for prompt, limit, sampler in each]
-    together, caches = Scheduler(), [PromptCache() for _ in prompts]
+    together, caches = Batch(), [PromptCache() for _ in prompts]
     texts, found, sizes, longest = [], {}, set(), 0
 
     def join():
@@ -111,11 +118,14 @@ def test_trees_of_any_shapes_while_texts_join_and_leave(streams, base, mode, fie
             drafting = DraftSettings(speculation=False)
         own = {"max_tokens": limits[number], "sampler": samplers[number]()}
         asked = request(prompts[number], drafting, prompt_cache=caches[number], **own)
-        texts.append(together.add(TokenSequence(model, asked)))
+        texts.append(TokenSequence(model, asked))
+        texts[-1].read_all()
+        together.add(texts[-1])
         found[texts[-1]] = []
 
     join()
-    for number, steps in enumerate(together.steps()):
+    for number in itertools.takewhile(lambda _: together, itertools.count()):
+        steps = together.step()
         for text, step in steps:
             found[text] += step.tokens
             longest = max(longest, len(step.tokens))
@@ -148,14 +158,62 @@ def test_batches_without_drafts_and_of_a_size():
     response = together(model, max_tokens=12, speculation=False)
     assert response.token_ids == expected
     assert (response.stats.generation_steps, response.stats.accepted_length) == (12, 1)
-    # Texts with quantized rows stay alone.
-    first = Scheduler()
-    quantized = request(PROMPTS[0], DraftSettings(), kv_bits=4, kv_group_size=32)
-    first.add(TokenSequence(model, quantized))
-    with pytest.raises(UserError, match="one of several texts has a quantized KV cache"):
-        first.add(TokenSequence(model, request(PROMPTS[1], DraftSettings())))
     none = together(model, [], return_logprobs=True, return_prompt_caches=True)
     assert none.texts == none.caches == none.token_ids == none.logprobs == []
+
+
+# Turns
+
+
+class Timed(AnyDrafting):
+    """Keeps the seconds of every step that is timed, else ``None``."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seconds = []
+
+    def accept(self, plan, tokens, seconds):
+        self.seconds.append(seconds)
+        super().accept(plan, tokens, seconds)
+
+
+def test_a_step_is_timed_only_in_rounds_without_other_turns():
+    """Of the prompts that are read in a round one has a turn, for a chunk, and every pass has."""
+    sizes = {"hidden_size": 128, "intermediate_size": 48, "vocab_size": 97}  # heads of 32
+    model, batch, found = speculative_model(seed=1, sizes=sizes), Batch(), {}
+    prompts, limits = [PROMPTS[0], PROMPTS[4], PROMPTS[4], PROMPTS[2]], [40, 6, 6, 6]
+    fields = [{}, {"kv_bits": 8, "kv_group_size": 32}, {"prefill_step_size": 4}, {}]
+    planners = [Timed(model, prompt, 0) for prompt in prompts]
+    each = zip(prompts, planners, limits, fields, strict=True)
+    texts = [
+        TokenSequence(model, request(prompt, planner, max_tokens=limit, **more))
+        for prompt, planner, limit, more in each
+    ]
+
+    def turn():
+        steps, who = batch.step(), [texts.index(text) for text in batch.turn]
+        for text, step in steps:
+            found[text] = [*found.get(text, []), *step.tokens[: step.kept]]
+        return who
+
+    batch.add(texts[0])
+    turns = [turn() for _ in range(6)]
+    assert turns == [[0]] * 6
+    for text in texts[1:]:
+        batch.add(text)
+    turns = [turn() for _ in range(24)]
+    # A round each: the quantized prompt, which joins with a pass of its own; five chunks of the
+    # next one, during which the others take steps; the last one.
+    assert turns[:8] == [[1], [0], [1], [2], [0], [1], [2], [0]]
+    assert [0, 2] in turns and not any(1 in who and len(who) > 1 for who in turns)
+    while batch:
+        turn()
+    for text, prompt, limit, more in zip(texts, prompts, limits, fields, strict=True):
+        asked = request(prompt, KINDS[0], max_tokens=limit, **more)
+        assert found[text] == [token for step in decode(model, asked) for token in step.tokens]
+    seconds, others = planners[0].seconds, [planner.seconds for planner in planners[1:]]
+    assert None not in seconds[1:5] and None not in seconds[-2:]
+    assert set(seconds[5:12]) == {None} and all(set(one) == {None} for one in others)
 
 
 # Calls ahead
@@ -203,8 +261,20 @@ def test_no_call_is_made_behind_the_end(settings, by, calls):
     tokens = [token for step in steps for token in step.tokens]
     assert tokens[: end + 1] == expected[: end + 1]
     assert len(tokens) - len(steps[-1].tokens) <= end
-    ahead = int(settings is KINDS[0] and by == "end_tokens")
-    assert len(calls) == len(steps) + 2 * ahead and calls.count("uncommit") == ahead
+    assert len(calls) == len(steps) + (settings is KINDS[0] and by == "end_tokens")
+
+
+@pytest.mark.parametrize("settings", [KINDS[0], KINDS[3]])
+def test_a_stop_string_ends_its_sequence(settings, calls):
+    """With the call under way, since no text waits for its words before the next one is made."""
+    model, prompt = speculative_model(), random_prompt(9)
+    words, cache = tokenizer_ending(), PromptCache()
+    text = words.decode(plain_tokens(model.model, prompt, 30))
+    options = {"settings": settings, "stop": text[20:22], "prompt_cache": cache}
+    *_, last = stream_generate(model, words, prompt, 60, **options)
+    assert last.finish_reason == "stop" and last.generation_tokens < 30
+    assert len(calls) == last.target_calls + 1
+    assert len(cache.tokens) >= len(prompt) + last.generation_tokens - 1
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,16 @@ def test_a_batch_has_an_adapter_for_each_prompt(pair, folder, texts, monkeypatch
     found = batch_generate(model, tokenizer, [TEXT] * 5, max_tokens=12, adapters=adapters)
     assert found.texts == [texts[name] for name in names]
     assert max(sizes) == 5  # all in one pass, the base too
+    # What does not fit comes later, in one pass again.
+    scaled = {"mode": "shared", "lora_rank": 4, "lora_scale": 3.0}
+    other = stream_adapter_directory(folder / "scaled", folder / "base", seed=7, **scaled)
+    expected = write((model.with_adapter(other), tokenizer))
+    adapters = [adapters[0], other] * 2
+    found = batch_generate(model, tokenizer, [TEXT] * 4, max_tokens=12, adapters=adapters)
+    assert found.texts == [texts["shared1"], expected] * 2
+    steps = found.stats.generation_steps
+    found = batch_generate(model, tokenizer, [TEXT] * 2, max_tokens=12, adapters=adapters[:2])
+    assert found.stats.generation_steps == steps
     with pytest.raises(UserError, match="2 prompts and 1 adapters"):
         batch_generate(model, tokenizer, [TEXT, TEXT], adapters=[None])
 

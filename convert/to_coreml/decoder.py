@@ -54,8 +54,7 @@ class PackageDecoder:
         self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
     ) -> Iterator[GenerationResponse]:
         """Generate text, one response per token, as ``generation.stream_generate`` does."""
-        request = self.fitted(request)
-        return respond(tokenizer, request, self.decode(request), tuple(stop))
+        return respond(self._sequence(self.fitted(request)), tokenizer, stop)
 
     def decode(self, request: Request) -> Iterator[Step]:
         """Generate from a fitted request, one ``Step`` per call, as ``scheduler.decode`` does.
@@ -63,6 +62,9 @@ class PackageDecoder:
         A prompt that begins as an earlier one did, or, in lossless mode, as that and its text did,
         is read from there on.
         """
+        yield from steps_of(self._sequence(request))
+
+    def _sequence(self, request: Request) -> TokenSequence:
         reused, drafting = self._begin(request.prompt), request.drafting
         if isinstance(drafting, DraftSettings):
             proposers = [make(Material(request.prompt)) for make in drafting.makers]
@@ -71,11 +73,7 @@ class PackageDecoder:
             place: StreamPlace = "nodes" if streams else "none"
             plan_of = partial(Plan, place=place, streams=streams, width=width)
             drafting = FixedPlanner(drafting, plan_of, streams > 0, proposers)
-        sequence = TokenSequence(None, replace(request, drafting=drafting), self, reused)
-        for _ in sequence:
-            pass
-        self._reusable = len(self._rows)
-        yield from steps_of(sequence)
+        return TokenSequence(None, replace(request, drafting=drafting), self, reused)
 
     def fitted(self, request: Request) -> Request:
         """A request within the package's sizes: its trees, its chunks and its context.
@@ -156,7 +154,7 @@ class PackageDecoder:
         pairs = enumerate(zip(known, prompt[:-1], strict=False))
         least = min(len(known), len(prompt) - 1)
         reused = next((number for number, (ours, theirs) in pairs if ours != theirs), least)
-        self._rows = self._rows[:reused]
+        self._rows, self._reusable = self._rows[:reused], reused
         self._settle()
         return reused
 
@@ -168,6 +166,7 @@ class PackageDecoder:
         inputs = {"inputIds": np.pad(read, (0, chunk - read.size)), "length": self._length}
         self._call(f"prefill{chunk}", inputs, self._states)
         self._rows += read.tolist()
+        self._reusable = len(self._rows)
         self._settle()
 
     def step(self, plans: Sequence[Plan], rules: Sequence[VerifyRule]) -> list[StepResult]:

@@ -87,12 +87,12 @@ def serve(
     ranks = launched.ranks()
     if ranks is not None and not ranks.is_first:
         from ..hardware import running
-        from ..serve.decoding import Decoding
+        from ..serve.decoding import Batcher
         from ..serve.service import BASE
 
         models, tokenizer = _resident(model, adapter_path, adapters)
         with running.wired(models[BASE].model):
-            Decoding(tokenizer, kept_tokens, ranks).follow(models)
+            Batcher(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
         from specstream_mlx.apps.writing_tools import tools

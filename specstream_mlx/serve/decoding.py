@@ -1,11 +1,11 @@
-"""Decoding for the server: prompts are read in turns, sequences of one model share a pass.
+"""Decoding for the server: jobs become sequences of a batch, and its steps become tokens.
 
-What is done here reaches the device, so all ranks do it: rank 0 broadcasts each act, the others
-repeat it. What is written, and where it ends, rank 0 alone reads.
+What a ``Batcher`` does reaches the device, so all ranks do it: rank 0 broadcasts each act, the
+others repeat it. What is written, and which stop string ends it, rank 0 alone reads.
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ from ..engine.sampling import keyed_sampler
 from ..kv_store import PromptCache
 from ..loading import SpeculativeModel
 from ..request import Request
-from ..responses import GenerationResponse, respond
-from ..scheduler import Scheduler, Step, TokenSequence
+from ..responses import GenerationResponse, Text
+from ..scheduler import Batch, Step, TokenSequence
 from .client_request import ClientRequest
 
 _CHUNK = 512  # prompt tokens that are read before others have a turn
@@ -43,15 +43,15 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     last: GenerationResponse  # of its last token, with all counts
     cached_tokens: int  # of the prompt, that had been read before
     drafted_by: Counter[str]  # accepted drafts
     stopped_by: str | None = None  # the stop string that was met
 
 
-Event = int | list[Token] | Ended | Exception
-"""News of a text: how much of its prompt is read, or the tokens of one step; ``Ended`` or an
+Event = int | list[Token] | Finished | Exception
+"""News of a text: how much of its prompt is read, or the tokens of one step; ``Finished`` or an
 exception is the last."""
 
 
@@ -66,7 +66,7 @@ class Job:
     seed: int = 0
     processors: Sequence[LogitsProcessor] = ()  # of this text alone
     deliver: Callable[[Event], Any] = lambda event: None  # called on the worker's thread
-    left: bool = False  # whether nobody waits for it any more, see Worker.cancel
+    cancelled: bool = False  # whether nobody waits for it any more, see Worker.cancel
 
     def request(self) -> Request:
         return Request(
@@ -78,28 +78,25 @@ class Job:
         )
 
 
-class Writing:
+class ActiveText:
     """A job that is being done; the ranks know it by its number."""
 
     def __init__(self, job: Job, number: int, tokenizer: TokenizerWrapper, cache: PromptCache):
         self.job, self.number, self.cache = job, number, cache
         self.start = time.monotonic()
-        self.scheduler: Scheduler | None = None  # whose steps it takes, once its prompt is read
-        self.ended: Ended | None = None
-        self._processors = [_Caught(one) for one in job.processors]
+        self.finished: Finished | None = None
+        self._processors = [_Caught(processor) for processor in job.processors]
         request = replace(
             job.request(),
             end_tokens=tokenizer.eos_token_ids,
             prompt_cache=cache,
             logits_processors=self._processors,
+            progress=lambda read, of: cache.reused < read < of and job.deliver(read),
         )
         request.check(job.model)
         self.sequence = TokenSequence(job.model, request)
-        self._tokenizer, self._cached = tokenizer, cache.reused
+        self._text = Text(tokenizer, request, job.client_request.stop)
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
-        self._ids, self._steps = list[int](), deque[Step]()
-        steps, stop = iter(self._steps.popleft, None), tuple(job.client_request.stop)
-        self._responses = respond(tokenizer, request, steps, stop)
 
     def take(self, step: Step) -> list[Token]:
         """Turn a step into tokens, up to where the text ends."""
@@ -112,41 +109,24 @@ class Writing:
             guessed = dict(self._guesses.after(tuple(drafts[:depth])))
             drafters.append("streams" if token in guessed else "lookup")
         self._guesses = step.result.guesses()
-        self._steps.append(step)
-        tokens = []
-        # In this order: whoever takes one response too many takes the next step.
-        for drafter, response in zip([*drafters, None], self._responses, strict=False):
-            tokens.append(_token(response, self.job.client_request.top_logprobs, drafter))
-            self._ids.append(response.token)
-            if drafter is not None:
-                self._drafted_by[drafter] += 1
-            if response.finish_reason:
-                stopped_by = self._stopped_by(response)
-                self.ended = Ended(response, self._cached, self._drafted_by, stopped_by)
-                break
-        return tokens
-
-    def _stopped_by(self, last: GenerationResponse) -> str | None:
-        if last.finish_reason != "stop" or last.token in self._tokenizer.eos_token_ids:
-            return None
-        text, stop = self._tokenizer.decode(self._ids), self.job.client_request.stop
-        return min((word for word in stop if word in text), key=text.find, default=stop[0])
+        responses, text = self._text.take(step), self._text
+        drafters = [*drafters, None][: len(responses)]
+        self._drafted_by.update(filter(None, drafters))
+        if text.last.finish_reason:
+            cached, drafted_by = self.cache.reused, self._drafted_by
+            self.finished = Finished(responses[-1], cached, drafted_by, text.stopped_by)
+        top = self.job.client_request.top_logprobs
+        return [_token(*pair, top) for pair in zip(responses, drafters, strict=True)]
 
 
-class Decoding:
-    """All sequences that are decoded, on one rank; ``alone``: see ``Scheduler``."""
+class Batcher:
+    """All texts that are written, on one rank."""
 
-    def __init__(
-        self,
-        tokenizer: TokenizerWrapper,
-        kept_tokens: int,
-        ranks: Ranks | None = None,
-        alone: Callable[[], bool] | None = None,
-    ):
+    def __init__(self, tokenizer: TokenizerWrapper, kept_tokens: int, ranks: Ranks | None = None):
         self.prompt_caches = PromptCaches(kept_tokens)
-        self.writings: dict[int, Writing] = {}
-        self.schedulers: list[Scheduler] = []
-        self._tokenizer, self._ranks, self._alone = tokenizer, ranks, alone
+        self.texts: dict[int, ActiveText] = {}
+        self.batch = Batch()
+        self._tokenizer, self._ranks = tokenizer, ranks
         self._numbers = count()
 
     def follow(self, models: Mapping[str, SpeculativeModel]) -> None:
@@ -154,60 +134,46 @@ class Decoding:
         assert self._ranks is not None
         while (act := self._ranks.receive("work")) is not None:
             verb, *arguments = act
-            if verb == "begin":
+            if verb == "add":
                 name, prompt, max_tokens = arguments
-                self.begin(Job(ClientRequest(name, prompt), models[name], prompt, max_tokens))
+                self.add(Job(ClientRequest(name, prompt), models[name], prompt, max_tokens))
             else:
                 getattr(self, verb)(*arguments)
 
-    def begin(self, job: Job) -> Writing:
-        """Begin a text; ``read`` reads its prompt."""
-        self._broadcast("begin", job.client_request.model, job.prompt, job.max_tokens)
+    @property
+    def turn(self) -> list[ActiveText]:
+        """The texts whose turn was the last one."""
+        return [text for text in self.texts.values() if text.sequence in self.batch.turn]
+
+    def add(self, job: Job) -> None:
+        """Begin a text."""
+        self._broadcast("add", job.client_request.model, job.prompt, job.max_tokens)
         cache = self.prompt_caches.cache_for(job.model.model, job.prompt)
-        writing = Writing(job, next(self._numbers), self._tokenizer, cache)
-        self.writings[writing.number] = writing
-        return writing
+        text = ActiveText(job, next(self._numbers), self._tokenizer, cache)
+        self.batch.add(text.sequence)
+        self.texts[text.number] = text
 
-    def read(self, number: int) -> int | None:
-        """Read a chunk of a prompt, and return how much is read; ``None``: all, steps begin."""
-        self._broadcast("read", number)
-        writing = self.writings[number]
-        read = next(iter(writing.sequence), None)
-        if read is not None:
-            return read
-        model = writing.job.model
-        self.prompt_caches.store(model.model, writing.cache)
-        scheduler = next((one for one in self.schedulers if one.takes(model)), None)
-        if scheduler is None:
-            scheduler = Scheduler(self._alone)
-            self.schedulers.append(scheduler)
-        writing.scheduler = scheduler
-        scheduler.add(writing.sequence)
-        return None
+    def step(self) -> list[tuple[ActiveText, Step]]:
+        """Take the next turn, of a prompt or of a pass, and return the steps that it brought."""
+        self._broadcast("step")
+        steps = dict(self.batch.step())
+        for text in self.turn:
+            if not steps and text.sequence.is_read:
+                self.prompt_caches.store(text.job.model.model, text.cache)
+        return [(text, steps[text.sequence]) for text in self.turn if text.sequence in steps]
 
-    def step(self, scheduler: int) -> list[tuple[Writing, Step]]:
-        """Decode one step of a scheduler, and return what it brought each text."""
-        self._broadcast("step", scheduler)
-        of = {one.sequence: one for one in self.writings.values()}
-        return [(of[sequence], step) for sequence, step in self.schedulers[scheduler].step()]
-
-    def end(self, number: int, complete: bool = False) -> None:
+    def remove(self, number: int, complete: bool = False) -> None:
         """Go on with a text no further; later prompts may begin with one that is complete."""
-        self._broadcast("end", number, complete)
-        writing = self.writings.pop(number)
-        scheduler = writing.scheduler
-        if scheduler is not None:
-            scheduler.remove(writing.sequence)
-            if not scheduler and scheduler in self.schedulers:
-                scheduler.close()
-                self.schedulers.remove(scheduler)
+        self._broadcast("remove", number, complete)
+        text = self.texts.pop(number)
+        self.batch.remove(text.sequence)
         if complete:
-            self.prompt_caches.store(writing.job.model.model, writing.cache)
+            self.prompt_caches.store(text.job.model.model, text.cache)
 
     def stop(self) -> None:
         """End all texts; the other ranks end, too."""
-        for number in list(self.writings):
-            self.end(number)
+        for number in list(self.texts):
+            self.remove(number)
         if self._ranks is not None:
             self._ranks.send("work")
 
@@ -242,7 +208,7 @@ class PromptCaches:
         if not _LEAST <= len(new) <= self._most or len(new) in shared:
             return
         others = zip(self.stored, shared, strict=True)
-        self.stored = [one for one, common in others if common < len(one[1])]
+        self.stored = [entry for entry, common in others if common < len(entry[1])]
         # Buffers have room for hundreds of rows more than a short text needs.
         self.stored.append((model, new, cache.without_spare_rows()))
         while self.tokens > self._most:
@@ -275,7 +241,7 @@ class _Caught:
         return logits
 
 
-def _token(response: GenerationResponse, top: int | None, drafter: str | None) -> Token:
+def _token(response: GenerationResponse, drafter: str | None, top: int | None) -> Token:
     if top is None:
         return Token(response.text, response.token, drafted_by=drafter)
     log_probs = response.logprobs

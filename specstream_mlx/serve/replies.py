@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..errors import UserError
-from .decoding import Ended, Event, Job, Token
+from .decoding import Event, Finished, Job, Token
 from .service import Service
 from .tool_calls import Piece, Said
 
@@ -24,7 +24,7 @@ from .tool_calls import Piece, Said
 class Choice:
     """One text of a reply so far."""
 
-    ended: Ended  # set once the text is complete
+    ended: Finished  # set once the text is complete
 
     def __init__(self, number: int, job: Job, tokenizer: TokenizerWrapper):
         self.number, self.job = number, job
@@ -38,9 +38,9 @@ class Choice:
         """Why the text ended: ``stop`` or ``length``."""
         return self.ended.last.finish_reason or ""
 
-    def take(self, event: list[Token] | Ended) -> list[Piece]:
+    def take(self, event: list[Token] | Finished) -> list[Piece]:
         """Take in the tokens of a step, or the end, and return new pieces."""
-        if isinstance(event, Ended):
+        if isinstance(event, Finished):
             self.ended, pieces = event, list(self._said.end())
         else:
             self.tokens += event
@@ -182,11 +182,11 @@ class Reply(StreamingResponse):
             if isinstance(event, int):
                 yield f": {event} of {len(choice.job.prompt)} prompt tokens are read\n\n"
                 continue
-            left -= isinstance(event, Ended)
+            left -= isinstance(event, Finished)
             pieces, tokens = choice.take(event), event if isinstance(event, list) else []
             if pieces or tokens:
                 yield choice, pieces, tokens
-            if isinstance(event, Ended) and len(self._choices) > 1:
+            if isinstance(event, Finished) and len(self._choices) > 1:
                 yield f": text {choice.number} has ended: {choice.reason}\n\n"
 
     async def _stream(self) -> AsyncIterator[str]:

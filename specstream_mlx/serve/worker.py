@@ -17,8 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..errors import UserError
 from ..hardware import running
 from ..loading import SpeculativeModel
-from ..scheduler import Scheduler
-from .decoding import Decoding, Ended, Event, Job, Writing
+from .decoding import ActiveText, Batcher, Event, Finished, Job
 from .fields import RefusedError
 
 _STOPPED = 503, "the server is shutting down"
@@ -40,11 +39,9 @@ class Worker:
         kept_tokens: int = 16384,
     ):
         self._most_texts, self._most_waiting, self._base = most_texts, most_waiting, base
-        self._decoding = Decoding(tokenizer, kept_tokens, base.ranks, lambda: self._alone)
+        self._batcher = Batcher(tokenizer, kept_tokens, base.ranks)
         self._waiting: list[Job] = []
         self._served: dict[str, float] = {}  # by model: when a text of it was begun last
-        self._reading: Writing | None = None
-        self._alone, self._crowd = True, 0
         self._usual = 1.0  # seconds of a text
         self._changed, self._stopping = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -58,7 +55,7 @@ class Worker:
 
     @property
     def decoding(self) -> int:
-        return len(self._decoding.writings)
+        return len(self._batcher.texts)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put jobs into the queue, all or none."""
@@ -76,7 +73,7 @@ class Worker:
 
     def cancel(self, job: Job) -> None:
         """Write a text no further; a place in the queue is free at once."""
-        job.left = True
+        job.cancelled = True
         with self._changed, suppress(ValueError):  # it does not wait
             self._waiting.remove(job)
 
@@ -90,19 +87,16 @@ class Worker:
     # The worker's thread
 
     def _run(self) -> None:
-        decoding = self._decoding
+        batcher = self._batcher
         with running.wired(self._base.model):
             while self._goes_on():
-                for writing in [one for one in decoding.writings.values() if one.job.left]:
-                    self._drop(writing)
-                self._read()
-                # A step's time goes from its turn in the last round to that in this one.
-                self._alone = max(self._crowd, self.decoding) < 2
-                self._crowd = self.decoding
-                for scheduler in list(decoding.schedulers):
-                    self._step(scheduler)
-            unfinished = [writing.job for writing in decoding.writings.values()]
-            decoding.stop()
+                for number, text in list(batcher.texts.items()):
+                    if text.job.cancelled:
+                        batcher.remove(number)
+                self._add()
+                self._step()
+            unfinished = [text.job for text in batcher.texts.values()]
+            batcher.stop()
         for job in (*unfinished, *self._waiting):
             job.deliver(RefusedError(*_STOPPED))
 
@@ -113,7 +107,7 @@ class Worker:
 
     def _next_job(self) -> Job | None:
         """Take a job of the model with the fewest texts, of several the one served longest ago."""
-        texts = Counter(one.job.client_request.model for one in self._decoding.writings.values())
+        texts = Counter(text.job.client_request.model for text in self._batcher.texts.values())
         with self._changed:
             if not self._waiting or self.decoding >= self._most_texts:
                 return None
@@ -122,54 +116,35 @@ class Worker:
             self._served[name] = time.monotonic()
             return self._waiting.pop(names.index(name))
 
-    def _read(self) -> None:
-        """Read one more chunk of a prompt; one at a time, so that the next one finds its rows."""
-        if self._reading is None:
-            if (job := self._next_job()) is None:
-                return
+    def _add(self) -> None:
+        """Begin a text; one prompt is read at a time, so that the next one finds its rows."""
+        if not self._batcher.batch.unread and (job := self._next_job()) is not None:
             try:
-                self._reading = self._decoding.begin(job)
+                self._batcher.add(job)
             except Exception as error:
                 job.deliver(error)
-                return
-        writing = self._reading
-        try:
-            read = self._decoding.read(writing.number)
-        except Exception as error:
-            self._end(writing, error)
-            return
-        if read is None:
-            self._reading = None
-        else:
-            writing.job.deliver(read)
 
-    def _step(self, scheduler: Scheduler) -> None:
-        """Let the texts of a scheduler go one step further, and hand out what comes of it."""
+    def _step(self) -> None:
+        """Take the next turn, and hand out what comes of it."""
         try:
-            steps = self._decoding.step(self._decoding.schedulers.index(scheduler))
+            steps = self._batcher.step()
         except Exception as error:
-            for writing in list(self._decoding.writings.values()):
-                if writing.scheduler is scheduler:
-                    self._end(writing, error)
+            for text in self._batcher.turn:
+                self._end(text, error)
             return
-        for writing, step in steps:
+        for text, step in steps:
             try:
-                tokens = writing.take(step)
+                tokens = text.take(step)
             except Exception as error:
-                self._end(writing, error)
+                self._end(text, error)
                 continue
-            writing.job.deliver(tokens)
-            if writing.ended is not None:
-                self._usual += (time.monotonic() - writing.start - self._usual) / 8
-                self._end(writing, writing.ended)
+            text.job.deliver(tokens)
+            if text.finished is not None:
+                self._usual += (time.monotonic() - text.start - self._usual) / 8
+                self._end(text, text.finished)
 
-    def _end(self, writing: Writing, event: Event) -> None:
+    def _end(self, text: ActiveText, event: Event) -> None:
         if isinstance(event, Exception) and not isinstance(event, UserError):
             logging.getLogger(__name__).error("a text failed", exc_info=event)
-        self._drop(writing, complete=isinstance(event, Ended))
-        writing.job.deliver(event)
-
-    def _drop(self, writing: Writing, complete: bool = False) -> None:
-        if self._reading is writing:
-            self._reading = None
-        self._decoding.end(writing.number, complete)
+        self._batcher.remove(text.number, complete=isinstance(event, Finished))
+        text.job.deliver(event)

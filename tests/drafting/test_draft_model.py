@@ -88,7 +88,7 @@ def test_neither_learned_positions_nor_dear_passes_are_overrun():
         read.append(len(drafter._guesses._guessed))
     assert read[0] > read[1] == read[2] == 1
     with pytest.raises(UserError, match="is 'a directory', expected a model that was loaded"):
-        decode(bare(), request(PROMPT, DraftSettings(draft_model="a directory")))
+        next(decode(bare(), request(PROMPT, DraftSettings(draft_model="a directory"))))
 
 
 def test_a_model_that_is_never_right_rests_for_ever_longer():

@@ -12,7 +12,7 @@ from waits import counted_waits, operations
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
 from specstream_mlx.hardware import running
-from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
+from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 CASES = {
     "no drafts": {"speculation": False},
@@ -88,15 +88,16 @@ def test_a_step_waits_once_and_is_on_one_stream(name, mode, sampled, keys):
 @pytest.mark.parametrize("name", CASES)
 def test_texts_side_by_side_are_on_one_stream(name, monkeypatch):
     """While both go on, and when one has ended and the other goes on alone."""
-    model, together, settings = speculative_model(), Scheduler(), DraftSettings(**CASES[name])
+    model, together, settings = speculative_model(), Batch(), DraftSettings(**CASES[name])
     together.add(TokenSequence(model, request(random_prompt(9), settings, max_tokens=30)))
     together.add(TokenSequence(model, request(random_prompt(7, seed=1), settings, max_tokens=6)))
-    steps = together.steps()
-    next(steps)
+    while together.unread:
+        together.step()
+    together.step()
     noted = noted_streams(monkeypatch)
     while len(together) == 2:
-        next(steps)
-    next(steps)
+        together.step()
+    together.step()
     assert len(together) == 1
     check_streams(noted)
 

@@ -20,7 +20,7 @@ from specstream_mlx.engine.sampling import Sampling, keyed_sampler
 from specstream_mlx.engine.several_adapters import Gathered
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.serve.client_request import ClientRequest
-from specstream_mlx.serve.decoding import Ended
+from specstream_mlx.serve.decoding import Finished
 from specstream_mlx.serve.worker import Worker
 
 STARTS = [random_prompt(length, seed=length) for length in (1, 9, 40, 70)]
@@ -162,7 +162,7 @@ def check(service, seed):
         if end is None:
             assert tokens[number] == expected[: len(tokens[number])] != [], (seed, number)
             continue
-        assert isinstance(end, Ended), (seed, number, end)
+        assert isinstance(end, Finished), (seed, number, end)
         assert tokens[number] == expected, (seed, number)
         last, drafted = end.last, sum(end.drafted_by.values())
         assert (words[number], last.finish_reason) == (text, reason)

@@ -11,7 +11,7 @@ from specstream_mlx.engine.step import Decoder
 from specstream_mlx.errors import UserError
 from specstream_mlx.serve.app import refusal
 from specstream_mlx.serve.client_request import ClientRequest
-from specstream_mlx.serve.decoding import Ended, Job
+from specstream_mlx.serve.decoding import Finished, Job
 from specstream_mlx.serve.fields import RefusedError
 from specstream_mlx.serve.worker import Worker
 
@@ -80,7 +80,7 @@ def test_rows_for_later_prompts_are_bounded(tiny, new_inbox):
     for seed in range(4):
         inbox.submit(inbox.job(seed, random_prompt(60, seed=seed), 4))
         inbox.wait(1)
-        held = inbox.worker._decoding.prompt_caches
+        held = inbox.worker._batcher.prompt_caches
         assert 60 <= held.tokens <= 100
         rows = sum(layer.keys.shape[2] for *_, one in held.stored for layer in one.caches)
         assert rows == len(tiny.models["base"].model.layers) * held.tokens  # and no room for more
@@ -104,7 +104,7 @@ def test_the_queue_is_bounded_and_who_leaves_makes_room(new_inbox):
     inbox.submit(jobs[4])
     inbox.worker.cancel(first)
     assert sorted(inbox.wait(4)) == [0, 1, 2, 4]
-    assert len(inbox.tokens["first"]) < 2000
+    assert len(inbox.tokens["first"]) < 2000 and not inbox.worker._batcher.batch
 
 
 def test_the_model_with_the_fewest_texts_is_next(new_inbox):
@@ -160,7 +160,7 @@ def test_a_pass_that_fails_ends_its_texts_alone(new_inbox, monkeypatch):
     turns = [key for key in inbox.order if key in (2, 3)]
     assert turns != sorted(turns)
     inbox.submit(inbox.job("next", prompt, 4))
-    assert isinstance(inbox.wait(1)["next"], Ended)
+    assert isinstance(inbox.wait(1)["next"], Finished)
 
 
 def test_stopping_ends_all_texts(new_inbox):

@@ -24,7 +24,7 @@ from trees import Planned
 
 from benchmarks.rivals.heads import mounted as read
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Scheduler, TokenSequence, decode
+from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 STEPS = 6
 TREES = {
@@ -60,16 +60,17 @@ def test_heads_guess_as_the_formulas_do(mounted, tree):
 @pytest.mark.parametrize("mounted", ONE_OF_EACH, indirect=True)
 def test_texts_side_by_side_have_guesses_of_their_own(mounted):
     model, logits_of = mounted
-    together, texts = Scheduler(), {}
+    together, texts = Batch(), {}
     for seed, length in enumerate((9, 1, 14)):
         prompt = random_prompt(length, seed=seed)
         text = plain_tokens(model.model, prompt, 60)
         drafting = knowing(model, text, TREES["best-first"], seed)
         limit = 5 + 10 * seed
-        joined = together.add(TokenSequence(model, request(prompt, drafting, max_tokens=limit)))
+        joined = TokenSequence(model, request(prompt, drafting, max_tokens=limit))
+        together.add(joined)
         texts[joined] = [*prompt], [*prompt, *text]
-    for steps in together.steps():
-        for joined, step in steps:
+    while together:
+        for joined, step in together.step():
             written, whole = texts[joined]
             written += step.tokens
             assert written == whole[: len(written)]

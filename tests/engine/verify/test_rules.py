@@ -47,7 +47,7 @@ def test_rejection_refuses_trees_that_drawn_tokens_shape(fields, sentence):
     chain = DraftSettings(tree_width=1, tree_size=None)
     asked = request([1], chain, sampler=Sampling(temp=1), verify="rejection")
     with pytest.raises(UserError, match="stream_head is 'conditioned'"):
-        decode(conditioned, asked)
+        next(decode(conditioned, asked))
 
 
 def walk(tree, predictions, in_play):
