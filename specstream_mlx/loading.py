@@ -20,8 +20,6 @@ from .adapters.description import ADAPTER_CONFIG, describe
 from .adapters.files import Adapter, mounted, read_adapter
 from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
-from .drafting.eagle3 import head_config, head_files, read_head
-from .drafting.published_heads import head_for, heads_of_size, repository_of
 from .engine.compiled import CompiledSteps
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
@@ -30,6 +28,8 @@ from .errors import Mode, UserError, naming, shown
 from .files import not_finite, read_json, reason, sampled_digest, tensor_headers, tokenizer_files
 from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
+from .heads.published_heads import head_for, heads_of_size, repository_of
+from .heads.read_head import head_config, head_files, read_head
 from .model_paths import (
     adapter_directory,
     from_hub,
@@ -288,7 +288,7 @@ def load(
         group: from ``mx.distributed.init()``, of processes that run the same program: each holds
             its part of the model, and what rank 0 decides all do.
         draft_head: directory or repository of a published EAGLE-3 head for the base; ``auto``: that
-            of ``drafting.published_heads``.
+            of ``heads.published_heads``.
         compiled: whether steps are compiled; ``None``: where that pays.
 
     Raises:

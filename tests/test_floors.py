@@ -16,7 +16,7 @@ FLOORS = [
     {"hardware", "models"},
     {"distributed"},
     {"bundled", "engine", "adapters"},
-    {"drafting.eagle3", "drafting.published_heads", "model_paths"},
+    {"heads", "model_paths"},
     {"loading", "prompts"},
     {"broadcast", "drafting", "kv_store", "inspection"},
     {"request"},

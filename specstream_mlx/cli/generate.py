@@ -147,9 +147,9 @@ def generate(
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
 
-    from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule
     from ..hardware import device
+    from ..heads.published_heads import head_for
     from ..kv_store import PromptCache
     from ..loading import load_draft_model
     from ..model_paths import model_directory
