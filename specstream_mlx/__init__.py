@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .generation import generate as generate
     from .generation import stream_generate as stream_generate
     from .kv_store import PromptCache as PromptCache
-    from .loading import SpeculativeModel as SpeculativeModel
-    from .loading import load as load
+    from .loading.load import load as load
+    from .loading.speculative_model import SpeculativeModel as SpeculativeModel
     from .responses import GenerationResponse as GenerationResponse
     from .stream_config import StreamConfig as StreamConfig
 
@@ -29,14 +29,14 @@ _HOMES = {
     "GenerationResponse": "responses",
     "PromptCache": "kv_store",
     "Sampling": "engine.sampling",
-    "SpeculativeModel": "loading",
+    "SpeculativeModel": "loading.speculative_model",
     "StreamConfig": "stream_config",
     "UserError": "errors",
     "astream_generate": "generation",
     "batch_generate": "batch",
     "generate": "generation",
     "keyed_sampler": "engine.sampling",
-    "load": "loading",
+    "load": "loading.load",
     "stream_generate": "generation",
 }
 

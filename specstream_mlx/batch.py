@@ -27,7 +27,7 @@ from .errors import UserError, shown
 from .generation import check_kv_size, drafting_of, refuse_stream, room
 from .hardware import running
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .options import COUNT, checked
 from .prompts import Prompt, encode_prompt
 from .request import Progress, Request

@@ -8,7 +8,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .errors import UserError
 from .generation import stream_generate
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .prompts import in_template
 from .responses import GenerationResponse
 

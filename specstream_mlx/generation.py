@@ -21,7 +21,7 @@ from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown
 from .hardware import running
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .models.architectures import text_limit
 from .options import checked
 from .prompts import Prompt, encode_prompt

@@ -15,7 +15,7 @@ from .engine.verify.by_name import VerifyName, find_rule
 from .engine.verify.rule import VerifyRule
 from .errors import UserError, shown
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .prompts import check_prompt
 
 Progress = Callable[[int, int], Any]

@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .drafting.draft_stats import DraftStats
 from .errors import UserError
 from .hardware import running
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .request import Request
 from .scheduler import Step, TokenSequence, fill, steps_of
 

@@ -25,7 +25,7 @@ from .engine.verify.rule import VerifyRule, check_drawn
 from .errors import UserError
 from .hardware import running
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
+from .loading.speculative_model import SpeculativeModel
 from .models.architectures import architecture_of, layer_windows
 from .request import Request
 

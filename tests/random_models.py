@@ -27,7 +27,7 @@ from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.request import Request
 from specstream_mlx.scheduler import decode
 from specstream_mlx.stream_config import StreamConfig

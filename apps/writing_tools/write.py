@@ -23,7 +23,7 @@ from .running_servers import Chat, Written
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from specstream_mlx.loading import SpeculativeModel
+    from specstream_mlx.loading.speculative_model import SpeculativeModel
 
 Pieces = Iterator[tuple[int, Written]]
 """What comes of several texts, with the number of each."""

@@ -11,8 +11,8 @@ from specstream_mlx.hardware import user_cache
 from specstream_mlx.heads.eagle3 import Eagle3
 from specstream_mlx.heads.published_heads import repository_of
 from specstream_mlx.heads.read_head import head_config, head_of
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 
 from .overwrite import check_replaceable
 from .source_tensors import arrays_of_files

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..model_paths import adapter_named, named_adapters, own_sampling
+from ..loading.model_paths import adapter_named, named_adapters, own_sampling
 from ..options import FLAG, TEXT, LengthOptions, number, option
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
@@ -23,7 +23,7 @@ from .options import CliSamplingOptions, ModelOptions, Source
 
 if TYPE_CHECKING:
     from ..chat import Chat
-    from ..loading import SpeculativeModel
+    from ..loading.speculative_model import SpeculativeModel
     from ..responses import GenerationResponse
 
 HELP = """\

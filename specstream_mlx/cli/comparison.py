@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_lm.generate import GenerationResponse as PlainResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
+    from ..loading.speculative_model import SpeculativeModel
     from ..request import Progress
     from ..responses import GenerationResponse
 

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from .. import bundled, demonstration
 from ..hardware import user_cache
 from ..hardware.blas import OPENBLAS_HINT
-from ..model_paths import model_directory, read_config
+from ..loading.model_paths import model_directory, read_config
 from ..options import FLAG, MODEL, option
 from ..terminal.notes import note
 from . import launched
@@ -134,7 +134,8 @@ def _facts(model: str | None) -> dict[str, Any]:
     if model is not None:
         from ..drafting.rule import history_of
         from ..hardware.weights import hold_weights
-        from ..loading import SpeculativeModel, read_model
+        from ..loading.load import read_model
+        from ..loading.speculative_model import SpeculativeModel
 
         path = model_directory(demonstration.model_path(model, note))
         base, held = hold_weights(read_model(path)[0], measure_again=True)

@@ -16,7 +16,7 @@ from specstream_mlx.apps.writing_tools import tools
 from .. import demonstration
 from ..errors import UserError
 from ..hardware import blas
-from ..model_paths import check_prompt_cache_file, local_directory
+from ..loading.model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -151,8 +151,8 @@ def generate(
     from ..hardware import device
     from ..heads.published_heads import head_for
     from ..kv_store import PromptCache
-    from ..loading import load_draft_model
-    from ..model_paths import model_directory
+    from ..loading.load import load_draft_model
+    from ..loading.model_paths import model_directory
     from .comparison import ComparedDecoding, compare
 
     if device.slow_blas() and not quiet:

@@ -23,7 +23,7 @@ from ..drafting.settings import DraftSettings
 from ..engine.guess import NO_GUESSES
 from ..engine.sampling import keyed_sampler
 from ..kv_store import PromptCache
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..request import Request
 from ..responses import GenerationResponse, Text
 from ..scheduler import Batch, Step, TokenSequence

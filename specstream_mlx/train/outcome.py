@@ -11,7 +11,7 @@ import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..generation import stream_generate
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..responses import decoding_rate
 from .batches import Item
 

@@ -22,7 +22,7 @@ from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
 from ..errors import UserError
 from ..files import append
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..prompts import around_user, check_prompt
 from .distil import Answering, claim, whole_lines
 
