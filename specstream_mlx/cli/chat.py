@@ -22,9 +22,9 @@ from . import launched
 from .options import CliSamplingOptions, ModelOptions, Source
 
 if TYPE_CHECKING:
-    from ..chat import Chat
+    from ..generation.chat import Chat
+    from ..generation.text import GenerationResponse
     from ..loading.speculative_model import SpeculativeModel
-    from ..responses import GenerationResponse
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
@@ -72,7 +72,7 @@ def chat(
         specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
     source = model.source()
-    from ..chat import Chat
+    from ..generation.chat import Chat
 
     loaded, tokenizer = source.load()
     drawn, how = _sampling(sampling, loaded.path)

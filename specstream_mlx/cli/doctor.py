@@ -142,8 +142,8 @@ def _facts(model: str | None) -> dict[str, Any]:
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
         if speculative.compiled is not None:
-            from ..request import Request
-            from ..scheduler import decode
+            from ..generation.batch import decode
+            from ..generation.request import Request
 
             prompt = [token % speculative.config["vocab_size"] for token in range(16)]
             for _ in decode(speculative, Request(prompt, max_tokens=_TOKENS)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings, Proposers
     from ..engine.sampling import KeyedSampler
-    from ..kv_store import PromptCache
+    from ..generation.kv_store import PromptCache
     from ..loading.speculative_model import SpeculativeModel
 
 

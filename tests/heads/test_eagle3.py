@@ -24,9 +24,9 @@ from tiny_models import tiny_llama_directory
 from specstream_mlx import UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.draft_head import STEPS
+from specstream_mlx.generation.batch import decode
 from specstream_mlx.heads import published_heads
 from specstream_mlx.heads.read_head import read_head
-from specstream_mlx.scheduler import decode
 
 
 def test_torchs_files_are_converted_and_generate_mounts_them(tmp_path):

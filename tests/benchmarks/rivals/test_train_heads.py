@@ -15,8 +15,8 @@ from benchmarks.rivals.heads import mounted
 from benchmarks.rivals.train_heads import FrozenBase, HeadSettings, write_head
 from specstream_mlx import load
 from specstream_mlx.drafting.settings import DraftSettings
+from specstream_mlx.generation.batch import decode
 from specstream_mlx.heads.eagle3 import DEPTH
-from specstream_mlx.scheduler import decode
 
 FORMS = {
     "medusa": {"kind": "medusa"},

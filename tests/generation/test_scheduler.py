@@ -20,17 +20,12 @@ from random_models import (
 from tiny_models import tokenizer_ending
 from trees import KINDS, AnyDrafting, Planned
 
-from specstream_mlx import (
-    PromptCache,
-    UserError,
-    batch_generate,
-    keyed_sampler,
-    scheduler,
-    stream_generate,
-)
-from specstream_mlx.batch import stream_batch
+from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.batch_generate import stream_batch
+from specstream_mlx.generation.sequence import TokenSequence
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -229,8 +224,8 @@ def calls(monkeypatch):
         return method(self, *args)
 
     for name in ("next_token", "step", "uncommit"):
-        method = getattr(scheduler.Decoder, name)
-        monkeypatch.setattr(scheduler.Decoder, name, partialmethod(call, name, method))
+        method = getattr(Decoder, name)
+        monkeypatch.setattr(Decoder, name, partialmethod(call, name, method))
     return made
 
 

@@ -8,7 +8,7 @@ from random_models import speculative_model
 from tiny_models import tiny_llama, tiny_llama_config, tokenizer_ending
 
 from specstream_mlx import UserError, batch_generate, generate, keyed_sampler
-from specstream_mlx.generation import check_kv_size
+from specstream_mlx.generation.stream_generate import check_kv_size
 
 
 @pytest.fixture(scope="module")

@@ -21,18 +21,19 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.settings import DraftSettings, Proposers
-from .engine.sampling import KeyedSampler
-from .errors import UserError, shown
-from .generation import check_kv_size, drafting_of, refuse_stream, room
-from .hardware import running
+from ..drafting.settings import DraftSettings, Proposers
+from ..engine.sampling import KeyedSampler
+from ..errors import UserError, shown
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from ..options import COUNT, checked
+from ..prompts import Prompt, encode_prompt
+from .batch import Batch, fill
 from .kv_store import PromptCache
-from .loading.speculative_model import SpeculativeModel
-from .options import COUNT, checked
-from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
-from .responses import GenerationResponse, Text
-from .scheduler import Batch, Step, TokenSequence, fill
+from .sequence import Step, TokenSequence
+from .stream_generate import check_kv_size, drafting_of, refuse_stream, room
+from .text import GenerationResponse, Text
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 

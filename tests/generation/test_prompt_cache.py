@@ -33,9 +33,9 @@ from tiny_models import (
 from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from specstream_mlx.generation.batch import decode, fill
 from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.prompts import chat_suffix
-from specstream_mlx.scheduler import decode, fill
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
 SETTINGS = {
