@@ -96,6 +96,10 @@ class Batch:
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Check that a model can do what is requested, and decode it, one ``Step`` per target call."""
     request.check(model)
+    return _decode(model, request)
+
+
+def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     yield from steps_of(TokenSequence(model, request))
 
 
