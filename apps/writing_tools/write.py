@@ -193,8 +193,9 @@ def note_left_out(left: Sequence[Correction]) -> None:
 
 def _by_itself(source: Source, chats: Sequence[Chat], max_tokens: int, reading: Any) -> Pieces:
     """Load the model, and yield what it writes, all texts side by side."""
-    from specstream_mlx.generation.batch_generate import stream_batch
     from specstream_mlx.prompts import chat_prompt
+
+    from .stream_batch import stream_batch
 
     loaded, tokenizer = source.load()
     texts = []
