@@ -49,7 +49,7 @@ class Layer(nn.Module):
         return y + self.mlp(self.post_attention_layernorm(y))
 
 
-class Network(nn.Module):
+class Eagle3Network(nn.Module):
     """All modules of a head; the names of its tensors determine which there are."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Eagle3:
 
     config: HeadConfig
     boundaries: tuple[int, ...]
-    network: Network
+    network: Eagle3Network
     tokens: mx.array | None
     norm_before_residual: bool
     norm_output: bool

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..files import read_arrays, read_json, reason
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 from ..options import COUNT, OBJECT, POSITIVE, choice, integer
-from .eagle3 import DEPTH, Eagle3, Network
+from .eagle3 import DEPTH, Eagle3, Eagle3Network
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -86,7 +86,7 @@ def head_of(
         )
     tokens = _drafted(directory, named, vocab)
     drafted = vocab if tokens is None else tokens.size
-    network = Network(args, width, len(boundaries), named, drafted, vocab)
+    network = Eagle3Network(args, width, len(boundaries), named, drafted, vocab)
     parameters = load_weights(directory, network, named, activations_dtype(model))
     vocabulary = 0 if tokens is None else tokens.size
     head = HeadConfig("eagle3", DEPTH, "conditioned", vocabulary, parameters, own_rows=True)
