@@ -18,7 +18,7 @@ from ..models.architectures import architecture_of, layer_windows
 from .broadcast import Broadcast
 from .sequence import Step, Steps, TokenSequence
 
-_AWAY = 0.2  # of a step's time others may have had the thread, if it is to count as the step's
+_AWAY = 0.2  # a step is timed only if the caller held the thread for less than this share of it
 
 
 _Call = tuple[list[Plan], list[StepResult], float]
