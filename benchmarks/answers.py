@@ -45,7 +45,7 @@ from .runner import (
     ByWorth,
     Compared,
     Mounted,
-    Run,
+    TimedRun,
     interleaved,
     measure_costs,
 )
@@ -105,14 +105,14 @@ def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
             [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
             for answer in text.answers
         ]
-        scores = [log_likelihood(mounted.plain, text.prompt, one) for one in tokens]
+        scores = [log_likelihood(mounted.plain, text.prompt, ids) for ids in tokens]
         pairs = zip(scores, map(len, tokens), strict=True)
         score, length = max(pairs, key=lambda pair: pair[0] / pair[1])
         total, count = total + score, count + length
     return math.exp(-total / count)
 
 
-def drafted(runs: Sequence[Run]) -> dict[str, Any]:
+def drafted(runs: Sequence[TimedRun]) -> dict[str, Any]:
     """Summarize how many drafts were accepted, and at what cost in nodes."""
     met = [length - 1 for run in runs for length in run.lengths]
     return {
@@ -132,14 +132,14 @@ def compared(mounted: Mounted, prompts: Sequence[list[int]], rounds: int) -> Com
     return interleaved(prompts, ways, rounds)
 
 
-def speed(found: Compared[str]) -> dict[str, Any]:
+def speed(compared: Compared[str]) -> dict[str, Any]:
     """Decode-only speed over ``mlx_lm``: of all texts, of the slowest, of what comes later."""
-    plain = found.runs[MLX_LM]
+    plain = compared.runs[MLX_LM]
     long = {number for number, runs in enumerate(plain) if len(runs[0].tokens) >= FAR}
-    row: dict[str, Any] = {"streams_alone": found.speedup(STREAMS_ALONE, MLX_LM)}
+    row: dict[str, Any] = {"streams_alone": compared.speedup(STREAMS_ALONE, MLX_LM)}
     for way, suffix in ((OURS, ""), (CONTROL, "_control")):
-        ratios = found.ratios(way, MLX_LM)
-        row[f"speedup{suffix}"] = found.speedup(way, MLX_LM)
+        ratios = compared.ratios(way, MLX_LM)
+        row[f"speedup{suffix}"] = compared.speedup(way, MLX_LM)
         row[f"ratios{suffix}"] = {number: round(ratio, 3) for number, ratio in ratios.items()}
         row[f"least{suffix}"] = min((ratios[number] for number in long & set(ratios)), default=None)
     return row
@@ -150,19 +150,19 @@ def measure(
 ) -> dict[str, Any]:
     """The row of one task, or of prose, with what is mounted."""
     writer = writer_of(mounted.model)
-    found = texts.of_task(mounted.model, mounted.tokenizer, task)
-    prompts = [text.prompt for text in found]
+    given = texts.of_task(mounted.model, mounted.tokenizer, task)
+    prompts = [text.prompt for text in given]
     ours, plainly = mounted.ours(ByWorth()), mounted.ours(ONE_TOKEN)
     runs = [ours(prompt) for prompt in track(prompts, f"{task}, {writer}")]
     expected = [plainly(prompt).tokens for prompt in prompts]
     decoded = [[run] for run in runs]
-    row = {"task": task, "writer": writer, "method": OURS, "items": len(found)}
+    row = {"task": task, "writer": writer, "method": OURS, "items": len(given)}
     row |= drafted(runs)
     items = [] if task == PROSE else task_items(texts.origin, task, texts.count)
     row |= dict.fromkeys(("exact", "unchanged", "rouge_l", "perplexity"))
     if items:
         row |= quality([run.text.strip() for run in runs], items)
-        row["perplexity"] = perplexity(mounted, found)
+        row["perplexity"] = perplexity(mounted, given)
     if timed:
         turns = compared(mounted, prompts[:timed], rounds)
         row |= speed(turns)
@@ -216,11 +216,11 @@ def markdown(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> list[s
              "one token a step."]  # fmt: skip
     columns = COLUMNS | (TIMED_COLUMNS if timed else {})
     for writer in dict.fromkeys(row["writer"] for row in rows):
-        own = [row for row in rows if row["writer"] == writer]
+        of_writer = [row for row in rows if row["writer"] == writer]
         title = "The base alone" if writer == BASE else "Adapters"
         if timed:
-            title += over_mlx_lm(own)
-        lines += ["", f"{title}:", "", *table(columns, own)]
+            title += over_mlx_lm(of_writer)
+        lines += ["", f"{title}:", "", *table(columns, of_writer)]
     return lines
 
 

@@ -48,8 +48,8 @@ class Browser:
         self._of_element(selector, "value", text=keys)
 
     def _of_element(self, selector: str, action: str, **values: Any) -> None:
-        (found,) = self.ask("element", using="css selector", value=selector).values()
-        self.ask(f"element/{found}/{action}", **values)
+        (element,) = self.ask("element", using="css selector", value=selector).values()
+        self.ask(f"element/{element}/{action}", **values)
 
     def text(self, selector: str) -> str:
         return self.run("return document.querySelector(arguments[0]).textContent", selector)
@@ -64,7 +64,7 @@ class Browser:
 
     def messages(self) -> list[str]:
         """What the console has said since the last time."""
-        return [one["message"] for one in self.ask("se/log", type="browser")]
+        return [entry["message"] for entry in self.ask("se/log", type="browser")]
 
     def devtools(self, command: str, **values: Any) -> Any:
         """The answer to a command of Chromium's own protocol."""
@@ -79,7 +79,7 @@ def window() -> Iterator[Browser]:
         driver = end.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         end.callback(driver.terminate)
         lines = (re.search(r"on port (\d+)\.", line) for line in driver.stdout or ())
-        root = next(f"http://127.0.0.1:{found[1]}/session" for found in lines if found)
+        root = next(f"http://127.0.0.1:{match[1]}/session" for match in lines if match)
         flags = [*_FLAGS.split(), f"--user-data-dir={user}"]
         wanted = {
             "goog:chromeOptions": {"binary": CHROMIUM, "args": flags},

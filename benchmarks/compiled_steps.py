@@ -15,10 +15,10 @@ import mlx.core as mx
 from specstream_mlx import Chat, DraftSettings, SpeculativeModel, load
 from specstream_mlx.bundled import streams_path
 from specstream_mlx.demonstration import base_path
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.hardware import device
 from specstream_mlx.options import integer, option
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
@@ -71,13 +71,13 @@ def main(
         rates: dict[str, list[float]] = {way: [] for way in pairs}
         texts = []
         for number in track(range(turns + 1), method):
-            for way, (own, _) in pairs.items():
-                tokens, found = rate(own, prompt, settings)
+            for way, (decoding, _) in pairs.items():
+                tokens, speed = rate(decoding, prompt, settings)
                 texts.append(tokens)
                 if number:  # the first is a warm-up, in which steps are traced
-                    rates[way].append(found)
-        python, compiled = (statistics.median(one) for one in rates.values())
-        same = all(one == texts[0] for one in texts)
+                    rates[way].append(speed)
+        python, compiled = (statistics.median(values) for values in rates.values())
+        same = all(values == texts[0] for values in texts)
         row = {"method": method, "python": python, "compiled": compiled}
         rows.append(row | {"ratio": compiled / python, "same": "yes" if same else "no"})
     talks = [{"way": way} | conversation(*pair, talk) for way, pair in pairs.items()]

@@ -26,13 +26,13 @@ from specstream_mlx.convert.to_coreml.faithful import NEAR_TIE
 from specstream_mlx.convert.to_coreml.supported import Sizes
 
 from specstream_mlx import DraftSettings, bundled, demonstration, load, stream_generate
+from specstream_mlx.generation.request import Request
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
-from .report import Store, table
+from .report import ResultStore, table
 from .texts import INSTRUCTIONS, task_items
 
 SIZES = Sizes(context=512, nodes=(8,))
@@ -63,7 +63,7 @@ def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]
     paths.append(bundled.streams_path())
     if not package.exists():
         export(demonstration.base_path(), package, paths, SIZES)
-    done = Store(work / "texts.jsonl", [max_tokens])
+    done = ResultStore(work / "texts.jsonl", [max_tokens])
     contents, executor = Contents.read(package), Package(package, "fp16")
     model, tokenizer = load(demonstration.base_path())
     model.model.set_dtype(mx.float32)
@@ -82,22 +82,22 @@ def rows_of(work: Path, texts: int, max_tokens: int) -> Iterator[dict[str, Any]]
                     log_probs.append(np.array(response.logprobs.astype(mx.float32)))
                 request = Request(prompt, max_tokens=max_tokens, end_tokens=tokenizer.eos_token_ids)
                 decoder = PackageDecoder(contents, executor, name)
-                found = [r.token for r in decoder.responses(tokenizer, request)]
-                return {"adapter": name} | compared(found, expected, np.stack(log_probs))
+                tokens = [r.token for r in decoder.responses(tokenizer, request)]
+                return {"adapter": name} | compared(tokens, expected, np.stack(log_probs))
 
             yield done.get([path.name, number], measure)
 
 
-def compared(found: list[int], expected: list[int], log_probs: np.ndarray) -> dict[str, Any]:
+def compared(tokens: list[int], expected: list[int], log_probs: np.ndarray) -> dict[str, Any]:
     """A text's figures: whether it is MLX's, and where it parts the gap to the token there."""
-    pairs = enumerate(zip(found, expected, strict=False))
+    pairs = enumerate(zip(tokens, expected, strict=False))
     place = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
     two = np.sort(log_probs)[:, -2:]
     gap = 0.0
     if place is not None:
-        gap = float(log_probs[place, expected[place]] - log_probs[place, found[place]])
+        gap = float(log_probs[place, expected[place]] - log_probs[place, tokens[place]])
     least = float((two[:, 1] - two[:, 0]).min())
-    return {"same": found == expected, "gap": gap, "least": least, "tokens": len(expected)}
+    return {"same": tokens == expected, "gap": gap, "least": least, "tokens": len(expected)}
 
 
 def main(
@@ -110,10 +110,11 @@ def main(
     rows = list(rows_of(work, texts, max_tokens))
     summed = []
     for name in dict.fromkeys(row["adapter"] for row in rows):
-        own = [row for row in rows if row["adapter"] == name]
-        values: dict[str, Any] = {"adapter": name, "texts": len(own)}
-        values |= {key: sum(row[key] for row in own) for key in ("tokens", "same")}
-        values |= {"least": min(r["least"] for r in own), "gap": max(r["gap"] for r in own)}
+        of_adapter = [row for row in rows if row["adapter"] == name]
+        values: dict[str, Any] = {"adapter": name, "texts": len(of_adapter)}
+        values |= {key: sum(row[key] for row in of_adapter) for key in ("tokens", "same")}
+        values["least"] = min(row["least"] for row in of_adapter)
+        values["gap"] = max(row["gap"] for row in of_adapter)
         summed.append(values)
     print("\n".join(table(COLUMNS, summed)))
     if not all(row["gap"] <= NEAR_TIE for row in rows):

@@ -62,12 +62,12 @@ def seconds_to_text(module: str, model: Path) -> float:
     command += ["--prompt", f"Proofread this message.\n{TEXT}", "--max-tokens", "32"]
     started = time.perf_counter()
     with _started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        found = b""
-        while not found.removeprefix(_RULE).strip(b"=\n"):
+        output = b""
+        while not output.removeprefix(_RULE).strip(b"=\n"):
             read = os.read(process.stdout.fileno(), 1)
             if not read:
                 raise RuntimeError(f"{' '.join(command)} ended without text")
-            found += read
+            output += read
         return time.perf_counter() - started
 
 
@@ -81,8 +81,8 @@ def seconds_to_tokens(arguments: list[str], model: str) -> tuple[float, float]:
             command, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
             for line in process.stderr:
-                if found := re.search(rb"at http://127\.0\.0\.1:(\d+)", line):
-                    port = int(found[1])
+                if match := re.search(rb"at http://127\.0\.0\.1:(\d+)", line):
+                    port = int(match[1])
                     break
             else:
                 raise RuntimeError(f"{' '.join(arguments)} ended without an address")
@@ -133,9 +133,9 @@ def main(
 ) -> None:
     """Measure how soon the commands write."""
     base = demonstration.base_path()
-    found: dict[str, list[tuple[float, ...]]] = {way: [] for way in (*GENERATING, *SERVING)}
+    seconds: dict[str, list[tuple[float, ...]]] = {way: [] for way in (*GENERATING, *SERVING)}
     for number in track(range(runs + 1), "first tokens"):
-        for way, times in found.items():
+        for way, times in seconds.items():
             if way in SERVING:
                 taken: tuple[float, ...] = seconds_to_tokens(*SERVING[way])
             else:
@@ -143,7 +143,7 @@ def main(
             if number:  # the first run reads files that the others find in memory
                 times.append(taken)
     rows: list[dict[str, Any]] = []
-    for way, times in found.items():
+    for way, times in seconds.items():
         firsts, *agains = zip(*times, strict=True)
         row = {"command": way, "median": statistics.median(firsts)}
         row |= {"least": min(firsts), "most": max(firsts)}
@@ -151,7 +151,7 @@ def main(
     facts = device.describe() | {"runs": runs}
     lines = [f"{measured_on(facts)}; medians of {runs} runs, caches empty.", ""]
     lines += table(COLUMNS, rows)
-    values = {"facts": facts, "rows": rows, "times": found}
+    values = {"facts": facts, "rows": rows, "times": seconds}
     print(write_report(output, f"first-token-{machine_suffix(facts)}", values, lines))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .runner import Run, Way, timed_run
+from .runner import TimedRun, Way, timed_run
 
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
 _DRAFTED = 2  # tokens, which the package's README recommends without a GPU
@@ -52,11 +52,11 @@ def llama_ways(
                 if token in ends or number == max_tokens:
                     return
 
-        def run(prompt: Sequence[int]) -> Run:
+        def run(prompt: Sequence[int]) -> TimedRun:
             llama.reset()
             llama.passes = 0
-            found = timed_run(responses(prompt), time.perf_counter())
-            return replace(found, text=llama.detokenize(found.tokens).decode(errors="replace"))
+            timed = timed_run(responses(prompt), time.perf_counter())
+            return replace(timed, text=llama.detokenize(timed.tokens).decode(errors="replace"))
 
         return run
 

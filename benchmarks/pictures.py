@@ -24,11 +24,11 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 
 from specstream_mlx import UserError, demonstration, load, stream_generate
 from specstream_mlx.files import read_json
+from specstream_mlx.generation.text import decoding_rate
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu import stock_modules
 from specstream_mlx.options import FILE, TEXT, choice, option
 from specstream_mlx.prompts import encode_prompt
-from specstream_mlx.responses import decoding_rate
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 
@@ -189,7 +189,7 @@ def _typed(x: float, y: float, words: str, kind: str = "own") -> str:
 def _lines(text: str, columns: float) -> list[tuple[int, str]]:
     """A text in lines, each with its place in it."""
     pattern = rf"\S.{{0,{int(columns) - 1}}}(?=\s|$)|\S{{1,{int(columns)}}}"
-    return [(found.start(), found[0].rstrip()) for found in re.finditer(pattern, text)]
+    return [(match.start(), match[0].rstrip()) for match in re.finditer(pattern, text)]
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def page() -> bytes:
         try:
             addresses = (re.search(r"http://\S+", line) for line in server.stderr or ())
             window.devtools("Emulation.setDeviceMetricsOverride", **_SIZE)
-            window.open(next(found[0] for found in addresses if found))
+            window.open(next(match[0] for match in addresses if match))
             window.until("document.querySelector('#memory').textContent")
             window.run("document.querySelector('#text').value = arguments[0]", EMAIL)
             window.click("[data-tool=proofread]")
@@ -251,7 +251,7 @@ NAMES = {
     "pld": "PLD",
     "rest": "REST",
 }
-"""Of methods whose names in ``rivals`` are others."""
+"""Titles of methods that have other names in ``rivals``."""
 
 NODES, WITH = 8, f" + {LOOKUP}"
 _ROW, _LEFT, _BARS = 32, 275, 280
@@ -270,16 +270,18 @@ svg{{--ink:#1f2328;--dim:#656d76;--line:#d8dee4;--back:#fff;--one:#a9bfd6;--two:
 
 def rivals(values: Mapping[str, Any], day: str) -> str:
     """Draw the tokens a pass of each drafter, alone and with lookup."""
-    rows = [one for one in values["rows"] if one["nodes"] == NODES and not one["temperature"]]
+    greedy = (entry for entry in values["rows"] if not entry["temperature"])
+    rows = [entry for entry in greedy if entry["nodes"] == NODES]
     panels = {
-        "answers of the base": [one for one in rows if one["group"] in OF_BASE],
-        "answers of its task adapters*": [one for one in rows if one["group"] == ADAPTERS],
+        "answers of the base": [entry for entry in rows if entry["group"] in OF_BASE],
+        "answers of its task adapters*": [entry for entry in rows if entry["group"] == ADAPTERS],
     }
-    panels = {title: own for title, own in panels.items() if own}
-    means = {title: means_of(own, "accepted") for title, own in panels.items()}
-    most = max(value for own in means.values() for value in own.values())
+    panels = {title: of_panel for title, of_panel in panels.items() if of_panel}
+    means = {title: means_of(of_panel, "accepted") for title, of_panel in panels.items()}
+    most = max(value for of_panel in means.values() for value in of_panel.values())
     scale = (_BARS - 34) / most  # the value stands behind its bar
-    sizes = {one["method"]: one["parameters"] for one in values.get("sizes", ())}  # as they were
+    stored = values.get("sizes", ())  # as they were
+    sizes = {entry["method"]: entry["parameters"] for entry in stored}
     sizes |= values.get("parameters", {})
     first = next(iter(means.values()))
     best = {name: max(first[name], first.get(name + WITH, 0)) for name in first if WITH not in name}
@@ -291,24 +293,24 @@ def rivals(values: Mapping[str, Any], day: str) -> str:
     for at, words, kind in ((_LEFT, "alone", "one"), (_LEFT + 70, "with lookup", "two")):
         body += [_box(at, 76, 12, 12, kind), _text(at + 18, 87, words, "value")]
     body.append(_text(_LEFT - 15, top - 8, "adds parameters", "small right"))
-    for number, (title, own) in enumerate(panels.items()):
-        left, found = _LEFT + number * (_BARS + 25), means[title]
-        classes = len({one["class"] for one in own})
+    for number, (title, of_panel) in enumerate(panels.items()):
+        left, values_of = _LEFT + number * (_BARS + 25), means[title]
+        classes = len({entry["class"] for entry in of_panel})
         body.append(_text(left, top - 8, f"{title}, {classes} kinds", "bold"))
         for tick in range(int(most) + 1):
             kind = "plain" if tick == 1 else "grid"
             body.append(_box(left + scale * tick - 0.5, top, 1, end - top, kind))
             body.append(_text(left + scale * tick, end + 16, f"{tick}", "value middle"))
-        best_of_all = max(found.values())
+        best_of_all = max(values_of.values())
         for row, name in enumerate(names):
             bars = [(name, "one"), (name + WITH, "two")]
-            bars = [(method, kind) for method, kind in bars if method in found]
+            bars = [(method, kind) for method, kind in bars if method in values_of]
             y = top + _ROW * row + _ROW / 2 - 6 * len(bars)
             for method, kind in bars:
-                width, ours = scale * found[method], "ours-" if name == "streams" else ""
+                width, ours = scale * values_of[method], "ours-" if name == "streams" else ""
                 body.append(_box(left, y, width, 11, ours + kind))
-                bold = "value bold" if found[method] == best_of_all else "value"
-                body.append(_text(left + width + 5, y + 9.5, f"{found[method]:.2f}", bold))
+                bold = "value bold" if values_of[method] == best_of_all else "value"
+                body.append(_text(left + width + 5, y + 9.5, f"{values_of[method]:.2f}", bold))
                 y += 12
     for row, name in enumerate(names):
         y, size = top + _ROW * row + _ROW / 2 + 4.5, sizes.get(name, 0)
@@ -331,8 +333,8 @@ def rivals(values: Mapping[str, Any], day: str) -> str:
 def _day(path: Path) -> str:
     """The day of the commit that a file is of, or of the file."""
     command = ["git", "-C", str(path.parent), "log", "-1", "--format=%cs", "--", path.name]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return found or time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
+    day = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return day or time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
 
 
 def main(

@@ -27,10 +27,10 @@ def commit() -> str:
     """Name the code that is measured: the clone's commit, or the installed version."""
     command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return f"version {version('specstream-mlx')}"
-    return f"commit {found.replace('-dirty', ', changed')}"
+    return f"commit {commit.replace('-dirty', ', changed')}"
 
 
 def measured_on(facts: Mapping[str, Any]) -> str:
@@ -73,7 +73,7 @@ def write_report(directory: Path, name: str, values: Mapping[str, Any], lines: l
     return text
 
 
-class Store:
+class ResultStore:
     """Results measured so far, a line each, so that a broken-off command can go on."""
 
     def __init__(self, path: Path | None, facts: Sequence[Any]):

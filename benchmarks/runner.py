@@ -69,14 +69,14 @@ def fixed_ways(config: StreamConfig) -> dict[str, DraftSettings]:
 
 @dataclass(frozen=True)
 class ByWorth:
-    """Drafts as is worth most, step by step; a way made of it has a history of its own."""
+    """Adaptive drafting, by the rule; each way to decode that is made of it has its own history."""
 
     proposers: Proposers = USUAL  # what proposes besides the streams
     streams: bool = True  # whether mounted streams draft too; lossless ones may be left out
 
 
 Drafts = DraftSettings | ByWorth
-"""How to draft: always alike, or as is worth most."""
+"""How to draft: by fixed settings, or adaptively."""
 
 STREAMS_ALONE, LOOKUP_ALONE = "streams alone", "lookup alone"
 ALONE = {STREAMS_ALONE: ByWorth(Proposers(lookup=False)), LOOKUP_ALONE: ByWorth(streams=False)}
@@ -86,7 +86,7 @@ ALONE = {STREAMS_ALONE: ByWorth(Proposers(lookup=False)), LOOKUP_ALONE: ByWorth(
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     tokens: list[int]  # generated token ids, the end token included
     text: str  # their text
     target_calls: int  # forward passes of the target that committed tokens
@@ -100,7 +100,7 @@ _FEW = 8  # tokens that are too few to be timed
 _FORM_TOKENS = 160  # of a text that shows which form of the weights is faster
 _CLEAR = 3  # times faster, which no noise comes to
 
-Way = Callable[[Sequence[int]], Run]
+Way = Callable[[Sequence[int]], TimedRun]
 """One way to decode: ``prompt -> run``."""
 
 SamplerOf = Callable[[Sequence[int]], Sampler]
@@ -110,7 +110,7 @@ ProcessorsOf = Callable[[Sequence[int]], list[LogitsProcessor]]
 """Makes the logits processors for a prompt."""
 
 
-def timed_run(responses: Iterator[PlainResponse], started: float) -> Run:
+def timed_run(responses: Iterator[PlainResponse], started: float) -> TimedRun:
     """The run of either program's responses, begun at ``started``."""
     tokens: list[int] = []
     arrivals: list[float] = []
@@ -130,7 +130,7 @@ def timed_run(responses: Iterator[PlainResponse], started: float) -> Run:
         target_calls = getattr(response, "target_calls", len(lengths))
     ended = time.perf_counter()
     decoding = ended - arrivals[0] if arrivals else 0.0
-    return Run(
+    return TimedRun(
         tokens,
         text,
         target_calls,
@@ -167,7 +167,7 @@ class Mounted:
     ) -> Way:
         """``mlx_lm.stream_generate`` on its own modules, greedy without samplers."""
 
-        def run(prompt: Sequence[int]) -> Run:
+        def run(prompt: Sequence[int]) -> TimedRun:
             with stock_modules(self.plain):
                 started = time.perf_counter()
                 return timed_run(
@@ -195,7 +195,7 @@ class Mounted:
         settings = drafts.proposers if isinstance(drafts, ByWorth) else drafts
         history = rule.new_history(rule.history_of(self.model).costs, model.guessing)
 
-        def run(prompt: Sequence[int]) -> Run:
+        def run(prompt: Sequence[int]) -> TimedRun:
             started = time.perf_counter()
             with patch.object(rule, "history_of", lambda *_: history):
                 return timed_run(
@@ -284,9 +284,9 @@ _FEW_READ, _SECONDS = 2, 5.0  # tokens of a prompt, and time: mlx_lm may be slow
 def mlx_lm_by_itself(model: SpeculativeModel, prompt: Sequence[int]) -> dict[str, Any] | None:
     """How fast mlx_lm is with the files' weights and dtype; ``None``: these are what is held."""
     held, quantized = model.held, bool(model.config.get("quantization"))
-    own = architecture_of(model.config["model_type"]).own_module
+    is_ours = architecture_of(model.config["model_type"]).own_module
     as_stored = held is not None and held.dtype == held.stored_dtype
-    if held is None or own or (as_stored and (held.form == "packed") == quantized):
+    if held is None or is_ours or (as_stored and (held.form == "packed") == quantized):
         return None
     adapter = model.adapter
     lora = str(adapter.path) if adapter is not None and adapter.lora else None
@@ -315,7 +315,7 @@ Name = TypeVar("Name", bound=Hashable)
 class Compared(Generic[Name]):
     """The runs of some ways on the same prompts; ``rates`` only where a second token is written."""
 
-    runs: dict[Name, list[list[Run]]]  # of each way, for each prompt, one a round
+    runs: dict[Name, list[list[TimedRun]]]  # of each way, for each prompt, one a round
     rates: dict[tuple[Name, int], float]  # tokens/s of a way on a prompt, without the drift
 
     def speedup(self, name: Name, baseline: Name) -> float:
@@ -333,15 +333,15 @@ class Compared(Generic[Name]):
             if other == name and (baseline, number) in self.rates
         }
 
-    def first_runs(self, name: Name) -> list[Run]:
+    def first_runs(self, name: Name) -> list[TimedRun]:
         return [runs[0] for runs in self.runs[name]]
 
-    def same(self, name: Name, expected: Sequence[Run]) -> int:
+    def same(self, name: Name, expected: Sequence[TimedRun]) -> int:
         """On how many prompts all of a way's runs have the expected tokens."""
         pairs = zip(self.runs[name], expected, strict=True)
         return sum(all(run.tokens == right.tokens for run in runs) for runs, right in pairs)
 
-    def counts(self, name: Name, expected: Sequence[Run]) -> dict[str, int]:
+    def counts(self, name: Name, expected: Sequence[TimedRun]) -> dict[str, int]:
         """Count a way's texts, tokens and calls, and the texts whose tokens are as expected."""
         runs = self.first_runs(name)
         return {
@@ -363,7 +363,7 @@ class Compared(Generic[Name]):
             for number, rate in rates.items()
             if (run := self.runs[name][number][0]).target_calls > 1
         ]
-        found = {
+        figures = {
             "speedup": speedup,
             "call_reduction": call_reduction,
             "speedup_over_cr": speedup / call_reduction,
@@ -371,7 +371,7 @@ class Compared(Generic[Name]):
             "ms_per_call": statistics.median(milliseconds) if milliseconds else 0.0,
             "nodes": sum(run.drafted for run in runs) / calls,
         }
-        return {key: round(value, 3) for key, value in found.items()}
+        return {key: round(value, 3) for key, value in figures.items()}
 
 
 _AROUND = 2  # timings before, and as many after
@@ -396,10 +396,10 @@ def without_drift(timings: Sequence[tuple[Name, float]]) -> dict[Name, float]:
 
 
 def _medians(timings: Sequence[tuple[Name, float]], slowness: Sequence[float]) -> dict[Name, float]:
-    found: dict[Name, list[float]] = defaultdict(list)
+    steady: dict[Name, list[float]] = defaultdict(list)
     for (name, seconds), slow in zip(timings, slowness, strict=True):
-        found[name].append(seconds / slow)
-    return {name: statistics.median(values) for name, values in found.items()}
+        steady[name].append(seconds / slow)
+    return {name: statistics.median(values) for name, values in steady.items()}
 
 
 def interleaved(
@@ -412,12 +412,12 @@ def interleaved(
     if warm_up:
         for way in ways.values():
             way(prompts[0])
-    runs: dict[Name, list[list[Run]]] = {name: [[] for _ in prompts] for name in ways}
+    runs: dict[Name, list[list[TimedRun]]] = {name: [[] for _ in prompts] for name in ways}
     timings: list[tuple[tuple[Name, int], float]] = []
     orders = random.Random(0)
     with progress(f"{len(prompts)} texts, {len(ways)} ways") as show:
         show(0, rounds * len(prompts))
-        for one in range(rounds):
+        for round_ in range(rounds):
             for number, prompt in enumerate(prompts):
                 for name in orders.sample(list(ways), len(ways)):
                     run = ways[name](prompt)
@@ -425,7 +425,7 @@ def interleaved(
                     if run.decode_tps:
                         timings.append(((name, number), 1 / run.decode_tps))
                 mx.clear_cache()
-                show(one * len(prompts) + number + 1, rounds * len(prompts))
+                show(round_ * len(prompts) + number + 1, rounds * len(prompts))
     return Compared(runs, {key: 1 / slow for key, slow in without_drift(timings).items()})
 
 
@@ -434,8 +434,10 @@ def in_turn(
 ) -> Compared[Name]:
     """Run the timed ways in turn, then the others, which get no rates; nothing is warmed up."""
     parts = [
-        interleaved(prompts, {n: w for n, w in ways.items() if (n in timed) == own}, warm_up=False)
-        for own in (True, False)
+        interleaved(
+            prompts, {n: w for n, w in ways.items() if (n in timed) == is_timed}, warm_up=False
+        )
+        for is_timed in (True, False)
     ]
     return Compared(parts[0].runs | parts[1].runs, parts[0].rates)
 

@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 
 from specstream_mlx import bundled, demonstration, keyed_sampler, load, stream_generate
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.options import POSITIVE, integer, option
 from specstream_mlx.prompts import in_template
 from specstream_mlx.serve.app import make_app
@@ -172,7 +172,7 @@ def _request(port: int, rng: random.Random, ask: Ask, most: int, kind: str, load
             return f"status {reply.status}"
         stays, text = rng.randint(1, most // 2 + 1) if kind == "leaves" else None, ""
         for event in _events(reply):
-            text += "".join(one["delta"].get("content", "") for one in event["choices"])
+            text += "".join(choice["delta"].get("content", "") for choice in event["choices"])
             if stays is not None:
                 stays -= 1
                 if not stays:
@@ -220,23 +220,23 @@ def main(
     base, tokenizer = load(demonstration.base_path(), adapter_path=bundled.streams_path())
     models = resident(base, {name: bundled.adapter_path(name) for name in bundled.adapter_names()})
     service = Service(models, tokenizer, most_texts=_TEXTS, most_waiting=_QUEUE)
-    found = press(service, seconds, clients, max_tokens)
-    wrong = compare(found, models, tokenizer, max_tokens)
+    pressed = press(service, seconds, clients, max_tokens)
+    wrong = compare(pressed, models, tokenizer, max_tokens)
     facts = device.describe() | {"seconds": seconds, "clients": clients, "max_tokens": max_tokens}
     values = {
         "facts": facts,
-        "counts": dict(found.counts),
-        "compared": len(found.complete) + len(found.begun),
+        "counts": dict(pressed.counts),
+        "compared": len(pressed.complete) + len(pressed.begun),
         "wrong": [[repr(ask), text, right] for ask, text, right in wrong],
-        "most_held": found.held,
-        "memory_growth": growth(found.memory),
-        "resident_bytes": found.memory[-1][1],
+        "most_held": pressed.held,
+        "memory_growth": growth(pressed.memory),
+        "resident_bytes": pressed.memory[-1][1],
     }
     lines = [f"{measured_on(facts)}; {clients} clients for {seconds:.0f} s.", ""]
-    lines += [f"- {name}: {count}" for name, count in found.counts.most_common()]
+    lines += [f"- {name}: {count}" for name, count in pressed.counts.most_common()]
     lines += [
         f"- texts compared with solo runs: {values['compared']}, wrong: {len(wrong)}",
-        f"- most texts that waited or were written: {found.held} of {_QUEUE + _TEXTS}",
+        f"- most texts that waited or were written: {pressed.held} of {_QUEUE + _TEXTS}",
         f"- memory at the end over that after a third: {values['memory_growth']:.3f}",
     ]
     print(write_report(output, f"server-load-{machine_suffix(facts)}", values, lines))

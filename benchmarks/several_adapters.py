@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import UserError, batch_generate, bundled, demonstration, load
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.options import FLAG, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
@@ -42,18 +42,18 @@ def measure(
     alone = [
         batch_generate(model, tokenizer, [MESSAGE], adapters=[name], **options) for name in names
     ]
-    for name, one, other in zip(names, together.texts, alone, strict=True):
-        if one != other.texts[0]:
-            raise UserError(f"{name} wrote {one!r} beside others and {other.texts[0]!r} alone")
-    stats, each = together.stats, [one.stats for one in alone]
-    tokens, in_turn = stats.generation_tokens, sum(one.decode_time for one in each)
+    for name, text, other in zip(names, together.texts, alone, strict=True):
+        if text != other.texts[0]:
+            raise UserError(f"{name} wrote {text!r} beside others and {other.texts[0]!r} alone")
+    stats, each = together.stats, [text.stats for text in alone]
+    tokens, in_turn = stats.generation_tokens, sum(text.decode_time for text in each)
     return {
         "at_once": tokens / stats.decode_time,
         "in_turn": tokens / in_turn,
         "speedup": in_turn / stats.decode_time,
-        "whole": sum(one.wall_time for one in each) / stats.wall_time,
+        "whole": sum(text.wall_time for text in each) / stats.wall_time,
         "tokens": tokens,
-        "passes": (stats.generation_steps, sum(one.generation_steps for one in each)),
+        "passes": (stats.generation_steps, sum(text.generation_steps for text in each)),
     }
 
 

@@ -32,7 +32,7 @@ from specstream_mlx.errors import is_integer, shown
 from specstream_mlx.files import read_json_lines
 from specstream_mlx.prompts import check_prompt, encode_prompt
 
-from .report import Store, machine_suffix, measured_on, table, write_report, write_text
+from .report import ResultStore, machine_suffix, measured_on, table, write_report, write_text
 from .runner import (
     ALONE,
     CHAIN,
@@ -44,7 +44,7 @@ from .runner import (
     Compared,
     Drafts,
     Mounted,
-    Run,
+    TimedRun,
     Way,
     in_turn,
     measure_costs,
@@ -110,9 +110,9 @@ def spread(questions: Sequence[Question], per_task: int | None) -> list[Question
     """So many questions of each task, evenly spread over it and over MT-Bench's categories."""
     chosen: list[Question] = []
     for task in TASKS:
-        own = sorted((q for q in questions if q.task == task), key=lambda q: q.category)
-        count = len(own) if per_task is None else min(per_task, len(own))
-        chosen += [own[(2 * i + 1) * len(own) // (2 * count)] for i in range(count)]
+        of_task = sorted((q for q in questions if q.task == task), key=lambda q: q.category)
+        count = len(of_task) if per_task is None else min(per_task, len(of_task))
+        chosen += [of_task[(2 * i + 1) * len(of_task) // (2 * count)] for i in range(count)]
     return chosen
 
 
@@ -128,22 +128,22 @@ class Answered:
 
     def of_task(self, task: str) -> "Answered":
         """The answers to the questions of a task, or of ``ALL``."""
-        own = [i for i, q in enumerate(self.of) if task in (ALL, self.questions[q].task)]
-        runs = {name: [some[i] for i in own] for name, some in self.compared.runs.items()}
+        places = [i for i, q in enumerate(self.of) if task in (ALL, self.questions[q].task)]
+        runs = {name: [some[i] for i in places] for name, some in self.compared.runs.items()}
         rates = {
-            (name, own.index(i)): rate
+            (name, places.index(i)): rate
             for (name, i), rate in self.compared.rates.items()
-            if i in own
+            if i in places
         }
-        of = [self.of[i] for i in own]
+        of = [self.of[i] for i in places]
         return Answered(self.questions, of, Compared(runs, rates), self.left_out)
 
-    def by_question(self, name: str) -> dict[int, list[Run]]:
+    def by_question(self, name: str) -> dict[int, list[TimedRun]]:
         """The runs of a method, turn by turn, for the place of each question that has any."""
-        found: dict[int, list[Run]] = {}
+        by_question: dict[int, list[TimedRun]] = {}
         for question, run in zip(self.of, self.compared.first_runs(name), strict=True):
-            found.setdefault(question, []).append(run)
-        return found
+            by_question.setdefault(question, []).append(run)
+        return by_question
 
 
 def said(role: str, text: str) -> dict[str, str]:
@@ -164,7 +164,7 @@ def answer(
 ) -> Answered:
     """Answer every turn by every way; a later turn follows mlx_lm's answers."""
     of: list[int] = []
-    runs: dict[str, list[list[Run]]] = {name: [] for name in ways}
+    runs: dict[str, list[list[TimedRun]]] = {name: [] for name in ways}
     rates: dict[tuple[str, int], float] = {}
     left_out = 0
     chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(questions))}
@@ -180,9 +180,9 @@ def answer(
                 del chats[i]
         if not prompts:
             break
-        found = in_turn(list(prompts.values()), ways, timed)
-        rates |= {(name, len(of) + i): rate for (name, i), rate in found.rates.items()}
-        for name, some in found.runs.items():
+        compared = in_turn(list(prompts.values()), ways, timed)
+        rates |= {(name, len(of) + i): rate for (name, i), rate in compared.rates.items()}
+        for name, some in compared.runs.items():
             runs[name] += some
         for i, (run,) in zip(prompts, runs[MLX_LM][len(of) :], strict=True):
             chats[i].append(said("assistant", run.text))
@@ -190,12 +190,12 @@ def answer(
     return Answered(questions, of, Compared(runs, rates), left_out)
 
 
-def stored_way(store: Store, name: str | Sequence[Any], way: Way) -> Way:
+def stored_way(store: ResultStore, name: str | Sequence[Any], way: Way) -> Way:
     """A way that makes only runs that are not stored yet."""
-    names = [field.name for field in fields(Run)]
+    names = [field.name for field in fields(TimedRun)]
 
-    def run(prompt: Sequence[int]) -> Run:
-        return Run(**store.get((name, list(prompt), names), lambda: asdict(way(prompt))))
+    def run(prompt: Sequence[int]) -> TimedRun:
+        return TimedRun(**store.get((name, list(prompt), names), lambda: asdict(way(prompt))))
 
     return run
 
@@ -260,14 +260,14 @@ def means_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The geometric means over tasks, one row a method."""
     means = []
     for name in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == name and row["task"] != ALL]
+        of_method = [row for row in rows if row["method"] == name and row["task"] != ALL]
         figures = ("call_reduction", "speedup", "spec_bench_speedup")
         means.append(
             {"task": MEAN, "method": name}
             | {
-                key: statistics.geometric_mean([row[key] for row in own])
+                key: statistics.geometric_mean([row[key] for row in of_method])
                 for key in figures
-                if key in own[0]
+                if key in of_method[0]
             }
         )
     return means
@@ -325,7 +325,7 @@ def compare(
     prompts = first_prompts(mounted, questions)
     model = mounted.model
     facts = base.facts() | {"model": subject.name, "max_tokens": max_tokens}
-    runs = Store(runs_file, depends_on(facts, subject))
+    runs = ResultStore(runs_file, depends_on(facts, subject))
     ours = STREAM_SHAPES | LOOKUP_SHAPES if acceptance else BY_WORTH | STREAM_SHAPES
     if model.streams is None:
         ours = {name: how for name, how in ours.items() if name in WITHOUT_STREAMS}
@@ -391,8 +391,8 @@ def stamps(*paths: Path | None) -> list[tuple[str, float]]:
     """List files, and the weights and settings in directories, with the times of their change."""
     files: list[Path] = []
     for path in filter(None, paths):
-        found = [path]
+        files_of = [path]
         if path.is_dir():
-            found = [file for kind in ("safetensors", "json") for file in path.glob(f"*.{kind}")]
-        files += sorted(found)
+            files_of = [file for kind in ("safetensors", "json") for file in path.glob(f"*.{kind}")]
+        files += sorted(files_of)
     return [(str(file), file.stat().st_mtime) for file in files]

@@ -44,7 +44,7 @@ from .runner import (
 )
 from .texts import ADAPTERS, BASE, WRITERS, Texts, adapter_of, score, writer_of
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 MODES = ("lossless", "shared")
 
@@ -75,7 +75,7 @@ class Suite:
     max_tokens: int = 160  # of a text
     seconds: float | None = None  # after which no further task is begun
     writers: Sequence[str] = WRITERS  # of what is bundled
-    summary: Callable[[Rows], list[str]] = lambda rows: []  # sentences below the table
+    summary: Callable[[TableRows], list[str]] = lambda rows: []  # sentences below the table
 
 
 # speedup: the paper's fixed trees -----------------------------------------------------------
@@ -113,16 +113,17 @@ SPEEDUP = Suite(
 RULE_WAY = "the rule"
 
 
-def _rule_summary(rows: Rows) -> list[str]:
+def _rule_summary(rows: TableRows) -> list[str]:
     """The rule's speed of each writer, over plain decoding and over the best fixed tree."""
     lines: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         lines[row["writer"]][row["task"]][row["method"]] = row["speedup"]
     text = []
     for writer, by_task in lines.items():
-        speeds = [one.pop(RULE_WAY) for one in by_task.values()]
+        speeds = [speeds_of.pop(RULE_WAY) for speeds_of in by_task.values()]
         shares = [
-            own / max(fixed.values()) for own, fixed in zip(speeds, by_task.values(), strict=True)
+            speed / max(fixed.values())
+            for speed, fixed in zip(speeds, by_task.values(), strict=True)
         ]
         text.append(
             f"Geometric means, {writer}: {geometric_mean(speeds):.2f}x (least {min(speeds):.2f}x), "
@@ -140,7 +141,7 @@ _FIXED = {
 }
 
 RULE = Suite(
-    "Is what is worth most, step by step, faster than any fixed tree?",
+    "Is adaptive drafting faster than any fixed tree?",
     {mode: {RULE_WAY: ByWorth(), **_FIXED} for mode in MODES},
     ("task", "writer", "method", "speedup", "CR", "nodes a call", "tokens/s"),
     items=12,
@@ -152,7 +153,7 @@ RULE = Suite(
 # quick: the answer of a minute ----------------------------------------------------------------
 
 
-def _in_words(rows: Rows) -> list[str]:
+def _in_words(rows: TableRows) -> list[str]:
     """How much faster the rule is, over all texts."""
     speeds = {row["task"]: row["speedup"] for row in rows if row["method"] == RULE_WAY}
     mean = geometric_mean(speeds.values())
@@ -182,23 +183,25 @@ SUITES = {"quick": QUICK, "rule": RULE, "speedup": SPEEDUP}
 
 
 @dataclass(frozen=True)
-class Job:
+class SuiteCase:
     writer: str  # who answers, see ``texts.WRITERS``
     mode: str  # of the streams
     adapter: Path | None  # the directory that is mounted; ``None``: the bare base
     task: str  # whose texts are decoded
 
 
-def jobs_of(suite: Suite, chosen: Sequence[str]) -> list[Job]:
-    """The jobs of a suite on what is bundled for these tasks."""
-    jobs = []
+def cases_of(suite: Suite, chosen: Sequence[str]) -> list[SuiteCase]:
+    """The cases of a suite, with the bundled adapters of these tasks."""
+    cases = []
     for task in chosen:
         for writer in suite.writers:
             if writer == BASE or task in bundled.adapter_names():
                 adapter = adapter_of(task, writer)
                 streams = describe(adapter).stream_config
-                jobs.append(Job(writer, streams.mode if streams else "lossless", adapter, task))
-    return [job for job in jobs if job.mode in suite.ways]
+                cases.append(
+                    SuiteCase(writer, streams.mode if streams else "lossless", adapter, task)
+                )
+    return [case for case in cases if case.mode in suite.ways]
 
 
 def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str, Drafts]:
@@ -219,37 +222,37 @@ def drafting_ways(suite: Suite, mode: str, model: SpeculativeModel) -> dict[str,
 
 
 def measure(
-    base: Base, job: Job, suite: Suite, texts: Texts, rounds: int, warm_up: bool = True
+    base: Base, case: SuiteCase, suite: Suite, texts: Texts, rounds: int, warm_up: bool = True
 ) -> list[dict[str, Any]]:
     """The rows of one job, mlx_lm's first."""
-    mounted = base.mount(job.adapter)
-    drafts = drafting_ways(suite, job.mode, mounted.model)
-    found_texts = texts.of_task(mounted.model, mounted.tokenizer, job.task)
+    mounted = base.mount(case.adapter)
+    drafts = drafting_ways(suite, case.mode, mounted.model)
+    found_texts = texts.of_task(mounted.model, mounted.tokenizer, case.task)
     prompts = [text.prompt for text in found_texts]
     if RULE_WAY in drafts and suite.seconds is None:
         measure_costs(mounted, prompts)
     ways = {MLX_LM: mounted.mlx_lm()}
-    ways |= {name: mounted.ours(one) for name, one in drafts.items()}
-    found = interleaved(prompts, ways, rounds, warm_up=warm_up)
-    expected = found.first_runs(MLX_LM)
+    ways |= {name: mounted.ours(draft) for name, draft in drafts.items()}
+    compared = interleaved(prompts, ways, rounds, warm_up=warm_up)
+    expected = compared.first_runs(MLX_LM)
     if mounted.model.mode == "shared":  # the text depends on the streams, which mlx_lm does not run
         expected = [mounted.ours(ONE_TOKEN)(prompt) for prompt in prompts]
     rows = []  # streams alone leave the base as it is: no adapter, as far as mlx_lm is concerned
-    adapter = "none" if job.writer == BASE or job.adapter is None else job.adapter.name
+    adapter = "none" if case.writer == BASE or case.adapter is None else case.adapter.name
     for name in ways:
         row = {
-            "task": job.task,
-            "writer": job.writer,
+            "task": case.task,
+            "writer": case.writer,
             "adapter": adapter,
             "method": name,
-            **found.figures(name, MLX_LM),
-            "same_output_as_plain": found.same(name, expected),
+            **compared.figures(name, MLX_LM),
+            "same_output_as_plain": compared.same(name, expected),
             "items": len(prompts),
             "extra_parameters": extra_parameters(mounted, name == MLX_LM, drafts.get(name)),
         }
-        if not texts.own:
-            outputs = [run.text for run in found.first_runs(name)]
-            metric, quality = score(job.task, outputs, [text.answers for text in found_texts])
+        if not texts.given:
+            outputs = [run.text for run in compared.first_runs(name)]
+            metric, quality = score(case.task, outputs, [text.answers for text in found_texts])
             row |= {"metric": metric, "quality": round(quality, 3)}
         rows.append(row)
     return rows
@@ -286,12 +289,12 @@ def markdown(
     lines = [suite.question]
     for sentence in suite.summary(rows):
         lines += ["", sentence]
-    if one := facts.get("mlx_lm_by_itself"):
+    if stock := facts.get("mlx_lm_by_itself"):
         last = rows[-1]
         lines[-1] += (
-            f" As a user runs it ({one['weights']} weights, {one['dtype']}) mlx_lm writes "
-            f"{one['generation_tps']:.2g} tokens a second, drafting {last['decode_tps']:.2g} "
-            f"({last['task']}): {last['decode_tps'] / one['generation_tps']:.1f} times as fast."
+            f" As a user runs it ({stock['weights']} weights, {stock['dtype']}) mlx_lm writes "
+            f"{stock['generation_tps']:.2g} tokens a second, drafting {last['decode_tps']:.2g} "
+            f"({last['task']}): {last['decode_tps'] / stock['generation_tps']:.1f} times as fast."
         )
     lines += ["", about, f"{right} of {decoded} texts are those of plain decoding."]
     scored = all("quality" in row for row in rows)
@@ -342,16 +345,16 @@ def compare(
     base = Base(subject.directory, most, subject.weights, fastest_baseline=as_fastest)
     if not subject.each_bundled:
         model = base.mount(subject.adapter).model
-        own = Job(writer_of(model), model.mode, subject.adapter, "")
-        if own.mode not in suite.ways:
+        chosen = SuiteCase(writer_of(model), model.mode, subject.adapter, "")
+        if chosen.mode not in suite.ways:
             expected = " or ".join(suite.ways)
             raise UserError(
-                f"{subject.adapter} has {own.mode} streams, expected {expected} for this --suite"
+                f"{subject.adapter} has {chosen.mode} streams, expected {expected} for this --suite"
             )
-        drafting_ways(suite, own.mode, model)
-        jobs = [replace(own, task=task) for task in tasks]
+        drafting_ways(suite, chosen.mode, model)
+        cases = [replace(chosen, task=task) for task in tasks]
     else:
-        jobs = jobs_of(suite, tasks)
+        cases = cases_of(suite, tasks)
     trained = subject.each_bundled or model.streams is not None
     facts = base.facts() | {
         "model": subject.name,
@@ -368,16 +371,16 @@ def compare(
         return write_report(output, file, values, markdown(suite, rows, facts))
 
     note(f"Writing {output / file}.md and .json")
-    for job in track(jobs, suite_name):
+    for case in track(cases, suite_name):
         if rows and suite.seconds and time.monotonic() - began > suite.seconds:
-            left = len(jobs) - len({(row["task"], row["writer"]) for row in rows})
-            note(f"{left} of {len(jobs)} tasks are left out, to end within a minute")
+            left = len(cases) - len({(row["task"], row["writer"]) for row in rows})
+            note(f"{left} of {len(cases)} tasks are left out, to end within a minute")
             break
         warm_up = suite.seconds is None or not rows
-        rows += measure(base, job, suite, texts, rounds, warm_up)
+        rows += measure(base, case, suite, texts, rounds, warm_up)
         text = reported()
     if suite.seconds:
-        one = base.tokenizer.encode("hello")[-1:]  # to read more may take seconds
-        facts |= {"mlx_lm_by_itself": mlx_lm_by_itself(base.model, one)}
+        prompt = base.tokenizer.encode("hello")[-1:]  # to read more may take seconds
+        facts |= {"mlx_lm_by_itself": mlx_lm_by_itself(base.model, prompt)}
         text = reported()
     return text, rows

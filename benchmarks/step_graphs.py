@@ -41,11 +41,12 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import Mode
+from specstream_mlx.generation.batch import steps_of
+from specstream_mlx.generation.request import Request
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.settings import StreamSettings
@@ -168,13 +169,13 @@ class _Uncomputed(Decoder):
     def _made_up(self, result: StepResult) -> StepResult:
         self.graphs.append(result.arrays())
         nodes = result.predictions.shape[0]
-        found = result.streams
-        if found is not None:
-            parents = None if found.parents is None else _ranks(found.parents.shape)
-            found = replace(
-                found,
-                candidates=_ranks(found.candidates.shape),
-                log_probs=_log_probs(found.log_probs.shape),
+        guesses = result.streams
+        if guesses is not None:
+            parents = None if guesses.parents is None else _ranks(guesses.parents.shape)
+            guesses = replace(
+                guesses,
+                candidates=_ranks(guesses.candidates.shape),
+                log_probs=_log_probs(guesses.log_probs.shape),
                 parents=parents,
                 present=None,
             )
@@ -184,7 +185,7 @@ class _Uncomputed(Decoder):
             None,
             None if result.kept is None else _ranks((nodes,)),
             None if result.in_play is None else _ranks((nodes,)) >= 0,
-            found,
+            guesses,
         )
 
 
@@ -200,8 +201,8 @@ def _log_probs(shape: tuple[int, ...]) -> mx.array:
 
 def _forget(caches: Sequence[Any]) -> None:
     """Leave the rows of caches, as if they had been computed, without what they are made from."""
-    for one in caches:
-        one.keys, one.values = (_empty(a.shape, a.dtype) for a in (one.keys, one.values))
+    for layer in caches:
+        layer.keys, layer.values = (_empty(a.shape, a.dtype) for a in (layer.keys, layer.values))
 
 
 # What they say ------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def as_on_a_gpu(hand_over: Callable[..., None]) -> Iterator[None]:
 
     def one_operation(name: str) -> Callable[..., mx.array]:
         def stand_in(x: mx.array, *given: Any, **named: Any) -> mx.array:
-            others = [one for one in (*given, *named.values()) if isinstance(one, mx.array)]
+            others = [array for array in (*given, *named.values()) if isinstance(array, mx.array)]
             return mx.depends(x, [*others, _mark(name)])
 
         return stand_in
@@ -269,9 +270,9 @@ def measured(
         next(run)
     # Nothing has been evaluated, so the steps before are in the last graph, too.
     earlier, last = graphs[-2:]
-    found = operations([*earlier, *last]) - operations(earlier)
+    counts = operations([*earlier, *last]) - operations(earlier)
     medians = [1e3 * statistics.median(column) for column in zip(*marks, strict=True)]
-    return dict(found.most_common()), [*medians, slowest] if medians else [None] * 4
+    return dict(counts.most_common()), [*medians, slowest] if medians else [None] * 4
 
 
 def step_graph(
@@ -281,8 +282,8 @@ def step_graph(
     decoder.prefill(mx.zeros((CONTEXT,), mx.int32))
     request = Request([0], fixed_planner(settings, model, [0]))
     run = steps_of(TokenSequence(None, request, decoder))
-    found, milliseconds = measured(decoder.graphs, run, timed)
-    return StepGraph(found, *milliseconds)
+    counts, milliseconds = measured(decoder.graphs, run, timed)
+    return StepGraph(counts, *milliseconds)
 
 
 def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
@@ -299,8 +300,8 @@ def plain_graph(model: SpeculativeModel, timed: int = 0) -> StepGraph:
         return token
 
     run = generate_step(token, model.model, max_tokens=-1, sampler=greedy, prompt_cache=caches)
-    found, milliseconds = measured(graphs, run, timed)
-    return StepGraph(found, *milliseconds)
+    counts, milliseconds = measured(graphs, run, timed)
+    return StepGraph(counts, *milliseconds)
 
 
 # The tables ---------------------------------------------------------------------------------
@@ -327,7 +328,8 @@ def rows_of_model(name: str, timed: int) -> list[dict[str, Any]]:
         for method, settings in fixed_ways(streams_of(model).config).items():
             graphs[method] = step_graph(model, settings, timed)
             graphs[f"{method}, compiled"] = step_graph(model, settings, timed, compiled=True)
-        rows += [{"model": name, "method": method} | vars(one) for method, one in graphs.items()]
+        for method, graph in graphs.items():
+            rows.append({"model": name, "method": method} | vars(graph))
     return rows
 
 
@@ -348,14 +350,14 @@ def markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> lis
         *table(COLUMNS, shown),
     ]
     for name in plain:
-        own = [row for row in rows if row["model"] == name]
+        of_model = [row for row in rows if row["model"] == name]
         kinds = Counter[str]()
-        for row in own:
+        for row in of_model:
             kinds.update(row["operations"])
         columns = {f"operation, {name}": "{kind}"}
-        columns |= {row["method"]: f"{{counts[{place}]}}" for place, row in enumerate(own)}
+        columns |= {row["method"]: f"{{counts[{place}]}}" for place, row in enumerate(of_model)}
         counts = [
-            {"kind": kind, "counts": [row["operations"].get(kind, 0) for row in own]}
+            {"kind": kind, "counts": [row["operations"].get(kind, 0) for row in of_model]}
             for kind, _ in kinds.most_common()
         ]
         lines += ["", *table(columns, counts)]

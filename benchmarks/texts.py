@@ -47,12 +47,12 @@ class Text:
 class Texts:
     origin: TextSet | str  # of the demonstration's tasks, or the name of a file of the user's
     count: int  # of a task
-    own: tuple[str, ...] = ()  # the user's texts, which belong to no task
+    given: tuple[str, ...] = ()  # the user's texts, which belong to no task
 
     def facts(self) -> dict[str, Any]:
         """Describe the texts for a report: what they are, and how many a task."""
-        if self.own:
-            count = min(self.count, len(self.own))
+        if self.given:
+            count = min(self.count, len(self.given))
             return {"texts": f"prompts of {self.origin}", "items": count}
         return {"texts": f"typed texts ({self.origin})", "items": self.count}
 
@@ -66,8 +66,8 @@ class Texts:
         """
         template = model.prompt_template
         items: Sequence[tuple[str, Sequence[str]]]
-        if self.own:
-            items = [(text, ()) for text in self.own[: self.count]]
+        if self.given:
+            items = [(text, ()) for text in self.given[: self.count]]
         elif task == PROSE:
             lines = (TYPED / self.origin / "prose.txt").read_text(encoding="utf-8").splitlines()
             items, template = [(line, ()) for line in lines[: self.count]], None
@@ -105,8 +105,8 @@ def chosen_tasks(names: str) -> list[str]:
 
 def writer_of(model: SpeculativeModel) -> str:
     """Who answers with what is mounted: streams alone leave the base as it is."""
-    own = model.adapter is not None and (model.adapter.lora or model.mode == "shared")
-    return ADAPTERS if own else BASE
+    is_adapted = model.adapter is not None and (model.adapter.lora or model.mode == "shared")
+    return ADAPTERS if is_adapted else BASE
 
 
 def adapter_of(task: str, writer: str) -> Path:

@@ -22,8 +22,8 @@ from specstream_mlx.adapters.files import Adapter, read_adapter
 from specstream_mlx.adapters.lora import adaptable_modules
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import architecture_of
 
 from .to_mlx.peft import PREFIX
@@ -42,14 +42,14 @@ def convert_to_pytorch(adapter: Path, base: Path, target: Path) -> None:
     if target.exists():
         raise UserError(f"{target} exists already, expected a new directory for --to-pytorch")
     model, _ = read_model(base, to_run=False)
-    found = read_adapter(adapter, model, read_config(base))
-    lora = _peft_tensors(found, model) if found.lora else {}
+    read = read_adapter(adapter, model, read_config(base))
+    lora = _peft_tensors(read, model) if read.lora else {}
     with staged_directory(target, replace=False) as scratch:
-        if found.stream_config is not None:
-            _write_json(scratch / STREAM_CONFIG, found.stream_config.to_dict())
-            _write_tensors(scratch / STREAM_TENSORS, found.stream_tensors)
+        if read.stream_config is not None:
+            _write_json(scratch / STREAM_CONFIG, read.stream_config.to_dict())
+            _write_tensors(scratch / STREAM_TENSORS, read.stream_tensors)
         if lora:
-            _write_json(scratch / LORA_CONFIG, _peft_config(found, lora))
+            _write_json(scratch / LORA_CONFIG, _peft_config(read, lora))
             _write_tensors(scratch / LORA_TENSORS, lora)
 
 
@@ -61,16 +61,16 @@ def _write_tensors(path: Path, tensors: dict[str, mx.array]) -> None:
     mx.save_safetensors(str(path), tensors, {"format": "pt"})
 
 
-def _peft_tensors(found: Adapter, model: nn.Module) -> dict[str, mx.array]:
+def _peft_tensors(read: Adapter, model: nn.Module) -> dict[str, mx.array]:
     """LoRA under PEFT's names: ``lora_A`` (r, in) and ``lora_B`` (out, r)."""
     architecture = architecture_of(getattr(model, "model_type", None))
     modules, tensors = adaptable_modules(model), {}
-    for name, tensor in found.lora.items():
+    for name, tensor in read.lora.items():
         owner, _, kind = name.rpartition(".")
         embedding = isinstance(modules[owner], nn.Embedding | nn.QuantizedEmbedding)
         if tensor.ndim > 2:
             raise UserError(
-                f"{found.path} has LoRA of the experts {owner}, expected linear layers: PEFT has "
+                f"{read.path} has LoRA of the experts {owner}, expected linear layers: PEFT has "
                 "none of that form"
             )
         kinds = _EMBEDDING if embedding else _LINEAR
@@ -79,21 +79,21 @@ def _peft_tensors(found: Adapter, model: nn.Module) -> dict[str, mx.array]:
     return tensors
 
 
-def _peft_config(found: Adapter, lora: dict[str, mx.array]) -> dict[str, Any]:
+def _peft_config(read: Adapter, lora: dict[str, mx.array]) -> dict[str, Any]:
     """PEFT's ``adapter_config.json``: one rank and one scale for all modules."""
-    parameters = found.config["lora_parameters"]
+    parameters = read.config["lora_parameters"]
     rank = min(t.shape[0] for name, t in lora.items() if name.endswith(("_A", "_A.weight")))
     alpha = parameters["scale"] * rank
     modules = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in lora}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": found.stream_config.base_model if found.stream_config else None,
+        "base_model_name_or_path": read.stream_config.base_model if read.stream_config else None,
         "r": rank,
         "lora_alpha": round(alpha) if math.isclose(alpha, round(alpha)) else alpha,
         "lora_dropout": parameters.get("dropout", 0.0),
         "target_modules": sorted(modules),
-        "use_dora": found.config.get("fine_tune_type") == "dora",
+        "use_dora": read.config.get("fine_tune_type") == "dora",
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,

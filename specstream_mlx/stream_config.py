@@ -34,7 +34,7 @@ _RANKS = {
     "stream_adapter_rank": ("stream_mlp", "base"),
     "stream_head_rank": ("stream_head", "plain"),
 }
-"""By rank: the field that says whether there is one, and the values with which it is 0."""
+"""For each rank: the field that decides whether it is used, and the values with which it is 0."""
 
 
 def check_value_rotation(stream_init: str, epsilon: float, num_streams: int) -> None:

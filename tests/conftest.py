@@ -15,6 +15,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 import specstream_mlx  # noqa: F401  (loads OpenBLAS, which must come before mlx.core)
 
 # isort: split
+from tiny_installation import install_in
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from toy_model import toy_in
 
@@ -74,3 +75,18 @@ def streams(base):
 @pytest.fixture(scope="module")
 def shared(base):
     return stream_adapter_directory(base.parent / "shared", base, mode="shared", lora_rank=4)
+
+
+@pytest.fixture(scope="session")
+def installation(tmp_path_factory) -> Path:
+    return install_in(tmp_path_factory.mktemp("bundled"))
+
+
+@pytest.fixture
+def installed(installation, monkeypatch, tmp_path):
+    """The directory of a tiny installation, which stands in for the package's; a new cache."""
+    monkeypatch.setattr(bundled, "ROOT", installation)
+    monkeypatch.setattr(demonstration, "base_path", lambda *_: installation / "base")
+    monkeypatch.setattr(demonstration, "directory", lambda: installation / "base")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return installation

@@ -13,7 +13,7 @@ from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree, Plan
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.loading import load
+from specstream_mlx.loading.load import load
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""
@@ -86,7 +86,7 @@ def differences(torch_base, torch_adapter, mlx_base, mlx_adapter, tokens, prompt
         decoder.prefill(mx.array(tokens[:start]))
     chain = np.arange(len(tokens) - start, dtype=np.int32)
     tree = DraftTree(np.array(tokens[start:], np.int32), chain - 1, chain)
-    plan = Plan(tree, "beside", streams=config.num_streams, width=1)
+    plan = Plan(tree, "nodes", streams=config.num_streams, width=1)
     [result] = decoder.step([plan], [VerifyRule()])
 
     nodes, first = len(chain), config.first_msa_layer

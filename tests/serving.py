@@ -52,7 +52,7 @@ def serving(app):
         yield f"http://127.0.0.1:{port}"
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -10,12 +10,13 @@ import pytest
 from demonstration_weights import needs_weights
 from mlx.utils import tree_flatten
 from mlx_lm import load as load_plain
+from specstream_mlx.apps.writing_tools import tools
 from specstream_mlx.convert.to_mlx import gguf
 from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, demonstration, load, model_paths
-from specstream_mlx.bundled import tools
+from specstream_mlx import UserError, bundled, demonstration, load
+from specstream_mlx.loading import model_paths
 
 
 @pytest.fixture

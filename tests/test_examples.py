@@ -24,6 +24,7 @@ from command_line import invoke, run
 from demonstration_weights import installed, needs_weights
 from parity import peft_directory
 from serving import Resident, running
+from specstream_mlx.apps.writing_tools.tools import TOOLS
 from specstream_mlx.convert.pytorch.adapter_files import write_adapter
 from specstream_mlx.convert.pytorch.load import base_fingerprint, load_base
 from tiny_gguf import tiny_gguf
@@ -31,7 +32,6 @@ from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directo
 from torch_tiny import saved, tiny_llama, tiny_model
 
 from specstream_mlx import batch_generate, bundled, demonstration, load
-from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve.service import BASE
 

@@ -10,7 +10,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from specstream_mlx import load
 from specstream_mlx.train.data import read_split
-from specstream_mlx.train.run import Run
+from specstream_mlx.train.run import TrainingRun
 from specstream_mlx.train.settings import TrainSettings
 from specstream_mlx.train.start import start_of
 
@@ -56,7 +56,7 @@ class Reports(TrainingCallback):
         self.valid.append(val_info)
 
 
-def make_run(base: Path, target: Path, **changes) -> Run:
+def make_run(base: Path, target: Path, **changes) -> TrainingRun:
     """A run on ``data_directory`` beside its target, ready to iterate."""
     data = data_directory(target.parent / "data")
     fields = {"num_msa_layers": 2, "iters": 16, "batch_size": 8, "learning_rate": 2e-2}
@@ -66,6 +66,8 @@ def make_run(base: Path, target: Path, **changes) -> Run:
     start = start_of(settings, *load(base))
     limits = settings.max_seq_length, start.base.config["vocab_size"]
     files = data / "train.jsonl", data / "valid.jsonl"
-    run = Run(settings, start, *(read_split(file, start.tokenizer, *limits) for file in files))
+    run = TrainingRun(
+        settings, start, *(read_split(file, start.tokenizer, *limits) for file in files)
+    )
     run.directory.mkdir(exist_ok=True)
     return run

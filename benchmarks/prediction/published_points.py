@@ -45,11 +45,11 @@ PLAIN: tuple[tuple[str, Shape, Bits, int, float, str], ...] = (
 
 def points() -> list[Point]:
     m3_max, m4_pro, m5_max = (chip(f"M{name}") for name in ("3 Max", "4 Pro", "5 Max"))
-    found = []
+    points = []
 
     def add(what: str, rows: int, ms: float, predicted: float, fitted: bool, source: str) -> None:
         source = source if source.startswith("https:") else f"{_MLX}/{source}"
-        found.append(Point(what, rows, ms, predicted, fitted, source))
+        points.append(Point(what, rows, ms, predicted, fitted, source))
 
     table = {1: 0.129, 2: 0.129, 4: 0.165, 6: 0.263, 8: 0.323, 9: 0.405, 10: 0.508}
     for rows, ms in (table | {16: 0.509, 32: 0.513, 33: 1.002}).items():
@@ -60,9 +60,9 @@ def points() -> list[Point]:
         (5120, 17408, {2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5}, 3852),
     ):
         what = f"M4 Pro, {inputs} x {outputs}, 4 bits, times one row"
-        one = product_ms(m4_pro, 4, 1, inputs, outputs)
+        one_row = product_ms(m4_pro, 4, 1, inputs, outputs)
         for rows, times in table.items():
-            predicted = product_ms(m4_pro, 4, rows, inputs, outputs, OLD_LIMIT) / one
+            predicted = product_ms(m4_pro, 4, rows, inputs, outputs, OLD_LIMIT) / one_row
             add(what, rows, times, predicted, False, f"issues/{issue}")
     # The pull request was measured with limits of 10 and, where this says so, of 16.
     for rows, ms in {1: 75.9, 3: 84.8, 5: 112.7, 8: 170.8, 12: 241.5}.items():
@@ -89,4 +89,4 @@ def points() -> list[Point]:
         predicted = forward_ms(chip(name), shape, bits, 1, context)
         what = f"{name}, {shape.name}, {bits} bits, ms a token"
         add(what, 1, ms, predicted, name == "M3 Ultra", source)
-    return found
+    return points

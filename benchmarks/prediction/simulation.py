@@ -72,7 +72,7 @@ class Prediction:
     chip: str
     model: str
     bits: int
-    placement: str  # ``beside`` every node; ``plain`` where no tree pays; ``does not fit``
+    placement: str  # streams at all ``nodes``; ``plain`` where no tree pays; ``does not fit``
     draft: str  # ``chain``, ``tree`` or ``none``
     rows: int  # of the tree that a step verifies, the root included
     plain_ms: float  # a step of plain decoding
@@ -90,8 +90,8 @@ class Prediction:
 
     def values(self) -> dict[str, Any]:
         rates = {"tokens_per_second": self.tokens_per_second, "speedup": self.speedup}
-        found = asdict(self) | rates
-        return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+        fields = asdict(self) | rates
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in fields.items()}
 
     def cell(self) -> str:
         if self.placement in ("plain", "does not fit"):
@@ -149,7 +149,7 @@ USUAL = Setting()
 def predict(
     chip: Chip, model: Shape, bits: Bits, tree: AcceptanceTable, setting: Setting = USUAL
 ) -> Prediction:
-    """The fastest of plain decoding and all best trees, all trained streams beside every node."""
+    """The fastest of plain decoding and all best trees, all trained streams at every node."""
     plain = forward_ms(chip, model, bits, 1, setting.context)
     named = (chip.name, model.name, bits)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
@@ -163,8 +163,8 @@ def predict(
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
         cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance))
-        found = Prediction(*named, "beside", draft, rows, plain, cost, length)
-        best = max(best, found, key=lambda p: p.speedup)
+        with_tree = Prediction(*named, "nodes", draft, rows, plain, cost, length)
+        best = max(best, with_tree, key=lambda p: p.speedup)
     return best
 
 
@@ -193,14 +193,14 @@ CHIP_COLUMNS = {
 
 
 def markdown(
-    found: list[Prediction], tree: AcceptanceTable, checked: list[Point], setting: Setting
+    by_chip: list[Prediction], tree: AcceptanceTable, checked: list[Point], setting: Setting
 ) -> list[str]:
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
     cells = {
         f"{name.split()[-1]}, {bits} bits": f"{{cells[{number}]}}"
         for number, (name, bits) in enumerate(columns)
     }
-    by_column = {(p.chip, p.model, p.bits): p.cell() for p in found}
+    by_column = {(p.chip, p.model, p.bits): p.cell() for p in by_chip}
     predictions = [
         {"chip": chip.name, "cells": [by_column[chip.name, *column] for column in columns]}
         for chip in CHIPS
@@ -245,7 +245,7 @@ def main(
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     acceptance = AcceptanceTable.load(tree or RESULTS / f"{ACCEPTANCE}.json")
-    found = [
+    predictions = [
         predict(chip, model, bits, acceptance, setting)
         for chip, model, bits in product(CHIPS, MODELS, get_args(Bits))
     ]
@@ -255,12 +255,12 @@ def main(
         **asdict(setting),
         "assumptions": list(ASSUMPTIONS),
         "acceptance": acceptance.acceptance,
-        "predictions": [p.values() for p in found],
+        "predictions": [p.values() for p in predictions],
     }
     name = f"simulation-{tree.stem}" if tree else "simulation"
     if setting != USUAL:
         name += f"-context-{setting.context}-msa-{setting.msa_layers}"
-    print(write_report(output, name, values, markdown(found, acceptance, points(), setting)))
+    print(write_report(output, name, values, markdown(predictions, acceptance, points(), setting)))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class HitShares:
         certain = [min(MOST, share * factor) for _, share in shares]
         scale = min(1.0, MOST_TOGETHER / max(sum(certain), _LEAST))
         return [
-            (token, math.log(max(one * scale, _LEAST)))
-            for (token, _), one in zip(shares, certain, strict=True)
+            (token, math.log(max(likely * scale, _LEAST)))
+            for (token, _), likely in zip(shares, certain, strict=True)
         ]
 
     def judge(self, kind: Hashable, shares: Shares, token: int) -> None:

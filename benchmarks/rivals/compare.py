@@ -23,12 +23,12 @@ from typing import Any
 
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
-from specstream_mlx.loading import load_draft_model
-from specstream_mlx.model_paths import model_directory, read_config
+from specstream_mlx.loading.load import load_draft_model
+from specstream_mlx.loading.model_paths import model_directory, read_config
 from specstream_mlx.options import FLAG, PATH, TEXT, Kind, each, integer, most_tokens, option
 
 from ..llama_cpp_reference import llama_ways
-from ..report import OUTPUT, Store, machine_suffix, write_report
+from ..report import OUTPUT, ResultStore, machine_suffix, write_report
 from ..runner import MLX_LM, Base, Compared, Mounted, Way, in_turn, measure_costs
 from ..spec_bench import (
     Question,
@@ -135,20 +135,20 @@ class Contest:
     options: Options
     methods: Sequence[Method]
     sources: Sources
-    store: Store
+    store: ResultStore
     outside: Mapping[str, Way]
     answers: dict[tuple[Any, ...], Answers] = field(default_factory=dict)
 
-    def entries(self, mounted: Mounted, one: TextClass, temperature: float) -> list[Entry]:
+    def entries(self, mounted: Mounted, cls: TextClass, temperature: float) -> list[Entry]:
         """List what takes part in a class at a temperature, mlx_lm first."""
         how: dict[str, Any] = {}
         if temperature:
             how["sampler_of"] = lambda prompt: keyed_sampler(sum(prompt), temperature)
-        if one.dictated:
+        if cls.dictated:
             how["processors_of"] = lambda prompt: [dictation(mounted, prompt)]
         timed, draft = not self.options.acceptance, self.sources.draft_model
         entries = [Entry(MLX_LM, None, mounted.mlx_lm(**how), timed)]
-        others = timed and not temperature and one.adapter is None and not one.dictated
+        others = timed and not temperature and cls.adapter is None and not cls.dictated
         if others and draft is not None:
             way = mounted.mlx_lm(draft_model=draft.model)
             entries.append(Entry(MLX_LM_DRAFTS, None, way, timed, same=False))
@@ -158,7 +158,7 @@ class Contest:
             ours = replace(mounted, model=method.head or mounted.model)
             for nodes in (None, *self.options.tree_size):
                 answers = self.answers.setdefault(
-                    (method.name, nodes, one.adapter, temperature, one.dictated), Answers()
+                    (method.name, nodes, cls.adapter, temperature, cls.dictated), Answers()
                 )
                 if nodes is None and timed and method.can_be_timed:
                     way = ours.ours(method.by_worth(answers), **how)
@@ -168,24 +168,24 @@ class Contest:
                     entries.append(Entry(method.name, nodes, way, False))
         if others:
             entries += [Entry(name, None, w, timed, same=False) for name, w in self.outside.items()]
-        facts = [one.adapter and stamps(bundled.adapter_path(one.adapter)), temperature]
+        facts = [cls.adapter and stamps(bundled.adapter_path(cls.adapter)), temperature]
         return [
-            replace(e, way=stored_way(self.store, [e.name, e.timed, *facts, one.dictated], e.way))
+            replace(e, way=stored_way(self.store, [e.name, e.timed, *facts, cls.dictated], e.way))
             for e in entries
         ]
 
-    def warm_up(self, mounted: Mounted, one: TextClass, prompts: Sequence[Sequence[int]]) -> None:
+    def warm_up(self, mounted: Mounted, cls: TextClass, prompts: Sequence[Sequence[int]]) -> None:
         """Learn the costs of steps, and run every timed way once."""
         shortest = sorted(prompts, key=len)[:8]
         for model in (mounted.model, *(self.sources.heads or {}).values()):
             measure_costs(replace(mounted, model=model), shortest)
-        for entry in replace(self, store=Store(None, ())).entries(mounted, one, 0.0):
+        for entry in replace(self, store=ResultStore(None, ())).entries(mounted, cls, 0.0):
             if entry.timed:
                 entry.way(shortest[0])
 
 
 def rows_of(
-    one: TextClass, temperature: float, entries: Sequence[Entry], part: Compared[str]
+    cls: TextClass, temperature: float, entries: Sequence[Entry], part: Compared[str]
 ) -> list[dict[str, Any]]:
     """The rows of a class, one for each method and size of trees."""
     plain, rows = part.first_runs(MLX_LM), []
@@ -193,10 +193,10 @@ def rows_of(
         runs = part.first_runs(entry.name)
         lengths = [n for run in runs for n in run.lengths[1:]]
         row: dict[str, Any] = {
-            "group": one.group,
-            "class": one.name,
-            "task": one.name,
-            "writer": one.adapter or "base",
+            "group": cls.group,
+            "class": cls.name,
+            "task": cls.name,
+            "writer": cls.adapter or "base",
             "temperature": temperature,
             "method": entry.method,
             "nodes": entry.nodes,
@@ -246,7 +246,7 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
     files = stamps(
         *(options.draft_head or ()), options.datastore, None if draft is None else draft.path
     )
-    store = Store(options.runs, [*depends_on(facts, subject), files])
+    store = ResultStore(options.runs, [*depends_on(facts, subject), files])
     contest = Contest(options, methods, sources, store, outside)
     rows: list[dict[str, Any]] = []
     values = {
@@ -257,8 +257,8 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
     }
     name = "-".join(filter(None, ("rivals", options.name, machine_suffix(facts))))
     text, adapter = "", None
-    together = [[one for one in classes if one.prompts is None]]  # Spec-Bench's tasks, at once
-    together += [[one] for one in classes if one.prompts is not None]
+    together = [[cls for cls in classes if cls.prompts is None]]  # Spec-Bench's tasks, at once
+    together += [[cls] for cls in classes if cls.prompts is not None]
     for some in filter(None, together):
         first = some[0]
         if first.adapter != adapter:
@@ -268,11 +268,11 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
                 other.model = mounted.model.model
         # Rows that were read are one model's alone: heads do not know of the LoRA under them.
         mounted = replace(mounted, read=PromptCache() if options.acceptance else None)
-        own = [one for one in questions if one.task in {each.task for each in some}]
+        chosen = [cls for cls in questions if cls.task in {each.task for each in some}]
         if first.prompts is not None:
             prompts = first.prompts(mounted, options.per_category)
         else:
-            prompts = first_prompts(mounted, own)
+            prompts = first_prompts(mounted, chosen)
         if not options.acceptance:
             contest.warm_up(mounted, first, prompts)
         for temperature in dict.fromkeys(options.temperature):
@@ -280,13 +280,13 @@ def compare(options: Options, output: Path) -> tuple[str, list[dict[str, Any]]]:
             timed = [entry.name for entry in entries if entry.timed]
             ways = {entry.name: entry.way for entry in entries}
             if first.prompts is None:
-                answered = answer(mounted, own, ways, timed)
-                parts = {one: answered.of_task(one.task).compared for one in some}
+                answered = answer(mounted, chosen, ways, timed)
+                parts = {cls: answered.of_task(cls.task).compared for cls in some}
             else:
                 parts = {first: in_turn(prompts, ways, timed)}
-            for one, part in parts.items():
+            for cls, part in parts.items():
                 if part.runs[MLX_LM]:
-                    rows += rows_of(one, temperature, entries, part)
+                    rows += rows_of(cls, temperature, entries, part)
             text = write_report(output, name, values, markdown(values))
     return text, rows
 

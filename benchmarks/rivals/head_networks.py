@@ -55,9 +55,9 @@ class Medusa(nn.ModuleList):
         for _ in range(depth):
             self.append(nn.ModuleList([_Residual(hidden_size, hidden_size)]))
             if lm_head is not None:
-                own = nn.Linear(*reversed(lm_head.shape), bias=False)
-                own.weight = nn.Parameter(lm_head.detach().float().clone())
-                self[-1].append(own)
+                head = nn.Linear(*reversed(lm_head.shape), bias=False)
+                head.weight = nn.Parameter(lm_head.detach().float().clone())
+                self[-1].append(head)
 
     @property
     def lm_heads(self) -> list[nn.Linear]:
@@ -218,8 +218,8 @@ class _Paths:
         self._levels.append((keys, values))
         length = keys.shape[2]
         every = torch.ones(length, length, dtype=torch.bool, device=keys.device)
-        own = torch.eye(length, dtype=torch.bool, device=keys.device)
-        sees = torch.cat([every.tril(), *(own for _ in self._levels[1:])], dim=1)
+        itself = torch.eye(length, dtype=torch.bool, device=keys.device)
+        sees = torch.cat([every.tril(), *(itself for _ in self._levels[1:])], dim=1)
         all_keys, all_values = (torch.cat(rows, dim=2) for rows in zip(*self._levels, strict=True))
         return F.scaled_dot_product_attention(
             queries, all_keys, all_values, attn_mask=sees, scale=scoring.scale, enable_gqa=True

@@ -10,9 +10,9 @@ import mlx.nn as nn
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.adapters.lora import activations_dtype
-from specstream_mlx.drafting.eagle3 import load_weights
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
+from specstream_mlx.heads.read_head import load_weights
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ResidualHeads(nn.Module):
     ):
         super().__init__()
         layers = {tuple(map(int, n.split(".")[1:3])) for n in named if n.startswith("heads.")}
-        own = {name: array for name, array in named.items() if name.startswith("lm_heads.")}
+        lm_heads = {name: array for name, array in named.items() if name.startswith("lm_heads.")}
         count = 1 + max(head for head, _ in layers)
         self.heads = [
             [
@@ -73,9 +73,9 @@ class ResidualHeads(nn.Module):
             for head in range(count)
         ]
         self.lm_heads = []
-        if own:
-            bias = any(name.endswith("bias") for name in own)
-            rows = len(next(iter(own.values())))
+        if lm_heads:
+            bias = any(name.endswith("bias") for name in lm_heads)
+            rows = len(next(iter(lm_heads.values())))
             self.lm_heads = [nn.Linear(hidden_size, rows, bias=bias) for _ in range(count)]
 
     def logits(

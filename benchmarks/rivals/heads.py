@@ -7,9 +7,9 @@ from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
 
 from specstream_mlx import SpeculativeModel
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
-from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json
+from specstream_mlx.heads.read_head import head_config, read_head
 
 from .eagle import read_eagle
 from .head_parts import Tensors
@@ -26,8 +26,8 @@ def mounted(directory: Path, model: SpeculativeModel) -> MountedHead:
     for some in arrays_of_files(directory, "the draft head"):
         arrays |= some
     if any(name.startswith(_WITHIN_A_MODEL) for name in arrays):
-        own = {name: a for name, a in arrays.items() if name.startswith(_WITHIN_A_MODEL)}
-        arrays = {name.removeprefix(_WITHIN_A_MODEL): array for name, array in own.items()}
+        inner = {name: a for name, a in arrays.items() if name.startswith(_WITHIN_A_MODEL)}
+        arrays = {name.removeprefix(_WITHIN_A_MODEL): array for name, array in inner.items()}
     file = directory / ADAPTER_CONFIG  # PEFT's
     values = read_json(file) if file.is_file() else head_config(directory)
     tensors = Tensors(directory, arrays, values, model)

@@ -21,7 +21,7 @@ from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows, HeadConfig, Rank
 from specstream_mlx.engine.kv import UncommittedRows, make_caches
 from specstream_mlx.engine.rows import Rows
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 
 from .head_parts import Head, Tensors
 
@@ -55,7 +55,7 @@ class _PromptTokensOfText:
         """Run the accepted rows, in as many places as there may be, and the prompt tokens."""
         embeddings = self._head.weights
         places, count, offset = len(rows.tokens), len(embeddings), self._caches[0].offset
-        own = rows.count - 1 + mx.arange(1, count + 1)
+        guessed_at = rows.count - 1 + mx.arange(1, count + 1)
         path = mx.broadcast_to(mx.arange(places) < rows.count, (count, places))
         sees = mx.concatenate(
             [
@@ -63,7 +63,7 @@ class _PromptTokensOfText:
                 mx.concatenate([path, mx.tri(count)], axis=1),
             ]
         ).astype(mx.bool_)
-        positions = offset + mx.concatenate([mx.arange(places), own])
+        positions = offset + mx.concatenate([mx.arange(places), guessed_at])
         newest = mx.broadcast_to(rows.count - 1, (count,))  # windows count from it
         anchors = offset + mx.concatenate([mx.arange(places), newest])
         new = Rows(positions[None], sees[None], anchors[None])

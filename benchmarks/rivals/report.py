@@ -9,7 +9,7 @@ from ..runner import MLX_LM
 from .methods import OUTSIDE
 from .texts import OF_BASE
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 MEAN = "mean"
 
@@ -25,31 +25,31 @@ READING = (
 )
 
 
-def means_of(rows: Rows, figure: str) -> dict[str, float]:
+def means_of(rows: TableRows, figure: str) -> dict[str, float]:
     """The means over the base's classes of the methods that took part in all, the best first."""
     classes: dict[str, set[str]] = {}
     for row in rows:
         classes.setdefault(row["method"], set()).add(row["class"])
     every = set().union(*classes.values())
-    own = [row for row in rows if row["group"] in OF_BASE] or list(rows)
+    of_base = [row for row in rows if row["group"] in OF_BASE] or list(rows)
     means = {
-        method: statistics.geometric_mean([r[figure] for r in own if r["method"] == method])
+        method: statistics.geometric_mean([r[figure] for r in of_base if r["method"] == method])
         for method in classes
         if classes[method] == every
     }
-    return dict(sorted(means.items(), key=lambda one: (one[0] in OUTSIDE, -one[1])))
+    return dict(sorted(means.items(), key=lambda pair: (pair[0] in OUTSIDE, -pair[1])))
 
 
-def tables_of(rows: Rows) -> Iterator[tuple[str, Rows, str]]:
+def tables_of(rows: TableRows) -> Iterator[tuple[str, TableRows, str]]:
     """Yield the title of each table, its rows, and the figure that it shows."""
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        own = [row for row in rows if row["temperature"] == temperature]
+        at_temperature = [row for row in rows if row["temperature"] == temperature]
         at = f", temperature {temperature:g}" if temperature else ""
-        timed = [row for row in own if "speedup" in row and row["method"] != MLX_LM]
+        timed = [row for row in at_temperature if "speedup" in row and row["method"] != MLX_LM]
         if timed:
             yield f"Speed over mlx_lm{at}", timed, "speedup"
-        for nodes in sorted({row["nodes"] for row in own if row["nodes"]}):
-            shown = [row for row in own if row["nodes"] == nodes]
+        for nodes in sorted({row["nodes"] for row in at_temperature if row["nodes"]}):
+            shown = [row for row in at_temperature if row["nodes"] == nodes]
             yield f"Tokens a call in trees of {nodes} nodes{at}", shown, "accepted"
 
 
@@ -68,12 +68,12 @@ def markdown(values: Mapping[str, Any]) -> list[str]:
         f"{facts['max_tokens']} tokens each."
     )
     lines += [*values["notes"], *READING]
-    for title, own, figure in tables_of(rows):
-        lines += ["", f"{title}:", "", *_by_class(own, figure, values["parameters"])]
+    for title, some, figure in tables_of(rows):
+        lines += ["", f"{title}:", "", *_by_class(some, figure, values["parameters"])]
     return lines
 
 
-def _by_class(rows: Rows, figure: str, parameters: Mapping[str, int]) -> list[str]:
+def _by_class(rows: TableRows, figure: str, parameters: Mapping[str, int]) -> list[str]:
     names = [*dict.fromkeys(row["class"] for row in rows), MEAN]
     means = means_of(rows, figure)
     cells: dict[str, dict[str, float]] = {m: {} for m in (*means, *(r["method"] for r in rows))}
@@ -81,11 +81,12 @@ def _by_class(rows: Rows, figure: str, parameters: Mapping[str, int]) -> list[st
         cells[row["method"]][row["class"]] = row[figure]
     for method, mean in means.items():
         cells[method][MEAN] = mean
-    ours = [own for method, own in cells.items() if method not in OUTSIDE]
-    best = {n: f"{max((own[n] for own in ours if n in own), default=0):.2f}" for n in names}
+    ours = [figures for method, figures in cells.items() if method not in OUTSIDE]
+    most = {n: max((figures[n] for figures in ours if n in figures), default=0) for n in names}
+    best = {name: f"{figure:.2f}" for name, figure in most.items()}
     shown = []
-    for method, own in cells.items():
-        texts = {name: f"{own[name]:.2f}" if name in own else "-" for name in names}
+    for method, figures in cells.items():
+        texts = {name: f"{figures[name]:.2f}" if name in figures else "-" for name in names}
         bold = {n: f"**{text}**" if text == best[n] else text for n, text in texts.items()}
         shown.append({"method": method, "own": bold, "parameters": parameters.get(method)})
     columns = {"method": "{method}"} | {name: f"{{own[{name}]}}" for name in names}

@@ -126,9 +126,9 @@ class Suffix(Proposer):
     """The suffix automata of one text; ``answers``, if any, gets the text when it has ended."""
 
     def __init__(self, material: Material, answers: Answers | None = None):
-        self._own, self._answers = SuffixAutomaton(), answers or Answers()
+        self._text_automaton, self._answers = SuffixAutomaton(), answers or Answers()
         self._written: list[int] = []
-        self._matches = Match(self._own), Match(self._answers.automaton)
+        self._matches = Match(self._text_automaton), Match(self._answers.automaton)
         self._hits = HitShares()
         for token in material.prompt:
             self._read(token)
@@ -163,7 +163,7 @@ class Suffix(Proposer):
     def _read(self, token: int) -> None:
         for match in self._matches:  # before the text grows: its own end is no match
             match.follow(token)
-        self._own.extend((token,))
+        self._text_automaton.extend((token,))
 
 
 def _kind(length: int) -> int:

@@ -48,13 +48,13 @@ def classes_of(chosen: str, adapters: Collection[str], questions: bool) -> list[
             every.append(TextClass(f"{task}, adapter", ADAPTERS, task, task, partial(_typed, task)))
     names = [name.strip() for name in chosen.split(",")] if chosen else list(GROUPS)
     for name in names if chosen else ():
-        if any(name in (one.group, one.task, one.name) for one in every):
+        if any(name in (cls.group, cls.task, cls.name) for cls in every):
             continue
         if name in (SPEC_BENCH, *TASKS):
             raise UserError(f"the class {name} needs --questions, expected both")
-        known = ", ".join(dict.fromkeys([one.group for one in every] + [one.task for one in every]))
+        known = ", ".join(dict.fromkeys([cls.group for cls in every] + [cls.task for cls in every]))
         raise UserError(f"there is no class of texts {name!r} for this model, expected {known}")
-    return [one for one in every if {one.group, one.task, one.name} & set(names)]
+    return [cls for cls in every if {cls.group, cls.task, cls.name} & set(names)]
 
 
 def fitting_adapters(config: dict) -> Collection[str]:
@@ -72,7 +72,7 @@ def unforeseen(mounted: Mounted, count: int) -> list[list[int]]:
     rng = random.Random(0)
     known = sorted(mounted.tokenizer.get_vocab().values())
     words = (mounted.tokenizer.decode(rng.choices(known, k=_WORDS)) for _ in range(count))
-    return [chat_prompt(mounted.tokenizer, one, None) for one in words]
+    return [chat_prompt(mounted.tokenizer, text, None) for text in words]
 
 
 def dictation(mounted: Mounted, prompt: Sequence[int]) -> LogitsProcessor:

@@ -25,7 +25,7 @@ from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import Batch, targets_of
 from specstream_mlx.convert.pytorch.training_run import (
     OnStep,
-    Trained,
+    TrainedParameters,
     autocast,
     begin,
     collate,
@@ -100,7 +100,7 @@ class HeadSettings(RunSettings):
         return (self.teacher or ("text" if self.kind == "medusa" else "base")) == "base"
 
 
-class Drafts:
+class FrozenBase:
     """A frozen base, and its LM head, ``shared``."""
 
     def __init__(self, causal_lm: Any) -> None:
@@ -130,16 +130,16 @@ class _Guessed:
     a token; ``last`` (B, T, h) is the base's own.
     """
 
-    def __init__(self, network: nn.Module, drafts: Drafts, batch: Batch) -> None:
-        states, self.last = drafts.hidden(batch.tokens, getattr(network, "boundaries", ()))
+    def __init__(self, network: nn.Module, frozen: FrozenBase, batch: Batch) -> None:
+        states, self.last = frozen.hidden(batch.tokens, getattr(network, "boundaries", ()))
         ends = batch.lengths - 1
         self.positions, self.valid = stream_positions(batch.stream_from, ends)
-        embeddings = drafts.backbone.embedding(batch.tokens)
+        embeddings = frozen.backbone.embedding(batch.tokens)
         self.features = network(states, embeddings, self.positions)
         depth = self.features.shape[2]
         self.tokens, self.there = targets_of(batch, self.positions, self.valid, 1 + depth)
-        own = [(head.weight, head.bias) for head in network.lm_heads]
-        self.heads = own or [drafts.shared] * depth
+        own_heads = [(head.weight, head.bias) for head in network.lm_heads]
+        self.heads = own_heads or [frozen.shared] * depth
         self._ends = ends[:, None]
 
     def following(self, level: int) -> Tensor:
@@ -148,33 +148,33 @@ class _Guessed:
 
 
 def head_loss(
-    network: nn.Module, drafts: Drafts, batch: Batch, settings: HeadSettings
+    network: nn.Module, frozen: FrozenBase, batch: Batch, settings: HeadSettings
 ) -> tuple[Tensor, list[float]]:
     """The loss of a batch, and each depth's cross entropy in nats."""
-    found = _Guessed(network, drafts, batch)
+    guessed = _Guessed(network, frozen, batch)
     decay = _DECAYS[settings.kind]
-    total, per_depth = torch.zeros((), device=found.last.device), []
-    for level, rows in enumerate(found.features.unbind(2)):
-        scored = found.there[..., 1 + level]
-        goal = found.tokens[..., 1 + level][scored]
+    total, per_depth = torch.zeros((), device=guessed.last.device), []
+    for level, rows in enumerate(guessed.features.unbind(2)):
+        scored = guessed.there[..., 1 + level]
+        goal = guessed.tokens[..., 1 + level][scored]
         if settings.learns_from_base:
-            goal = drafts.logits(found.following(level)[scored], drafts.shared).softmax(-1)
+            goal = frozen.logits(guessed.following(level)[scored], frozen.shared).softmax(-1)
         losses = F.cross_entropy(
-            drafts.logits(rows[scored], found.heads[level]), goal, reduction="sum"
+            frozen.logits(rows[scored], guessed.heads[level]), goal, reduction="sum"
         )
         loss = losses / scored.sum().clamp(min=1)
         per_depth.append(loss.item())
         total = total + decay ** (1 + level) * loss
     if isinstance(network, Eagle):
-        follows = found.there[..., 1]
-        features, true = found.features[:, :, 0][follows], found.following(0)[follows]
+        follows = guessed.there[..., 1]
+        features, true = guessed.features[:, :, 0][follows], guessed.following(0)[follows]
         total = settings.token_loss * total + F.smooth_l1_loss(features.float(), true.float())
     return total, per_depth
 
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, drafts: Drafts, items: Sequence[Item], batch_size: int
+    network: nn.Module, frozen: FrozenBase, items: Sequence[Item], batch_size: int
 ) -> dict[str, Any]:
     """Measure how often top-1 guesses are the data's tokens; each sees the true ones before it.
 
@@ -183,23 +183,23 @@ def evaluate(
     correct: Any = 0
     counts: Any = 0
     for start in range(0, len(items), batch_size):
-        batch = collate(list(items[start : start + batch_size]), drafts.shared[0].device)
-        found = _Guessed(network, drafts, batch)
-        pairs = zip(found.features.unbind(2), found.heads, strict=True)
+        batch = collate(list(items[start : start + batch_size]), frozen.shared[0].device)
+        guessed = _Guessed(network, frozen, batch)
+        pairs = zip(guessed.features.unbind(2), guessed.heads, strict=True)
         best = torch.stack([F.linear(rows, *head).argmax(-1) for rows, head in pairs], -1)
-        hits = (best == found.tokens[..., 1:]) & found.there[..., 1:]
-        chain = hits.long().cumprod(-1).sum() + found.valid.sum()
+        hits = (best == guessed.tokens[..., 1:]) & guessed.there[..., 1:]
+        chain = hits.long().cumprod(-1).sum() + guessed.valid.sum()
         correct = correct + torch.cat((hits.sum((0, 1)), chain[None]))
-        counts = counts + torch.cat((found.there[..., 1:].sum((0, 1)), found.valid.sum()[None]))
+        counts = counts + torch.cat((guessed.there[..., 1:].sum((0, 1)), guessed.valid.sum()[None]))
     *depths, chain = (correct / counts.clamp(min=1)).tolist()
     return {"depths": depths, "chain": chain}
 
 
-def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
-    config, depth = drafts.config, settings.num_heads
+def build_head(settings: HeadSettings, frozen: FrozenBase) -> nn.Module:
+    config, depth = frozen.config, settings.num_heads
     if settings.kind == "medusa":
         return Medusa(
-            config.hidden_size, depth, drafts.shared[0] if settings.own_lm_heads else None
+            config.hidden_size, depth, frozen.shared[0] if settings.own_lm_heads else None
         )
     if settings.kind == "hydra":
         return Hydra(config.hidden_size, depth)
@@ -208,8 +208,8 @@ def build_head(settings: HeadSettings, drafts: Drafts) -> nn.Module:
     count = config.num_hidden_layers
     if count < 3:
         raise UserError(f"eagle3 reads three layers of the base, which has {count}")
-    boundaries, norm = (2, count // 2, count - 3), drafts.backbone.norm_weight
-    return Eagle3(layer_config(config), depth, boundaries, norm, drafts.shared[0])
+    boundaries, norm = (2, count // 2, count - 3), frozen.backbone.norm_weight
+    return Eagle3(layer_config(config), depth, boundaries, norm, frozen.shared[0])
 
 
 def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
@@ -221,19 +221,21 @@ def train_head(settings: HeadSettings, on_step: OnStep | None = None) -> Path:
     device = training_device()
     base = load_base(settings.model, settings.dtype).to(device)
     items, held_out = load_items(settings, settings.prompt_template, base.config.vocab_size)
-    drafts = Drafts(base)
-    network = build_head(settings, drafts).to(device)
+    frozen = FrozenBase(base)
+    network = build_head(settings, frozen).to(device)
     weights, peak = dict(network.named_parameters()), settings.learning_rate
-    trained = Trained(weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0)
+    trained = TrainedParameters(
+        weights, {peak or _RATES[settings.kind]: list(weights)}, peak or 0.0
+    )
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        loss, per_depth = head_loss(network, drafts, batch, settings)
+        loss, per_depth = head_loss(network, frozen, batch, settings)
         return loss, {"per_depth": per_depth}
 
     step = run_steps(settings, items, trained, loss_of, on_step)
     if held_out:
         with autocast(settings, device):
-            accuracy = evaluate(network.eval(), drafts, held_out, settings.batch_size)
+            accuracy = evaluate(network.eval(), frozen, held_out, settings.batch_size)
         log_held_out(settings, step, accuracy)
         depths = ", ".join(f"{j}: {share:.1%}" for j, share in enumerate(accuracy["depths"], 1))
         note(f"held-out top-1: {depths}; chain {accuracy['chain']:.2f} tokens")

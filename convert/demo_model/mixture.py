@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import with_errors
-from .tasks import Item, repeats_typed_text
+from .tasks import TaskItem, repeats_typed_text
 
 TEXT = Path(__file__).parent / "text"
 
@@ -30,7 +30,7 @@ _LISTS = "women", "men", "surnames", "cities", "countries"
 _WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 _NUMBER = re.compile(r"(?<![\w.:,/-])\d+(?![\w:/%-]|[.,]\d)")
 _RANGES = {1: (2, 9), 2: (10, 28), 3: (100, 999), 4: (1950, 2029)}
-"""Of numbers by their digits: most of two are days, of four years."""
+"""Ranges of numbers by their digits: two digits are mostly days, four are years."""
 _SYLLABLES = (
     "ba dra el fi gro hul im ja kor lu mi nes or pri que ra ska tor ul vi wen xa yo zim".split()
 )
@@ -50,7 +50,7 @@ _NAMES = (
 _BULLETS = "- ", "* ", "{number}. ", "{number}) "
 
 
-def draw(rng: random.Random, task: str) -> Item:
+def draw(rng: random.Random, task: str) -> TaskItem:
     """One training item of a task, which repeats no eight words in a row of a typed text."""
     while True:
         item = _drawn(rng, task)
@@ -58,7 +58,7 @@ def draw(rng: random.Random, task: str) -> Item:
             return item
 
 
-def _drawn(rng: random.Random, task: str) -> Item:
+def _drawn(rng: random.Random, task: str) -> TaskItem:
     if task != "proofread":
         item = rng.choice(written(task))
         return item if rng.random() < _AS_WRITTEN else exchanged(item, rng)
@@ -66,8 +66,8 @@ def _drawn(rng: random.Random, task: str) -> Item:
     count = rng.choices(_COUNTS, _COUNT_WEIGHTS)[0]
     start = rng.randrange(len(sentences) - count)
     right = " ".join(sentences[start : start + count])
-    right = exchanged(Item(right, right), rng).target
-    return Item(right if rng.random() < _UNCHANGED else with_errors(right, rng), right)
+    right = exchanged(TaskItem(right, right), rng).target
+    return TaskItem(right if rng.random() < _UNCHANGED else with_errors(right, rng), right)
 
 
 @cache
@@ -80,27 +80,33 @@ def _values(name: str) -> list[dict[str, Any]]:
 
 
 @cache
-def written(task: str) -> list[Item]:
+def written(task: str) -> list[TaskItem]:
     """The written lines of a task, but for ``proofread``."""
     if task == "sql":
-        return [Item(f"table {v['table']}: {v['question']}", v["query"]) for v in _values("tables")]
+        return [
+            TaskItem(f"table {v['table']}: {v['question']}", v["query"]) for v in _values("tables")
+        ]
     if task == "key_points":
-        return [Item(v["text"], "; ".join(f"- {p}" for p in v["points"])) for v in _values("notes")]
+        return [
+            TaskItem(v["text"], "; ".join(f"- {p}" for p in v["points"])) for v in _values("notes")
+        ]
     if task == "summarize":
-        return [Item(v["text"], v["summary"]) for v in _values("dialogues")]
+        return [TaskItem(v["text"], v["summary"]) for v in _values("dialogues")]
     if task == "describe":
-        return [Item(v["record"], v["text"]) for v in _values("records")]
-    return [Item(v["text"], v["rewrite"]) for v in _values("rewrites") if v["tone"] == task]
+        return [TaskItem(v["record"], v["text"]) for v in _values("records")]
+    return [TaskItem(v["text"], v["rewrite"]) for v in _values("rewrites") if v["tone"] == task]
 
 
-def exchanged(item: Item, rng: random.Random) -> Item:
+def exchanged(item: TaskItem, rng: random.Random) -> TaskItem:
     """Exchange names, weekdays and numbers of an input, wherever input and answer have them."""
     new = _other_names(item, rng) | _other_numbers(item, rng)
     if not new:
         return item
     longest_first = sorted(map(re.escape, new), key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w.:,/-])(?:{'|'.join(longest_first)})(?![^\W_s]|@|\d|[:/%-]\w)")
-    return Item(*(pattern.sub(lambda m: new[m[0]], text) for text in (item.content, item.target)))
+    return TaskItem(
+        *(pattern.sub(lambda m: new[m[0]], text) for text in (item.content, item.target))
+    )
 
 
 @cache
@@ -114,7 +120,7 @@ def _list_of() -> dict[str, str]:
     return {name: kind for name, kind in names.items() if name.lower() not in words}
 
 
-def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
+def _other_names(item: TaskItem, rng: random.Random) -> dict[str, str]:
     both = f"{item.content} {item.target}"
     words = dict.fromkeys(re.findall(r"\b[A-Z][^\W\d_]+", item.content))
     new: dict[str, str] = {}
@@ -133,14 +139,14 @@ def _other_names(item: Item, rng: random.Random) -> dict[str, str]:
     return new
 
 
-def _other_numbers(item: Item, rng: random.Random) -> dict[str, str]:
+def _other_numbers(item: TaskItem, rng: random.Random) -> dict[str, str]:
     """Numbers of as many digits in the same order; none where the answer has computed with some."""
-    found = set(_NUMBER.findall(item.content))
+    numbers = set(_NUMBER.findall(item.content))
     if not set(re.findall(r"\d+", item.target)) <= set(re.findall(r"\d+", item.content)):
         return {}
     new: dict[str, str] = {}
     for digits, (least, most) in _RANGES.items():
-        old = sorted((n for n in found if len(n) == digits and n not in "01"), key=int)
+        old = sorted((n for n in numbers if len(n) == digits and n not in "01"), key=int)
         others = sorted(rng.randint(least, most) for _ in old)
         if len(set(others)) == len(old):
             new |= dict(zip(old, map(str, others), strict=True))

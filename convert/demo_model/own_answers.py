@@ -22,20 +22,20 @@ from specstream_mlx.train.data import messages_of
 from specstream_mlx.train.distil import SHIPPED, claim, keep_answers, read_prompts
 from specstream_mlx.train.self_prompts import fault_of
 
-from ..pytorch.generation import Writer, Written
+from ..pytorch.generation import AnswerWriter, WrittenAnswer
 
 ANSWER_TOKENS, PROMPTED_TOKENS = 220, 256
-"""Of an answer of the base, to itself and to people; longer ones are cut there."""
+"""Most tokens of the base's answers, to itself and to people; longer ones are cut."""
 _SAMPLED_OF = 5
-"""Of so many prompts that people wrote one is answered at temperature 1."""
+"""One in so many of people's prompts is answered at temperature 1."""
 TRAIN, VALID = "train.jsonl", "valid.jsonl"
 _AT_ONCE = 2048
 """Prompts that are answered before their answers are written."""
 _OPENING_WORDS, _SHARE_WITH_OPENING = 2, 0.375
 _FEWEST_WORDS, _MOST_WORDS = 20, 120
-"""Of a passage."""
+"""Fewest and most words of a passage."""
 _ANSWERS_A_PASSAGE = 3
-"""Of so many answers one becomes a passage."""
+"""One in so many answers becomes a passage."""
 _REQUESTS = (
     "Summarize: ",
     "Summarize this in two sentences: ",
@@ -43,11 +43,11 @@ _REQUESTS = (
     "Rewrite this in simpler words: ",
     "Correct the mistakes in this text: ",
 )
-"""For half of the passages; of the other half the base draws a question about them."""
+"""Requests for half of the passages; about the other half the base draws questions."""
 
 
 def write_base_answers(
-    writer: Writer, directory: Path, draws: int, seed: int, prompts: Path | None = None
+    writer: AnswerWriter, directory: Path, draws: int, seed: int, prompts: Path | None = None
 ) -> None:
     """Let the base draw prompts and answer them, and requests and questions about its answers.
 
@@ -78,7 +78,11 @@ def write_base_answers(
 
 
 def write_answers(
-    writer: Writer, prompts: Sequence[str], directory: Path, most: int, template: str | None = None
+    writer: AnswerWriter,
+    prompts: Sequence[str],
+    directory: Path,
+    most: int,
+    template: str | None = None,
 ) -> None:
     """Let a base answer different prompts, to ``train.jsonl`` and ``valid.jsonl``."""
 
@@ -93,7 +97,9 @@ def write_answers(
         raise UserError(f"{directory}: all answers are empty, expected some text to learn from")
 
 
-def write_prompted_answers(writer: Writer, prompts: Path, directory: Path, seed: int) -> list[Path]:
+def write_prompted_answers(
+    writer: AnswerWriter, prompts: Path, directory: Path, seed: int
+) -> list[Path]:
     """Let the base answer prompts that people wrote; returns the files, one a part of ``prompts``.
 
     Lines of JSON have a ``prompt``, or ``turns`` of the user's, and their ``source``. Every fifth
@@ -115,7 +121,9 @@ def write_prompted_answers(writer: Writer, prompts: Path, directory: Path, seed:
     return parts
 
 
-def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bool) -> list[str]:
+def _conversations(
+    writer: AnswerWriter, wanted: Sequence[dict[str, Any]], sampled: bool
+) -> list[str]:
     """A line of JSON for each answer that is not empty, turn by turn of all conversations."""
     turns = [value.get("turns") or [value["prompt"]] for value in wanted]
     said: list[list[str]] = [[] for _ in turns]
@@ -135,7 +143,7 @@ def _conversations(writer: Writer, wanted: Sequence[dict[str, Any]], sampled: bo
     return lines
 
 
-def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
+def _prompts(writer: AnswerWriter, draws: int, seed: int) -> list[str]:
     """What the base draws, freely and after openings."""
     rng = random.Random(seed)
     openings = [" ".join(prompt.split()[:_OPENING_WORDS]) for prompt in read_prompts(SHIPPED)]
@@ -143,11 +151,11 @@ def _prompts(writer: Writer, draws: int, seed: int) -> list[str]:
     return writer.draw([""] * (draws - opened) + rng.choices(openings, k=opened), seed)
 
 
-def _about(writer: Writer, answers: Sequence[str], seed: int) -> list[str]:
+def _about(writer: AnswerWriter, answers: Sequence[str], seed: int) -> list[str]:
     """Requests and questions about some of the answers."""
     rng = random.Random(seed)
-    found = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
-    passages = [text for text in found if _is_passage(text)]
+    texts = dict.fromkeys(" ".join(answer.split()[:_MOST_WORDS]) for answer in answers)
+    passages = [text for text in texts if _is_passage(text)]
     rng.shuffle(passages)
     passages = passages[: len(answers) // _ANSWERS_A_PASSAGE]
     half = len(passages) // 2
@@ -168,7 +176,7 @@ def _written_once(path: Path, draw: Callable[[], list[str]]) -> list[str]:
     return [value["prompt"] for _, value in read_json_lines(path)]
 
 
-def _line(prompt: str, answer: Written, **more: Any) -> str:
+def _line(prompt: str, answer: WrittenAnswer, **more: Any) -> str:
     """The line of JSON of an answer, as training reads it."""
     reason = "stop" if answer.ended else "length"
     line = {"prompt": prompt, "completion": answer.text, "finish_reason": reason, **more}

@@ -76,11 +76,11 @@ def _wikisql(clone: Path, rng: random.Random) -> Lines:
     columns: dict[str, set[str]] = {}
     questions: dict[str, str] = {}
     for entry in json.loads(bz2.decompress((clone / "data/wikisql.json.bz2").read_bytes())):
-        for one in entry["sentences"]:
-            table = "table_" + one["table-id"].replace("-", "_")
-            questions[one["original"].strip()] = table
-            found = re.findall(r"TABLEalias0\.(\S+)_FIELD", " ".join(entry["sql"]))
-            names = {re.sub(r"\W+", "_", name.lower()).strip("_") for name in found}
+        for sentence in entry["sentences"]:
+            table = "table_" + sentence["table-id"].replace("-", "_")
+            questions[sentence["original"].strip()] = table
+            fields = re.findall(r"TABLEalias0\.(\S+)_FIELD", " ".join(entry["sql"]))
+            names = {re.sub(r"\W+", "_", name.lower()).strip("_") for name in fields}
             columns.setdefault(table, set()).update(names - {""})
     for question, table in questions.items():
         if len(columns[table]) > 2:
@@ -117,7 +117,7 @@ def _xquad(clone: Path, rng: random.Random) -> Lines:
                 if rng.random() < _SEVERAL:
                     others = rng.sample([c for c in contexts if c != passage], rng.randint(1, 3))
                     mixed = rng.sample([passage, *others], len(others) + 1)
-                    several = "\n".join(f"{title} {one}" for one in mixed)
+                    several = "\n".join(f"{title} {passage_}" for passage_ in mixed)
                     yield title, _worded(rng, "passages", passages=several, question=question)
                 else:
                     values = {"title": title, "passage": passage, "question": question}
@@ -141,12 +141,12 @@ def _oasst(clone: Path, rng: random.Random) -> Lines:
         for first, *later in rng.sample(sorted(threads), min(3, len(threads))):
             yield first, [first, *later]
     path = clone / "backend/test_data/realistic/realistic_seed_data.json"
-    messages = {one["user_message_id"]: one for one in json.loads(read_text(path))}
+    messages = {message["user_message_id"]: message for message in json.loads(read_text(path))}
     for last in messages.values():
         thread = [last]
         while parent := messages.get(thread[-1]["parent_message_id"]):
             thread.append(parent)
-        said = [one["text"] for one in reversed(thread) if one["role"] == "prompter"]
+        said = [message["text"] for message in reversed(thread) if message["role"] == "prompter"]
         if last["role"] == "prompter" and 2 <= len(said) <= 3:
             yield said[0], said
     for name in ("en_100_text.jsonl", "prompt_lottery_en_250_text.jsonl"):

@@ -16,7 +16,7 @@ _IN_A_ROW = 8
 """Words in a row that an item may not have in common with a typed text."""
 
 
-class Item(NamedTuple):
+class TaskItem(NamedTuple):
     """What a user types, raw and without an instruction, and the text that the model is to write.
 
     It is a message, ``A: .. B: ..``, ``table t(a, b): question`` or ``name[..], food[..]``.
@@ -31,10 +31,10 @@ def prompt_template(task: str) -> str:
     return TASKS[task] + "\n{text}"
 
 
-def typed_dev(task: str, count: int) -> list[Item]:
+def typed_dev(task: str, count: int) -> list[TaskItem]:
     """The first typed texts of a task, to follow a training by and never to train on."""
     lines = (TYPED / "dev" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    return [Item(v["input"], v["accepted"][0]) for v in map(json.loads, lines)]
+    return [TaskItem(v["input"], v["accepted"][0]) for v in map(json.loads, lines)]
 
 
 def word_runs(text: str) -> set[tuple[str, ...]]:

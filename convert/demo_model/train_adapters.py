@@ -29,9 +29,9 @@ from specstream_mlx.options import PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.distil import read_prompts
 
-from ..pytorch.generation import Writer
+from ..pytorch.generation import AnswerWriter
 from ..pytorch.trainer import train
-from ..pytorch.training_settings import TrainSettings
+from ..pytorch.training_settings import TorchTrainSettings
 from ..to_mlx.adapter import convert_adapter
 from . import mixture, tasks
 from .own_answers import TRAIN, VALID, write_answers, write_base_answers
@@ -39,7 +39,7 @@ from .own_answers import TRAIN, VALID, write_answers, write_base_answers
 STREAMS, OWN_ANSWERS, BUNDLE = "streams", "answers", "bundle"
 PARTS = OWN_ANSWERS, STREAMS, *tasks.TASKS, BUNDLE
 MOST_STREAM_BYTES, MOST_ADAPTER_BYTES = 1_500_000, 4_000_000
-"""Of the bundled lossless streams, and of one adapter."""
+"""Limits of the bundled lossless streams, and of one adapter."""
 ANSWERS = Path(__file__).parent / "text" / "answers"
 _STREAMS = {
     "num_streams": 4,
@@ -53,13 +53,13 @@ _STREAMS = {
     "pruner_rank": 0,  # a tree of few nodes needs no pruning
 }
 _LONGER = 0.5
-"""Share of the texts that a tuned base answers which are letters, lists and the like."""
+"""Share of letters, lists and the like among the texts that a tuned base answers."""
 _LORA_RANK = 4
 _EMBEDDING_RATE = 0.1  # high, as embeddings are added to hidden states of size 20 (RMS)
 _LEARNING_ON = {"stream_learning_rate": 1.3e-3, "embedding_learning_rate": 0.03}
-"""Rates of streams that begin as the base's; twice as high ones lose what these know."""
+"""Learning rates of streams that begin as the base's; with twice as much they forget."""
 _TASK_ANSWER_TOKENS = 320
-"""Of an answer of a task's tuned base; a longer one is cut there."""
+"""Most tokens of an answer of a task's tuned base; longer ones are cut."""
 _TYPED = 32
 """Typed texts that a task's LoRA is tried on."""
 
@@ -96,7 +96,7 @@ class MakingOptions:
     seed: int = option(0, integer(0), "Seed of the text and of the new weights.")
 
 
-def _pairs(path: Path, items: Iterable[tasks.Item]) -> Path:
+def _pairs(path: Path, items: Iterable[tasks.TaskItem]) -> Path:
     """The JSONL file of items, which is written if it is missing, without empty completions."""
     if not path.exists():
         pairs = [{"prompt": item.content, "completion": item.target} for item in items]
@@ -109,24 +109,24 @@ def _pairs(path: Path, items: Iterable[tasks.Item]) -> Path:
 def unseen(task: str, options: MakingOptions, learned: Path) -> list[str]:
     """Texts that a task's LoRA does not know by heart: ``task_answers``, or as many as exist."""
     known = {value["prompt"] for _, value in read_json_lines(learned)}
-    rng, found = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
+    rng, texts_left = random.Random(f"{task}-{options.seed + 1}"), dict[str, None]()
     if options.task_texts is not None:
         texts = set(read_prompts(options.task_texts / f"{task}.jsonl")) - known
         people = [text for text in sorted(texts) if not tasks.repeats_typed_text(text)]
         rng.shuffle(people)
-        found.update(dict.fromkeys(people[: options.task_answers // 2]))
+        texts_left.update(dict.fromkeys(people[: options.task_answers // 2]))
     for _ in range(10 * options.task_answers):
-        if len(found) == options.task_answers:
+        if len(texts_left) == options.task_answers:
             break
         long = rng.random() < _LONGER
         content = mixture.longer(rng, task) if long else mixture.draw(rng, task).content
         if content not in known:
-            found[content] = None
-    return list(found)
+            texts_left[content] = None
+    return list(texts_left)
 
 
 def _settings(output: Path, options: MakingOptions, batch_size: int, **values: Any) -> Any:
-    return TrainSettings(
+    return TorchTrainSettings(
         output=output,
         model=demonstration.base_path(),
         time_limit=options.minutes,
@@ -140,7 +140,7 @@ def _settings(output: Path, options: MakingOptions, batch_size: int, **values: A
     )
 
 
-def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
+def lora_settings(task: str, options: MakingOptions) -> TorchTrainSettings:
     """The settings with which a task's LoRA is trained; its data is written if it is missing."""
     rng = random.Random(f"{task}-{options.seed}")
     return _settings(
@@ -157,7 +157,9 @@ def lora_settings(task: str, options: MakingOptions) -> TrainSettings:
     )
 
 
-def stream_settings(part: str, options: MakingOptions, start: Path | None = None) -> TrainSettings:
+def stream_settings(
+    part: str, options: MakingOptions, start: Path | None = None
+) -> TorchTrainSettings:
     """The settings with which the base's streams, or a task's on its LoRA, are trained."""
     of_base = part == STREAMS
     answers = options.work / (OWN_ANSWERS if of_base else f"{part}-answers")
@@ -177,14 +179,14 @@ def stream_settings(part: str, options: MakingOptions, start: Path | None = None
 
 
 def _tuned(task: str, options: MakingOptions) -> Path:
-    """A task's LoRA, trained, beside the base's streams, and the answers they learn from."""
+    """A task's trained LoRA with the base's streams, and the answers that they learn from."""
     streams, settings = options.work / STREAMS / "adapter", lora_settings(task, options)
     if not streams.exists():
         raise UserError(f"{task} before {STREAMS}, expected the base's streams first")
     lora = settings.output / "adapter"
     if not lora.exists():
         train(settings)
-    writer, texts = Writer(settings.model, lora), unseen(task, options, settings.data)
+    writer, texts = AnswerWriter(settings.model, lora), unseen(task, options, settings.data)
     template = tasks.prompt_template(task)
     write_answers(writer, texts, options.work / f"{task}-answers", _TASK_ANSWER_TOKENS, template)
     start = options.work / f"{task}-start"
@@ -242,7 +244,9 @@ def main(
         elif part == OWN_ANSWERS:
             if not (options.work / part).exists():
                 more = options.own_prompts, options.seed, options.prompts
-                write_base_answers(Writer(demonstration.base_path()), options.work / part, *more)
+                write_base_answers(
+                    AnswerWriter(demonstration.base_path()), options.work / part, *more
+                )
         elif not (options.work / part / "adapter").exists():
             start = None if part == STREAMS else _tuned(part, options)
             train(stream_settings(part, options, start))

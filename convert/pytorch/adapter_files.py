@@ -99,13 +99,13 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def read_streams(found: AdapterDescription) -> dict[str, Tensor]:
+def read_streams(description: AdapterDescription) -> dict[str, Tensor]:
     """Read the CPU tensors of an adapter's streams and pruner, and check them."""
-    if found.format != "pytorch" or found.stream_config is None:
-        raise UserError(f"{found.path / STREAM_CONFIG} is missing")
-    path = tensor_file(found.path / STREAM_TENSORS)
+    if description.format != "pytorch" or description.stream_config is None:
+        raise UserError(f"{description.path / STREAM_CONFIG} is missing")
+    path = tensor_file(description.path / STREAM_TENSORS)
     tensors = read_tensors(path)
-    check_shapes(path, shapes_of(tensors), found.stream_config.tensor_shapes())
+    check_shapes(path, shapes_of(tensors), description.stream_config.tensor_shapes())
     for name, tensor in tensors.items():
         integers = name == VOCABULARY
         if tensor.dtype not in ((torch.int32,) if integers else _FLOATS):

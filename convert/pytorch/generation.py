@@ -14,7 +14,7 @@ from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from specstream_mlx.files import read_json
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 from specstream_mlx.models.architectures import completed, head_size
 from specstream_mlx.prompts import around_user
 from specstream_mlx.terminal.progress import track
@@ -24,17 +24,17 @@ from .load import load_base, mount_lora
 from .training_run import is_quick_in_bf16, training_device
 
 TOKENS_AT_ONCE = 1 << 13
-"""Of the texts that a CPU writes at once, prompts included."""
+"""Most tokens of the texts that a CPU generates at once, prompts included."""
 _SHARE = 8
-"""A GPU's KV caches may take one part in so many of its free memory, and logits another: other
-processes may run with this one, and products and copies need theirs."""
+"""A GPU's KV caches may use one in so many parts of its free memory, and logits another one: other
+processes, products and copies need the rest."""
 
 _ROOM = 256
 """Tokens that a layer's keys and values get room for."""
 
 _TOP_P = 0.95
 _MOST_TOKENS = 2048
-"""Of a conversation with its answer."""
+"""Most tokens of a conversation with its answer."""
 
 
 class RoomyLayer(DynamicLayer):
@@ -60,14 +60,14 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class Written(NamedTuple):
+class WrittenAnswer(NamedTuple):
     """A text that a model wrote after a prompt, and whether it came to its end."""
 
     text: str
     ended: bool
 
 
-class Writer:
+class AnswerWriter:
     """A base that writes texts, with the LoRA of an adapter or without, as the trainer computes it.
 
     ``lora`` is a directory in PEFT's format.
@@ -85,19 +85,19 @@ class Writer:
 
     def answers(
         self, prompts: Sequence[Sequence[int]], most_tokens: int, *, sampled: bool = False
-    ) -> list[Written]:
+    ) -> list[WrittenAnswer]:
         """Answer prompts with the likeliest tokens, or with ``sampled`` ones at temperature 1.
 
         A prompt that leaves no room for ``most_tokens`` in 2,048 gets an empty answer.
         """
         short = [i for i, tokens in enumerate(prompts) if len(tokens) + most_tokens <= _MOST_TOKENS]
-        ends, found = self.tokenizer.eos_token_ids, [Written("", True)] * len(prompts)
+        ends, answers = self.tokenizer.eos_token_ids, [WrittenAnswer("", True)] * len(prompts)
         wanted = [prompts[i] for i in short]
         written = self._generated(wanted, ends, most_tokens, sampled=sampled, top_p=1.0)
         for i, (tokens, ended) in zip(short, written, strict=True):
             # An answer that was cut may end within a character.
-            found[i] = Written(self.tokenizer.decode(tokens).rstrip("\ufffd"), ended)
-        return found
+            answers[i] = WrittenAnswer(self.tokenizer.decode(tokens).rstrip("\ufffd"), ended)
+        return answers
 
     def draw(self, openings: Sequence[str], seed: int) -> list[str]:
         """Draw what the model's user might say, and return what is fit to be a prompt.
@@ -111,10 +111,10 @@ class Writer:
         texts = [f"{before}{opening}".rstrip(" ") for opening in begun]
         encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         torch.manual_seed(seed)
-        found = self._generated(encoded, asker.eos_token_ids, MOST_TOKENS, sampled=True)
+        continuations = self._generated(encoded, asker.eos_token_ids, MOST_TOKENS, sampled=True)
         controls = [t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special]
         decode, fit = self.tokenizer.decode, dict[str, str]()
-        for opening, tokens, (drawn, ended) in zip(begun, encoded, found, strict=True):
+        for opening, tokens, (drawn, ended) in zip(begun, encoded, continuations, strict=True):
             # Decoded with what is before it, or a blank between the two may be lost.
             text = decode([*tokens, *drawn])[len(decode(tokens)) :]
             judged = prompt = f"{opening}{text}".strip()
@@ -143,7 +143,7 @@ class Writer:
             pad_token_id=padding,
             **(drawing if sampled else {"do_sample": False}),
         )
-        found: dict[int, tuple[list[int], bool]] = {}
+        by_place: dict[int, tuple[list[int], bool]] = {}
         for places in track(self._groups(prompts, most_tokens), "writing"):
             width = len(prompts[places[-1]])
             tokens = torch.full((len(places), width), padding)
@@ -160,8 +160,8 @@ class Writer:
             )[:, width:].tolist()
             for place, row in zip(places, output, strict=True):
                 until = next((i for i, token in enumerate(row) if token in ends), None)
-                found[place] = row[:until], until is not None
-        return [found[place] for place in range(len(prompts))]
+                by_place[place] = row[:until], until is not None
+        return [by_place[place] for place in range(len(prompts))]
 
     def _groups(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
         """The places of the prompts that are read together, the longest of each group last."""

@@ -37,7 +37,7 @@ from specstream_mlx.stream_config import StreamConfig
 from .adapter_files import read_streams, read_tensors, shapes_of
 from .backbone import linear_layers, use_long_factors
 from .reference import SpeculativeStreamingModel
-from .training_settings import TrainSettings
+from .training_settings import TorchTrainSettings
 
 _SCALING = "scales", "biases"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -88,8 +88,8 @@ def _dequantized(model_dir: Path, files: Sequence[Path], config: Mapping[str, An
     for file in files:
         arrays: Any = mx.load(str(file))
         for path in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
-            own = config["quantization"].get(path)
-            how = own if isinstance(own, Mapping) else config["quantization"]
+            of_layer = config["quantization"].get(path)
+            how = of_layer if isinstance(of_layer, Mapping) else config["quantization"]
             if (mode := how.get("mode", "affine")) != "affine":
                 raise UserError(f"{path} is quantized with mode {shown(mode)}, expected 'affine'")
             name, size, bits = f"{path}.weight", how["group_size"], how["bits"]
@@ -100,11 +100,11 @@ def _dequantized(model_dir: Path, files: Sequence[Path], config: Mapping[str, An
     of_torch = AutoConfig.from_pretrained(model_dir, **_LOCAL)
     if hasattr(of_torch, "quantization_config"):  # MLX's, of which transformers knows nothing
         del of_torch.quantization_config
-    model, found = MODEL_FOR_CAUSAL_LM_MAPPING[type(of_torch)].from_pretrained(
+    model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(of_torch)].from_pretrained(
         None, config=of_torch, state_dict=weights, dtype=torch.float32, output_loading_info=True
     )
-    if found["missing_keys"] or found["unexpected_keys"]:
-        raise ValueError(f"missing {found['missing_keys']}, unknown {found['unexpected_keys']}")
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise ValueError(f"missing {report['missing_keys']}, unknown {report['unexpected_keys']}")
     return model
 
 
@@ -133,10 +133,10 @@ def load_adapter(
 
     ``config`` is the streams', if training changes it; tensors named in ``drops`` are left out.
     """
-    found = describe(directory)
-    tensors = {name: t for name, t in read_streams(found).items() if name not in drops}
-    assert found.stream_config is not None
-    found.check_base(read_json(model_dir / "config.json"))
+    description = describe(directory)
+    tensors = {name: t for name, t in read_streams(description).items() if name not in drops}
+    assert description.stream_config is not None
+    description.check_base(read_json(model_dir / "config.json"))
     base = load_base(model_dir, dtype)
     if VOCABULARY in tensors:
         path = tensor_file(directory / STREAM_TENSORS)
@@ -144,12 +144,12 @@ def load_adapter(
     if (directory / LORA_CONFIG).exists() or tensor_file(directory / LORA_TENSORS).exists():
         base = mount_lora(base, directory)
     with naming(directory):
-        model = SpeculativeStreamingModel(base, config or found.stream_config)
+        model = SpeculativeStreamingModel(base, config or description.stream_config)
     model.load_state_dict(tensors, strict=False)
     return model.eval()
 
 
-def put_lora(base: torch.nn.Module, settings: TrainSettings) -> PeftModel:
+def put_lora(base: torch.nn.Module, settings: TorchTrainSettings) -> PeftModel:
     """Put new LoRA on a base model, whose layers are replaced in place."""
     layers, top = base.config.num_hidden_layers, settings.lora_layers
     if (top or 0) > layers:

@@ -267,19 +267,19 @@ class SpeculativeStreamingModel(nn.Module):
         def attend(queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
             """The main stream's attention in layer ``index``; it takes the streams along."""
             nonlocal streams
-            attended, own = causal_attention(queries, keys, values, scoring), None
+            attended, own_rows = causal_attention(queries, keys, values, scoring), None
             if config.mode == "shared" or config.stream_keys:
-                own = gather_rows(queries.transpose(1, 2), positions)
+                own_rows = gather_rows(queries.transpose(1, 2), positions)
             with torch.set_grad_enabled(training):
-                streams, own = self.stream_rows(
-                    index, ropes[index], keys, values, streams, own, positions
+                streams, own_rows = self.stream_rows(
+                    index, ropes[index], keys, values, streams, own_rows, positions
                 )
             if keep_layers:
                 stream_layers.append(streams)
-            if own is None:
+            if own_rows is None:
                 return attended
-            own = own.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
-            return attended.flatten(0, 1).index_copy(0, rows, own).view(attended.shape)
+            own_rows = own_rows.flatten(0, 1)[valid.flatten()].to(attended.dtype)  # Eq. 3
+            return attended.flatten(0, 1).index_copy(0, rows, own_rows).view(attended.shape)
 
         for index in range(config.first_msa_layer, config.num_hidden_layers):
             with torch.set_grad_enabled(train_main):

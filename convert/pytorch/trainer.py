@@ -42,7 +42,7 @@ from .losses import Batch, count_correct, head_cross_entropy, n_gram_loss
 from .reference import SpeculativeStreamingModel
 from .training_run import (
     OnStep,
-    Trained,
+    TrainedParameters,
     autocast,
     begin,
     collate,
@@ -51,12 +51,12 @@ from .training_run import (
     run_steps,
     training_device,
 )
-from .training_settings import TrainSettings
+from .training_settings import TorchTrainSettings
 
 _RATE_OF_LORA_ALONE = 3e-3  # of rank 4; 1e-3 suits rank 16
 
 
-def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
+def build_model(settings: TorchTrainSettings) -> SpeculativeStreamingModel:
     """Build the model that a run begins with: ``init_adapter``'s weights, and others drawn."""
     start = settings.init_adapter
     initial = None if start is None else describe(start).stream_config
@@ -78,7 +78,7 @@ def build_model(settings: TrainSettings) -> SpeculativeStreamingModel:
     return SpeculativeStreamingModel(base, config)
 
 
-def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
+def train(settings: TorchTrainSettings, on_step: OnStep | None = None) -> Path:
     """Train an adapter and write it to the directory that is returned.
 
     Raises:
@@ -94,7 +94,7 @@ def train(settings: TrainSettings, on_step: OnStep | None = None) -> Path:
     return adapter
 
 
-def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Module:
+def _train_streams(settings: TorchTrainSettings, on_step: OnStep | None) -> torch.nn.Module:
     model, device = build_model(settings), training_device()
     config, vocab_size = model.config, model.backbone.config.vocab_size
     settings.check_vocabulary(vocab_size)
@@ -120,7 +120,7 @@ def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.
         rate = peaks.lora if name.startswith("base.") else peaks.streams
         rate = peaks.embeddings if name == "streams.embeddings" else rate
         rates.setdefault(rate, []).append(name)
-    trained = Trained(weights, rates, peaks.streams, pruner)
+    trained = TrainedParameters(weights, rates, peaks.streams, pruner)
     step = run_steps(settings, items, trained, loss_of, on_step)
     if held_out:
         with autocast(settings, device):
@@ -134,7 +134,7 @@ def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.
     return model
 
 
-def _train_lora(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Module:
+def _train_lora(settings: TorchTrainSettings, on_step: OnStep | None) -> torch.nn.Module:
     device = training_device()
     tuned = put_lora(load_base(settings.model, settings.dtype), settings).to(device)
     base: Any = tuned.get_base_model()
@@ -149,7 +149,7 @@ def _train_lora(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.Mod
     weights = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
     rate = settings.learning_rate or _RATE_OF_LORA_ALONE
     step = run_steps(
-        settings, items, Trained(weights, {rate: list(weights)}, rate), loss_of, on_step
+        settings, items, TrainedParameters(weights, {rate: list(weights)}, rate), loss_of, on_step
     )
     if held_out:
         with autocast(settings, device), torch.no_grad():
@@ -186,18 +186,18 @@ def evaluate(
     for item in sorted(items, key=lambda item: len(item.tokens)):
         by_source.setdefault(item.source.partition(":")[0], []).append(item)
     batches = [
-        (source, own[start : start + batch_size])
-        for source, own in by_source.items()
-        for start in range(0, len(own), batch_size)
+        (source, of_source[start : start + batch_size])
+        for source, of_source in by_source.items()
+        for start in range(0, len(of_source), batch_size)
     ]
     zeros = torch.zeros((), dtype=torch.int64)
-    found = dict.fromkeys(by_source, (zeros, zeros))
+    totals = dict.fromkeys(by_source, (zeros, zeros))
     for source, batch in track(batches, "held-out text"):
-        (correct, counts), (hits, of) = found[source], count_correct(model, collate(batch, device))
-        found[source] = correct + hits, counts + of
-    accuracy = _shares(*(torch.stack(parts).sum(0) for parts in zip(*found.values(), strict=True)))
-    if len(found) > 1:
-        accuracy["by_source"] = {source: _shares(*counted) for source, counted in found.items()}
+        (correct, counts), (hits, of) = totals[source], count_correct(model, collate(batch, device))
+        totals[source] = correct + hits, counts + of
+    accuracy = _shares(*(torch.stack(parts).sum(0) for parts in zip(*totals.values(), strict=True)))
+    if len(totals) > 1:
+        accuracy["by_source"] = {source: _shares(*counted) for source, counted in totals.items()}
     return accuracy
 
 
@@ -207,7 +207,7 @@ def _shares(correct: Tensor, counts: Tensor) -> dict[str, Any]:
     return {"main": main, "streams": streams, "pruner": pruner, "chain": chain}
 
 
-def main(settings: TrainSettings) -> None:
+def main(settings: TorchTrainSettings) -> None:
     """Train streams, pruner and (in shared mode) LoRA on a language model."""
     print(train(settings))
 

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import append, check_shapes, read_json, staged_file
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.data import read_split
@@ -34,7 +34,7 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameters:
     """The parameters of a run."""
 
     weights: Mapping[str, Parameter]
@@ -99,7 +99,7 @@ def collate(items: list[Item], device: torch.device | None = None) -> Batch:
 def run_steps(
     settings: RunSettings,
     items: Sequence[Item],
-    trained: Trained,
+    trained: TrainedParameters,
     loss_of: LossOf,
     on_step: OnStep | None = None,
 ) -> int:

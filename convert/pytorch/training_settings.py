@@ -81,7 +81,7 @@ class RunSettings:
 
 
 @dataclass
-class TrainSettings(StreamSettings, RunSettings):
+class TorchTrainSettings(StreamSettings, RunSettings):
     """The settings of a run that trains streams, and LoRA in shared mode; or LoRA alone."""
 
     lora_alone: bool = option(

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx.errors import Mode, UserError, shown
 from specstream_mlx.files import parse_json, reason, short
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 
 from .supported import Sizes
 
@@ -49,12 +49,12 @@ class Contents:
     def read(cls, path: str | Path) -> "Contents":
         """Read the metadata of a package of ``export-coreml``."""
         path = Path(path)
-        found = dict(read_spec(path).description.metadata.userDefined)
-        if METADATA not in found:
+        texts = dict(read_spec(path).description.metadata.userDefined)
+        if METADATA not in texts:
             raise UserError(
                 f"{path} has no metadata called {METADATA!r}, expected a package of export-coreml"
             )
-        facts = parse_json(found[METADATA], path)
+        facts = parse_json(texts[METADATA], path)
         try:
             if facts["version"] != FORMAT_VERSION:
                 raise UserError(f"its version is {facts['version']}, expected {FORMAT_VERSION}")
@@ -113,8 +113,8 @@ def model_file(path: Path) -> Path:
     """The file of a package's model; its weights are in the directory ``weights`` next to it."""
     file = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
     if not file.is_file():
-        found = f"it has no {file.relative_to(path)}" if path.exists() else "it does not exist"
-        raise UserError(f"{short(path)} is no Core ML package of export-coreml: {found}")
+        problem = f"it has no {file.relative_to(path)}" if path.exists() else "it does not exist"
+        raise UserError(f"{short(path)} is no Core ML package of export-coreml: {problem}")
     return file
 
 

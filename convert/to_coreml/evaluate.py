@@ -80,14 +80,14 @@ class Package:
                 [state] = names["input"]
                 assert state not in read, f"it reads {state} twice"
                 read.add(state)
-                found: Any = states[state]
+                results: Any = states[state]
             else:
-                arguments: dict[str, Any] = {key: values[one] for key, [one, *_] in names.items()}
+                arguments: dict[str, Any] = {key: values[n] for key, [n, *_] in names.items()}
                 if "values" in names:
-                    arguments["values"] = [values[one] for one in names["values"]]
-                found = _OPERATIONS[kind](**arguments)
-            found = found if isinstance(found, tuple) else (found,)
-            for (output, (dtype, shape)), value in zip(outputs, found, strict=True):
+                    arguments["values"] = [values[n] for n in names["values"]]
+                results = _OPERATIONS[kind](**arguments)
+            results = results if isinstance(results, tuple) else (results,)
+            for (output, (dtype, shape)), value in zip(outputs, results, strict=True):
                 assert value.shape == shape, f"{output} has the shape {value.shape}"
                 narrow = "INT" in dtype and dtype != "INT32"
                 assert not narrow, f"{output} has indices narrower than int32"
@@ -109,17 +109,18 @@ class Package:
             function = self._program[name]
             block, constants, operations = function.block_specializations[function.opset], {}, []
             for op in block.operations:
-                outputs = [(one.name, _kind(one.type.tensorType)) for one in op.outputs]
+                outputs = [(each.name, _kind(each.type.tensorType)) for each in op.outputs]
                 if op.type.startswith("const"):
                     [(output, (dtype, _))] = outputs
                     constants[output] = self._constant(op, dtype)
                 else:
-                    named = {key: [b.name for b in one.arguments] for key, one in op.inputs.items()}
+                    inputs_of = op.inputs.items()
+                    named = {key: [b.name for b in each.arguments] for key, each in inputs_of}
                     operations.append((op.type, named, outputs))
             inputs = {
-                one.name: _kind(one.type.tensorType)
-                for one in function.inputs
-                if one.name not in self._shapes
+                each.name: _kind(each.type.tensorType)
+                for each in function.inputs
+                if each.name not in self._shapes
             }
             self._read[name] = _Function(inputs, constants, operations, list(block.outputs))
         return self._read[name]
@@ -133,10 +134,10 @@ class Package:
         place = parts[0].blobFileValue.offset
         if place in self._held:
             return self._held[place]
-        value, *group = (self._value(one) for one in parts)
+        value, *group = (self._value(part) for part in parts)
         if group:
             size = value.shape[1] // group[0].shape[1]
-            scale, offset = (np.repeat(one.astype(np.float32), size, axis=1) for one in group)
+            scale, offset = (np.repeat(part.astype(np.float32), size, axis=1) for part in group)
             value = scale * (value.astype(np.float32) - offset)
         value = self._rounded(value, dtype)
         if place:

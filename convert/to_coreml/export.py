@@ -1,4 +1,4 @@
-"""From directories to a saved package: checked before a weight is read, and there whole or not."""
+"""Export of directories to a package: checked before weights are read, written complete or not."""
 
 import contextlib
 import io
@@ -20,8 +20,8 @@ from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.errors import UserError, naming
 from specstream_mlx.files import not_finite, staged_directory
-from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model, read_tokenizer
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import Show
@@ -30,7 +30,7 @@ from .contents import FORMAT_VERSION, METADATA, Contents
 from .faithful import Readings, check_faithful, readings
 from .functions import Functions
 from .supported import Sizes, check_adapter, check_base, check_names
-from .weights import Encoding, Store
+from .weights import Encoding, WeightStore
 
 BASE = "base"
 """The name before the functions of a base without an adapter."""
@@ -74,9 +74,9 @@ def export(
     with naming(model / "config.json"):
         check_base(config, sizes)
     for path in adapters:
-        found = describe(path)
-        found.check_base(config)
-        check_adapter(str(path), found.stream_config, found.config, sizes)
+        description = describe(path)
+        description.check_base(config)
+        check_adapter(str(path), description.stream_config, description.config, sizes)
     expected: Readings = {}
     if check:
         show(0, None, "Reading a text with MLX")
@@ -89,8 +89,8 @@ def export(
         raise UserError(f"{model}: {unfit} is not finite")
     builder = PackageBuilder(sizes, sampling, release=True)
     for name, path in sources.items():
-        own, _, streams = mounted(base, read_adapter(path, base, config))
-        builder.add(name, own, streams, show=show)
+        adapted, _, streams = mounted(base, read_adapter(path, base, config))
+        builder.add(name, adapted, streams, show=show)
     if not sources:
         builder.add(BASE, base, None, show=show)
     facts = {
@@ -136,7 +136,7 @@ class PackageBuilder:
 
     def __init__(self, sizes: Sizes, sampling: bool = False, release: bool = False):
         self._sizes, self._sampling = sizes, sampling
-        self.store, self._program = Store(release), Program()
+        self.store, self._program = WeightStore(release), Program()
         self._adapters: dict[str, dict[str, Any]] = {}
 
     def add(
@@ -159,13 +159,13 @@ class PackageBuilder:
 
     def save(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write the package; ``facts`` are said in its metadata, too."""
-        own = {
+        described = {
             "version": FORMAT_VERSION,
             "sizes": asdict(self._sizes) | {"rows": self._sizes.rows},
             "sampling": self._sampling,
             "adapters": self._adapters,
         }
-        save(self._program, path, {METADATA: json.dumps({**own, **facts})})
+        save(self._program, path, {METADATA: json.dumps({**described, **facts})})
 
 
 def save(program: Program, path: Path, metadata: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from specstream_mlx.engine.plan import DraftTree, Plan, root_only
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
-from specstream_mlx.loading import load
+from specstream_mlx.loading.load import load
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.progress import Show
 
@@ -36,21 +36,21 @@ NEAR_TIE = 0.1
 """The most by which MLX may prefer another token than a package does."""
 
 Readings = Mapping[str, tuple[list[int], np.ndarray]]
-"""By adapter: the text's tokens, and the logits (n, vocab) after those of its second half."""
+"""For each adapter: the text's tokens, and logits (n, vocab) after those of its second half."""
 
 
 def readings(model: Path, adapters: Mapping[str, Path | None], sizes: Sizes) -> Readings:
     """Read ``TEXT`` with MLX in float32, with each adapter; ``None``: the bare base."""
     loaded, tokenizer = load(model)
     loaded.model.set_dtype(mx.float32)
-    found = {}
+    by_adapter = {}
     for name, path in adapters.items():
         loaded.swap_adapter(path)
         tokens = chat_prompt(tokenizer, TEXT, loaded.prompt_template)[: sizes.context]
         decoder = Decoder(loaded.model, loaded.streams, make_caches(loaded.model, loaded.config))
         logits = [np.array(result.logits) for result in _steps(decoder, tokens, sizes)]
-        found[name] = tokens, np.concatenate(logits)
-    return found
+        by_adapter[name] = tokens, np.concatenate(logits)
+    return by_adapter
 
 
 def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
@@ -59,8 +59,8 @@ def check_faithful(contents: Contents, expected: Readings, show: Show) -> None:
     for number, (name, (tokens, logits)) in enumerate(expected.items()):
         show(number, len(expected), f"Comparing {name} with MLX")
         steps = _steps(PackageDecoder(contents, executor, name), tokens, contents.sizes)
-        found = np.concatenate([np.array(result.predictions) for result in steps])
-        gaps = logits.max(axis=1) - np.take_along_axis(logits, found[:, None], axis=1)[:, 0]
+        predicted = np.concatenate([np.array(result.predictions) for result in steps])
+        gaps = logits.max(axis=1) - np.take_along_axis(logits, predicted[:, None], axis=1)[:, 0]
         if not gaps.max() <= NEAR_TIE:
             count = (~(gaps <= NEAR_TIE)).sum()
             raise UserError(
@@ -76,7 +76,7 @@ def _steps(
     """Read half of a text as a prompt, then the rest as drafts that are all accepted."""
     half, plan = len(tokens) // 2, Plan(root_only(0), place="none")
     if isinstance(decoder, Decoder) and decoder.streams is not None:
-        plan = replace(plan, place="beside", streams=decoder.streams.config.num_streams)
+        plan = replace(plan, place="nodes", streams=decoder.streams.config.num_streams)
     for first in range(0, half, sizes.chunk):
         decoder.prefill(mx.array(tokens[first : min(first + sizes.chunk, half)]))
     for first in range(half, len(tokens), sizes.most_nodes):

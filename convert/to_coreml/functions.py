@@ -37,10 +37,10 @@ from coremltools.converters.mil.mil import Function, Var, types
 
 from specstream_mlx.models.streams import Streams
 
-from .layers import HIDDEN, Network, Rows, mask, part, rope_tables
+from .layers import HIDDEN, Network, NewRows, mask, part, rope_tables
 from .streams import Guessing, StreamRows
 from .supported import Sizes
-from .weights import Store
+from .weights import WeightStore
 
 STATES = ("keyCache", "valueCache")
 
@@ -57,7 +57,7 @@ class Functions:
         streams: Streams | None,
         adapter: str,
         sizes: Sizes,
-        store: Store,
+        store: WeightStore,
         shortlists: bool | None = None,
     ):
         self._model, self._streams, self._adapter = model, streams, adapter
@@ -82,7 +82,7 @@ class Functions:
             positions = mb.add(x=length, y=np.arange(count, dtype=np.int32))
             causal = network.array(f"causal{count}", lambda: (1 - np.tri(count))[None] * HIDDEN)
             committed = self._committed(network, length)
-            rows = Rows(count, *self._angles(network, positions), committed, causal, count)
+            rows = NewRows(count, *self._angles(network, positions), committed, causal, count)
             x, last = network.embed(function.inputs["inputIds"]), len(network.layers) - 1
             for number in range(last):
                 x, keys, values = network.layer(number, x, rows, caches)
@@ -111,7 +111,7 @@ class Functions:
             sees = mb.cast(x=inputs["ancestors"], dtype="fp16")
             angles = self._angles(network, inputs["positions"])
             among = mb.expand_dims(x=mask(sees), axes=[0])
-            rows = Rows(count, *angles, committed, among, count)
+            rows = NewRows(count, *angles, committed, among, count)
             x, stream_rows = network.embed(tokens), None
             for number in range(len(network.layers)):
                 if streams is not None and number == streams.config.first_msa_layer:
@@ -119,7 +119,7 @@ class Functions:
                     x = mb.concat(values=[x, stream_rows.seeds(x)], axis=0)
                     angles = self._angles(network, stream_rows.positions(inputs["positions"]))
                     among = mb.expand_dims(x=mask(stream_rows.sees(sees)), axes=[0])
-                    rows = Rows(x.shape[0], *angles, committed, among, count)
+                    rows = NewRows(x.shape[0], *angles, committed, among, count)
                 x, keys, values = network.layer(number, x, rows, caches, stream_rows)
                 new.append((keys, values))
             _write(function, caches, new, length, count)
@@ -128,17 +128,17 @@ class Functions:
                 shape = (count, streams.config.num_streams, x.shape[1])
                 hidden = mb.reshape(x=part(x, 0, count, x.shape[0]), shape=shape)
             if sampling:
-                found = {"logits": logits} | ({"streamHidden": hidden} if streams else {})
-                found = {name: mb.cast(x=value, dtype="fp32") for name, value in found.items()}
+                outputs = {"logits": logits} | ({"streamHidden": hidden} if streams else {})
+                outputs = {name: mb.cast(x=value, dtype="fp32") for name, value in outputs.items()}
             else:
                 predictions = mb.reduce_argmax(x=logits, axis=-1, keep_dims=False)
                 last = _last_accepted(tokens, inputs["parents"], sees, predictions, count)
-                found = {"predictions": predictions, "last": last}
+                outputs = {"predictions": predictions, "last": last}
             if streams is not None and not sampling:
                 hidden = mb.squeeze(x=mb.gather(x=hidden, indices=last, axis=0), axes=[0])
                 token = mb.gather(x=predictions, indices=last, axis=0)
-                found |= self._guesses(network, streams, hidden, token)
-            _outputs(function, found)
+                outputs |= self._guesses(network, streams, hidden, token)
+            _outputs(function, outputs)
         return function
 
     def draft(self) -> Function:
@@ -185,11 +185,11 @@ class Functions:
             lambda: rope_tables(attention.rope, network.head_dim, count),
             np.float32,
         )
-        found = mb.gather(x=table, indices=positions, axis=0)
-        scaled = mb.mul(x=found, y=np.float32(attention.scale))
+        rotated = mb.gather(x=table, indices=positions, axis=0)
+        scaled = mb.mul(x=rotated, y=np.float32(attention.scale))
         of_keys, of_queries = (
             mb.split(x=mb.cast(x=both, dtype="fp16"), num_splits=2, axis=-1)
-            for both in (found, scaled)
+            for both in (rotated, scaled)
         )
         return of_keys, of_queries
 
@@ -255,5 +255,5 @@ def _put(cache: Var, rows: Var, begin: Var, count: int) -> Var:
     return mb.slice_update(x=cache, update=rows, begin=first, end=last)
 
 
-def _outputs(function: Function, found: Mapping[str, Var]) -> None:
-    function.set_outputs([mb.identity(x=value, name=name) for name, value in found.items()])
+def _outputs(function: Function, outputs: Mapping[str, Var]) -> None:
+    function.set_outputs([mb.identity(x=value, name=name) for name, value in outputs.items()])

@@ -16,14 +16,14 @@ from coremltools.converters.mil.mil import Var
 
 from specstream_mlx.models.streams import LowRank
 
-from .weights import Store, Value, array_of, constant, rows_of
+from .weights import Value, WeightStore, array_of, constant, rows_of
 
 HIDDEN = -30000.0
 """What is added to the scores of rows that a row does not see; half precision ends at 65504."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class NewRows:
     """The new rows of some layers of a function: ``main`` that stand for text, then streams'."""
 
     count: int
@@ -40,7 +40,7 @@ class Network:
     The names of constants of the adapter begin with its name.
     """
 
-    def __init__(self, model: nn.Module, store: Store, adapter: str):
+    def __init__(self, model: nn.Module, store: WeightStore, adapter: str):
         self.store, self._adapter = store, adapter
         self._constants: dict[str, Var] = {}
         self._model, self._owner, self.layers = model, model.model, model.layers
@@ -84,7 +84,7 @@ class Network:
         """(out, in) weight of a linear layer or an embedding."""
         return self.constant(name, self.store.matrix(name, module))
 
-    def own(
+    def adapter_array(
         self, name: str, make: Callable[[], mx.array | np.ndarray], dtype: type = np.float16
     ) -> Var:
         """An array of the adapter alone."""
@@ -111,8 +111,8 @@ class Network:
 
     def lora(self, name: str, module: nn.Module) -> tuple[Var, Var]:
         """A layer's LoRA: (r, in) and, scaled, (out, r)."""
-        down = self.own(f"{name}.lora_a", lambda: module.lora_a.T)
-        up = self.own(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
+        down = self.adapter_array(f"{name}.lora_a", lambda: module.lora_a.T)
+        up = self.adapter_array(f"{name}.lora_b", lambda: module.scale * module.lora_b.T)
         return down, up
 
     def product(self, x: Var, weight: Var, bias: Var | None = None) -> Var:
@@ -127,8 +127,8 @@ class Network:
 
     def low_rank(self, name: str, module: LowRank, x: Var) -> Var:
         """One of the streams' maps ``up(down(x))``."""
-        down = self.own(f"{name}.down", lambda: module.down.weight)
-        up = self.own(f"{name}.up", lambda: module.up.weight)
+        down = self.adapter_array(f"{name}.down", lambda: module.down.weight)
+        up = self.adapter_array(f"{name}.up", lambda: module.up.weight)
         return self.product(self.product(x, down), up)
 
     def norm(self, name: str, module: nn.RMSNorm, x: Var) -> Var:
@@ -141,7 +141,7 @@ class Network:
         self,
         number: int,
         x: Var,
-        rows: Rows,
+        rows: NewRows,
         caches: tuple[Var, Var],
         streams: Any = None,
     ) -> tuple[Var, Var, Var]:
@@ -192,7 +192,7 @@ class Network:
         name = f"model.layers.{number}.input_layernorm"
         return self.norm(name, self.layers[number].input_layernorm, x)
 
-    def keys_values(self, number: int, x: Var, rows: Rows) -> tuple[Var, Var]:
+    def keys_values(self, number: int, x: Var, rows: NewRows) -> tuple[Var, Var]:
         """(kv_heads, rows, d) keys and values of normalised rows (rows, h)."""
         module, name = self.layers[number].self_attn, f"model.layers.{number}.self_attn"
         keys = self._split(self.linear(f"{name}.k_proj", module.k_proj, x), self.kv_heads, rows)
@@ -208,7 +208,7 @@ class Network:
         up = self.linear(f"{name}.up_proj", module.up_proj, x)
         return self.linear(f"{name}.down_proj", module.down_proj, mb.mul(x=gate, y=up))
 
-    def _split(self, x: Var, heads: int, rows: Rows) -> Var:
+    def _split(self, x: Var, heads: int, rows: NewRows) -> Var:
         """(heads, rows, d) of (rows, heads * d)."""
         x = mb.reshape(x=x, shape=(rows.count, heads, self.head_dim))
         return mb.transpose(x=x, perm=(1, 0, 2))
@@ -255,5 +255,5 @@ def rope_tables(rope: Any, size: int, count: int) -> np.ndarray:
     A rope is linear in each pair, so it is asked about the pair (1, 0).
     """
     unit = mx.array([1.0] * (size // 2) + [0.0] * (size // 2))
-    found = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
-    return np.array(found)[0, 0]
+    rotated = rope(mx.broadcast_to(unit, (1, 1, count, size)), offset=0)
+    return np.array(rotated)[0, 0]

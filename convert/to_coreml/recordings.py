@@ -31,7 +31,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.errors import UserError, shown
 from specstream_mlx.files import read_json, reason, staged_file
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 from specstream_mlx.terminal.progress import Show
 
 from .contents import Contents
@@ -128,9 +128,9 @@ def read(path: Path, contents: Contents) -> dict[str, Any]:
     try:
         for run in recorded["runs"]:
             contents.adapter(run["adapter"])
-            for one in run["calls"]:
-                one |= {key: _arrays(one[key]) for key in ("inputs", "outputs")}
-                str(one["function"])
+            for recorded_call in run["calls"]:
+                recorded_call |= {key: _arrays(recorded_call[key]) for key in ("inputs", "outputs")}
+                str(recorded_call["function"])
         return recorded
     except UserError:
         raise
@@ -200,14 +200,15 @@ class Replay:
 
 def replay(recorded: Mapping[str, Any], executor: Executor, exact: bool, show: Show) -> Replay:
     """Give an executor the recorded inputs, call by call, and compare what it returns."""
-    found: dict[tuple[str, str], Difference] = {}
+    differences: dict[tuple[str, str], Difference] = {}
     seconds: dict[str, list[float]] = {}
     runs = recorded["runs"]
     for number, run in enumerate(runs):
         show(number, len(runs), f"Replaying by {executor.title}")
         states = executor.states()
-        for one in run["calls"]:
-            name, inputs, expected = one["function"], one["inputs"], one["outputs"]
+        for recorded_call in run["calls"]:
+            name, expected = recorded_call["function"], recorded_call["outputs"]
+            inputs = recorded_call["inputs"]
             began = time.perf_counter()
             outputs = call(executor, name, inputs, states if "length" in inputs else None)
             seconds.setdefault(name, []).append(time.perf_counter() - began)
@@ -219,24 +220,24 @@ def replay(recorded: Mapping[str, Any], executor: Executor, exact: bool, show: S
                 raise UserError(f"{name} returns {shapes}, expected {wanted} as recorded")
             for output, value in expected.items():
                 alike = _alike(outputs, expected) if output == "logProbs" else True
-                difference = found.setdefault((name, output), Difference(name, output))
+                difference = differences.setdefault((name, output), Difference(name, output))
                 difference.add(np.asarray(outputs[output]), value, alike)
-    for difference in found.values():
+    for difference in differences.values():
         later = seconds[difference.function][1:]  # the first one loads and warms up
         difference.seconds = sum(later) / len(later) if later else None
-    return Replay(executor.title, exact, list(found.values()))
+    return Replay(executor.title, exact, list(differences.values()))
 
 
-def _alike(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> np.ndarray:
+def _alike(ours: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> np.ndarray:
     """(.., k) where both guess the same token after the same ones before it.
 
     Where a near-tie between guesses falls otherwise, those after them are of another text. Such
     guesses are counted among the integers that differ.
     """
-    alike = np.asarray(found["candidates"]) == expected["candidates"]
+    alike = np.asarray(ours["candidates"]) == expected["candidates"]
     if "candidateParents" in expected:
         parents = expected["candidateParents"]
-        alike &= (np.asarray(found["candidateParents"]) == parents)[..., None]
+        alike &= (np.asarray(ours["candidateParents"]) == parents)[..., None]
         for depth in range(1, len(parents)):
             alike[depth] &= alike[depth - 1].reshape(-1)[parents[depth]][:, None]
     return alike

@@ -32,7 +32,7 @@ class StreamRows:
             main = self._network.low_rank("streams.init", parts["init"], main)
         seeds = mb.tile(x=mb.expand_dims(x=main, axes=[1]), reps=(1, gamma, 1))
         if "embeddings" in parts:
-            embeddings = self._network.own(
+            embeddings = self._network.adapter_array(
                 "streams.embeddings", lambda: parts["embeddings"][None, :gamma]
             )
             seeds = mb.add(x=seeds, y=embeddings)
@@ -41,20 +41,20 @@ class StreamRows:
     def positions(self, main: Var) -> Var:
         """(n + n * gamma,) stream j stands j positions after its node."""
         further = np.arange(1, self._gamma + 1, dtype=np.int32)[None]
-        own = mb.add(x=mb.expand_dims(x=main, axes=[1]), y=further)
-        own = mb.reshape(x=own, shape=(self._count * self._gamma,))
-        return mb.concat(values=[main, own], axis=0)
+        of_streams = mb.add(x=mb.expand_dims(x=main, axes=[1]), y=further)
+        of_streams = mb.reshape(x=of_streams, shape=(self._count * self._gamma,))
+        return mb.concat(values=[main, of_streams], axis=0)
 
     def sees(self, ancestors: Var) -> Var:
         """(rows, rows) which row sees which: Eq. 2, in shared mode Eq. 3."""
         count, gamma, mode = self._count, self._gamma, self._config.mode
         nodes = np.repeat(np.arange(count, dtype=np.int32), gamma)
         to_main = mb.gather(x=ancestors, indices=nodes, axis=0)
-        own = np.eye(count)
-        main_to_streams = np.repeat(own * (mode == "shared"), gamma, axis=1)
-        among_streams = np.kron(own, np.tri(gamma))
+        same_node = np.eye(count)
+        main_to_streams = np.repeat(same_node * (mode == "shared"), gamma, axis=1)
+        among_streams = np.kron(same_node, np.tri(gamma))
         to_streams = self._network.array(
-            f"beside{count}x{gamma}.{mode}",
+            f"stream_mask{count}x{gamma}.{mode}",
             lambda: np.concatenate([main_to_streams, among_streams]),
         )
         left = mb.concat(values=[ancestors, to_main], axis=0)
@@ -66,13 +66,13 @@ class StreamRows:
         if self._config.stream_init != "value_rotation":
             return values
         angles = np.tile(epsilon * np.arange(1, self._gamma + 1), main)[:, None]
-        text, own = mb.split(x=values, split_sizes=(main, main * self._gamma), axis=1)
+        text, of_streams = mb.split(x=values, split_sizes=(main, main * self._gamma), axis=1)
         name = f"turn{epsilon}x{self._gamma}"
         cos, sin = (
             self._network.array(f"{name}.{f.__name__}{main}", partial(f, angles))
             for f in (np.cos, np.sin)
         )
-        return mb.concat(values=[text, rotated(own, (cos, sin))], axis=1)
+        return mb.concat(values=[text, rotated(of_streams, (cos, sin))], axis=1)
 
     def mlp(self, number: int, x: Var) -> Var:
         """An MSA layer's MLP over normalised rows; streams have their adapters there."""
@@ -81,13 +81,14 @@ class StreamRows:
             return self._network.mlp(number, x)
         adapter = self._streams.streams["adapters"][number]
         name = f"streams.adapters.{number}"
-        own = self._network.low_rank(name, adapter, part(x, 0, main, rows))
+        of_streams = self._network.low_rank(name, adapter, part(x, 0, main, rows))
         if kind == "adapter":
             text = self._network.mlp(number, part(x, 0, 0, main))
         else:
             whole = self._network.mlp(number, x)
-            text, own = part(whole, 0, 0, main), mb.add(x=part(whole, 0, main, rows), y=own)
-        return mb.concat(values=[text, own], axis=0)
+            text = part(whole, 0, 0, main)
+            of_streams = mb.add(x=part(whole, 0, main, rows), y=of_streams)
+        return mb.concat(values=[text, of_streams], axis=0)
 
 
 class Guessing:
@@ -130,9 +131,9 @@ class Guessing:
             if lists is None or not stream:
                 places, log_probs = self._best(self._logits(features))
             else:
-                own = mb.squeeze(x=part(lists, 0, stream, stream + 1), axes=[0])
-                places, log_probs = self._best(self._logits_of(features, own))
-                places = mb.gather(x=own, indices=places, axis=0)
+                listed = mb.squeeze(x=part(lists, 0, stream, stream + 1), axes=[0])
+                places, log_probs = self._best(self._logits_of(features, listed))
+                places = mb.gather(x=listed, indices=places, axis=0)
             tokens = self._tokens(places)
             levels.append((tokens, log_probs, parents))
             if stream == gamma - 1:
@@ -153,16 +154,17 @@ class Guessing:
 
     def _features(self, stream_row: Var, before: Var, stream: int) -> Var:
         """(paths, h) features of one stream (1, h) after tokens (paths,): ``ConditionedHead``."""
-        own, product, head = self._network.own, self._network.product, self._streams.head
+        adapter_array, product = self._network.adapter_array, self._network.product
+        head = self._streams.head
         assert head is not None
         weight, dims = head.down.weight, self._streams.config.hidden_size
         normalized = rms_norm(stream_row, _EPSILON)
         known = rms_norm(self._network.embed(before), _EPSILON)
-        bias = own(f"streams.head.biases.{stream}", lambda: head.biases[stream])
-        of_stream = own("streams.head.down.features", lambda: weight[:, :dims])
-        of_token = own("streams.head.down.before", lambda: weight[:, dims:])
+        bias = adapter_array(f"streams.head.biases.{stream}", lambda: head.biases[stream])
+        of_stream = adapter_array("streams.head.down.features", lambda: weight[:, :dims])
+        of_token = adapter_array("streams.head.down.before", lambda: weight[:, dims:])
         inner = mb.add(x=product(normalized, of_stream, bias), y=product(known, of_token))
-        up = own("streams.head.up", lambda: head.up.weight)
+        up = adapter_array("streams.head.up", lambda: head.up.weight)
         return mb.add(x=normalized, y=product(mb.silu(x=inner), up))
 
     def _shortlists(self, hidden: Var, token: Var) -> Var:
@@ -183,7 +185,7 @@ class Guessing:
             return network.linear(self._name, self._head, hidden)
         bias = None
         if "bias" in self._head:
-            bias = network.own(
+            bias = network.adapter_array(
                 "streams.head_rows.bias", lambda: self._head.bias[self._streams.vocabulary]
             )
         return network.product(hidden, self._weight(), bias)
@@ -192,13 +194,13 @@ class Guessing:
         """(rows, m) of a few tokens, by their places (m,) among the n."""
         network, hidden = self._network, self._network.final_norm(hidden)
         rows = mb.gather(x=self._weight(), indices=places, axis=0)
-        found = mb.matmul(x=hidden, y=rows, transpose_y=True)
+        product = mb.matmul(x=hidden, y=rows, transpose_y=True)
         if base_of(self._head) is self._head:
-            return found
+            return product
         down, up = network.lora(self._name, self._head)
         rows = mb.gather(x=up, indices=places, axis=0)
         low = network.product(hidden, down)
-        return mb.add(x=found, y=mb.matmul(x=low, y=rows, transpose_y=True))
+        return mb.add(x=product, y=mb.matmul(x=low, y=rows, transpose_y=True))
 
     def _weight(self) -> Var:
         """(n, h)."""
@@ -212,7 +214,7 @@ class Guessing:
         ids = self._ids
         if ids is None:
             return places
-        known = self._network.own("streams.vocabulary", lambda: ids, np.int32)
+        known = self._network.adapter_array("streams.vocabulary", lambda: ids, np.int32)
         return mb.gather(x=known, indices=places, axis=0)
 
     def _best(self, logits: Var) -> tuple[Var, Var]:

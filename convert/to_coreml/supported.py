@@ -63,10 +63,10 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
     if config.get("rope_traditional"):
         raise UserError("rope_traditional is True, expected False to export to Core ML")
     windows = architecture_of(family).windows
-    found = [w for w in windows(config) if w is not None] if windows is not None else []
-    if found and min(found) < sizes.context:
+    limits = [w for w in windows(config) if w is not None] if windows is not None else []
+    if limits and min(limits) < sizes.context:
         raise UserError(
-            f"sliding_window is {min(found)}, expected at least the context of {sizes.context}: "
+            f"sliding_window is {min(limits)}, expected at least the context of {sizes.context}: "
             "windows are not exported to Core ML"
         )
     mode = (config.get("quantization") or {}).get("mode", "affine")

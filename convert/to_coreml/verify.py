@@ -14,7 +14,7 @@ from .contents import Contents, model_file, require_coremltools
 from .executors import COMPUTE_UNITS, CoreML, Executor, has_core_ml
 
 if TYPE_CHECKING:
-    from specstream_mlx.request import Request
+    from specstream_mlx.generation.request import Request
 
     from .recordings import Replay
 
@@ -68,12 +68,12 @@ def main(
 
         python -m specstream_mlx.convert.to_coreml.verify tools.mlpackage --vectors calls.json
     """
-    for first, one, second, other in (
+    for first, ours, second, theirs in (
         ("vectors", vectors, "record", record),
         ("vectors", vectors, "adapter", adapter),
         ("record", record, "compute-units", compute_units),
     ):
-        if one and other:
+        if ours and theirs:
             raise UserError(f"--{first} and --{second} were both given, expected at most one")
     if compute_units and not has_core_ml():
         raise UserError("--compute-units was given, expected on a Mac only: Core ML runs there")
@@ -109,7 +109,7 @@ def _requests(
 ) -> "list[tuple[str, Request]]":
     """The texts to record: greedy ones and, if the package can, a drawn one per adapter."""
     from specstream_mlx.engine.sampling import keyed_sampler
-    from specstream_mlx.request import Request
+    from specstream_mlx.generation.request import Request
 
     adapters = [contents.adapter(name).name for name in names or contents.adapters]
     tokenizer, sizes = contents.read_tokenizer(), contents.sizes
@@ -139,11 +139,11 @@ def _print_table(replay: "Replay") -> None:
     print(f"{replay.executor}:")
     heads = f"{'function':<{width}}  {'output':<16}  {'calls':>5}  {'difference':>10}"
     print(f"{heads}  {'equal integers':>15}  {'ms a call':>9}")
-    for found in replay.differences:
-        largest = "" if found.largest is None else f"{found.largest:.2g}"
-        equal = f"{found.equal} of {found.integers}" if found.integers else ""
-        milliseconds = "" if found.seconds is None else f"{1e3 * found.seconds:.1f}"
-        line = f"{found.function:<{width}}  {found.output:<16}  {found.calls:>5}  {largest:>10}"
+    for diff in replay.differences:
+        largest = "" if diff.largest is None else f"{diff.largest:.2g}"
+        equal = f"{diff.equal} of {diff.integers}" if diff.integers else ""
+        milliseconds = "" if diff.seconds is None else f"{1e3 * diff.seconds:.1f}"
+        line = f"{diff.function:<{width}}  {diff.output:<16}  {diff.calls:>5}  {largest:>10}"
         print(f"{line}  {equal:>15}  {milliseconds:>9}")
     print(replay.complaint() or "Within the bound", end="\n\n")
 

@@ -68,8 +68,8 @@ def unpacked(module: nn.Module) -> np.ndarray:
     parts = []
     for row in range(0, len(module.scales), _ROWS):
         scales, weight = module.scales[row : row + _ROWS], module.weight[row : row + _ROWS]
-        found = mx.dequantize(weight, mx.ones_like(scales), mx.zeros_like(scales), **kind)
-        parts.append(np.array(found.astype(mx.uint8)))
+        integers = mx.dequantize(weight, mx.ones_like(scales), mx.zeros_like(scales), **kind)
+        parts.append(np.array(integers.astype(mx.uint8)))
     return np.concatenate(parts)
 
 
@@ -102,15 +102,15 @@ def encode(module: nn.Module) -> Groups | None:
         half_size = size.astype(np.float16)
         # What the group's least and largest q become, against what they were.
         ends = np.stack([low, high]).astype(np.float64) - middle
-        found = half_size.astype(np.float64) * (ends - stored.astype(np.float64))
-        error = np.maximum(np.abs(found - size * (ends - offset)) - _TINY, 0) / size
+        spanned = half_size.astype(np.float64) * (ends - stored.astype(np.float64))
+        error = np.maximum(np.abs(spanned - size * (ends - offset)) - _TINY, 0) / size
     if not error.max(initial=0) <= _WORST:
         return None
     q -= np.uint8(middle)
     return Groups(q.view(np.int8), half_size, stored, container, int((~whole).sum()))
 
 
-class Store:
+class WeightStore:
     """All constants of a program by name; functions that share a name share the weight.
 
     With ``release`` a layer loses its weight once it is held here, which spares memory.
@@ -182,7 +182,7 @@ def rows_of(whole: Value, ids: np.ndarray) -> Value:
 
 def constant(name: str, value: Value) -> Var:
     """The operation of a constant, which is written once for all functions that have it."""
-    own = operation_name(name)
+    operation = operation_name(name)
     if isinstance(value, Groups):
         integers, offset = types.np_int4_dtype if value.bits == 4 else np.int8, value.offset
         arrays = {
@@ -190,10 +190,10 @@ def constant(name: str, value: Value) -> Var:
             "scale": value.scale,
             "offset": offset.view(integers) if offset.dtype == np.int8 else offset,
         }
-        var = mb.constexpr_blockwise_shift_scale(**arrays, name=own)
+        var = mb.constexpr_blockwise_shift_scale(**arrays, name=operation)
         parts = {f"{name}.{part}": var.op.inputs[part] for part in arrays}
     else:
-        var = mb.const(val=value, name=own)
+        var = mb.const(val=value, name=operation)
         parts = {name: var}
     for weight_id, part in parts.items():
         if part.val.size >= _IN_FILE:

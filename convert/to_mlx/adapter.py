@@ -14,18 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from specstream_mlx.adapters.description import (
-    STREAM_FILE,
-    check_vocabulary,
-    describe,
-    tensor_file,
-)
+from specstream_mlx.adapters.description import STREAM_FILE, check_vocabulary, describe, tensor_file
 from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_shapes, staged_directory
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
@@ -99,17 +94,17 @@ def _read(
     source: Path, base: dict[str, Any], model: Callable[[], nn.Module], dtype: str | None
 ) -> tuple[LoraPart, StreamConfig | None, dict[str, mx.array]]:
     """Read one adapter in MLX's names and shapes; ``base`` is its base's configuration."""
-    found = describe(source)
-    found.check_base(base)
-    config, stream_config, lora = found.config, found.stream_config, LoraPart()
-    if config and (found.is_peft or "lora_parameters" not in config):
+    description = describe(source)
+    description.check_base(base)
+    config, stream_config, lora = description.config, description.stream_config, LoraPart()
+    if config and (description.is_peft or "lora_parameters" not in config):
         lora = read_peft_lora(source, model())
     elif config:
         kind = config.get("fine_tune_type", "lora")
-        tensors = read_lora(found, model())
+        tensors = read_lora(description, model())
         lora = LoraPart(tensors, config["lora_parameters"], config["num_layers"], kind)
     streams = {} if stream_config is None else _read_streams(source, stream_config, base)
-    if found.format == "pytorch" and stream_config is not None:
+    if description.format == "pytorch" and stream_config is not None:
         outside = [name for name in lora.tensors if place_in_layer(name) is None]
         if outside:  # the trainer refuses it too
             module = outside[0].rpartition(".")[0]

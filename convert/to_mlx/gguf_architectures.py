@@ -96,8 +96,8 @@ def layout(header: Header, vocabulary: int) -> tuple[dict[str, Any], dict[str, T
             continue
         module = target.split(".")[-2]
         pairs = heads.get(module, 0) if name == "llama" else 0
-        one = int(name == "gemma3" and module.endswith("norm"))
-        targets[source] = Target(target, array.shape, pairs, one)
+        offset = int(name == "gemma3" and module.endswith("norm"))
+        targets[source] = Target(target, array.shape, pairs, offset)
     return config, targets
 
 

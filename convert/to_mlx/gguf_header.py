@@ -167,19 +167,19 @@ class _Reader:
         return _SCALARS[GGUFValueType(kind)]
 
     def _tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
-        found: dict[str, tuple[int, tuple[int, ...], int]] = {}
+        places: dict[str, tuple[int, tuple[int, ...], int]] = {}
         for _ in range(count):
-            name, dimensions = self._name(found), self._number("I")
+            name, dimensions = self._name(places), self._number("I")
             if not 1 <= dimensions <= 4:
                 raise ValueError(f"{name} has {dimensions} dimensions, expected 1 to 4")
             shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
-            found[name] = self._number("I"), shape, self._number("Q")
+            places[name] = self._number("I"), shape, self._number("Q")
         alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {_found(alignment)}, expected a power of two")
         begin = -(-self._place // alignment) * alignment
         tensors = {}
-        for name, (number, shape, offset) in sorted(found.items(), key=lambda item: item[1][2]):
+        for name, (number, shape, offset) in sorted(places.items(), key=lambda item: item[1][2]):
             if number not in GGML_QUANT_SIZES:
                 raise ValueError(f"{name} has the type {number}, which GGUF does not define")
             kind = GGMLQuantizationType(number)

@@ -37,9 +37,9 @@ def check_replaceable(
         check_new(target)
     sources = [("the model", model), *(("the adapter", adapter) for adapter in adapters)]
     for what, path in (*sources, ("the current directory", Path.cwd())):
-        found = Path(os.path.realpath(path))
-        if place == found or place in found.parents:
-            verb = "is" if place == found else "holds"
+        source = Path(os.path.realpath(path))
+        if place == source or place in source.parents:
+            verb = "is" if place == source else "holds"
             raise UserError(f"{target} {verb} {what} {path}, expected another --mlx-path")
     if not place.exists():
         return

@@ -67,7 +67,7 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
     modules = adaptable_modules(model)
     architecture = architecture_of(getattr(model, "model_type", None))
     loras, scales = {}, {}
-    for peft_name, found in _by_module(path).items():
+    for peft_name, arrays in _by_module(path).items():
         name = architecture.module_name(peft_name)
         if name not in modules:
             raise UserError(
@@ -75,7 +75,7 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
                 "expected a linear layer of it or an embedding beside an untied head"
             )
         rank, scales[name] = _rank_and_scale(config_path, config, peft_name)
-        _check_base_copy(path, name, found.pop("base", None), modules[name])
+        _check_base_copy(path, name, arrays.pop("base", None), modules[name])
         embedding = isinstance(modules[name], nn.Embedding | nn.QuantizedEmbedding)
         if embedding and not any(other.endswith("lm_head") for other in modules):
             # PEFT's leaves the head as it is, mlx-lm's would change both
@@ -85,22 +85,22 @@ def read_peft_lora(directory: Path, model: nn.Module) -> LoraPart:
         expected = adapter_shapes(modules[name], rank, dora)
         if not expected:
             raise UserError(f"{config_path}: use_dora is true with {name}, expected linear layers")
-        _check_shapes(path, name, found, expected)
-        loras[name] = found
+        _check_shapes(path, name, arrays, expected)
+        loras[name] = arrays
     if not loras:
         raise UserError(f"{path} has no LoRA tensors")
     scale = max(scales.values(), key=abs)
-    rank = max(found["lora_b"].shape[0] for found in loras.values())
+    rank = max(arrays["lora_b"].shape[0] for arrays in loras.values())
     tensors: dict[str, mx.array] = {}
-    for name, found in loras.items():
-        more = rank - found["lora_b"].shape[0]
-        found["lora_a"] = mx.pad(found["lora_a"], [(0, 0), (0, more)])
-        found["lora_b"] = mx.pad(found["lora_b"], [(0, more), (0, 0)])
+    for name, arrays in loras.items():
+        more = rank - arrays["lora_b"].shape[0]
+        arrays["lora_a"] = mx.pad(arrays["lora_a"], [(0, 0), (0, more)])
+        arrays["lora_b"] = mx.pad(arrays["lora_b"], [(0, more), (0, 0)])
         if scales[name] != scale:
             # float32, so that the ratio's rounding is far below that of a 16-bit adapter
             ratio = scales[name] / scale
-            found["lora_b"] = found["lora_b"].astype(mx.float32) * ratio
-        tensors |= {f"{name}.{kind}": tensor for kind, tensor in found.items()}
+            arrays["lora_b"] = arrays["lora_b"].astype(mx.float32) * ratio
+        tensors |= {f"{name}.{kind}": tensor for kind, tensor in arrays.items()}
     keys, count = _keys(model, set(loras))
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys}
     return LoraPart(tensors, parameters, count, "dora" if dora else "lora")
@@ -132,7 +132,7 @@ def _check_fields(path: Path, config: dict[str, Any]) -> None:
 
 def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
     """Tensors by PEFT's module name and then by mlx-lm's kind, transposed as mlx-lm has them."""
-    found: dict[str, dict[str, mx.array]] = defaultdict(dict)
+    by_module: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, tensor in read_arrays(path).items():
         match = _TENSOR.fullmatch(name.removeprefix(PREFIX))
         kind = None if match is None else _KINDS.get(match["kind"])
@@ -140,8 +140,8 @@ def _by_module(path: Path) -> dict[str, dict[str, mx.array]]:
             raise UserError(f"{path}: tensor {name} is not LoRA, expected nothing else")
         if kind in ("lora_a", "lora_b"):
             tensor = mx.contiguous(tensor.T)
-        found[match["module"]][kind] = tensor
-    return found
+        by_module[match["module"]][kind] = tensor
+    return by_module
 
 
 def _rank_and_scale(path: Path, config: dict[str, Any], name: str) -> tuple[int, float]:

@@ -71,11 +71,11 @@ class AdapterDescription:
         if streams is None:
             return
         where = self.path / STREAM_CONFIG if self.format == "pytorch" else self.config_path
-        found, expected = streams.base_fingerprint, fingerprint(base_config)
-        if found and found != expected:
+        made_for, expected = streams.base_fingerprint, fingerprint(base_config)
+        if made_for and made_for != expected:
             raise UserError(
                 f"{where}: the adapter was made for another base "
-                f"({streams.base_model or 'unnamed'}, fingerprint {found}), "
+                f"({streams.base_model or 'unnamed'}, fingerprint {made_for}), "
                 f"expected fingerprint {expected}"
             )
         sizes = completed(base_config)

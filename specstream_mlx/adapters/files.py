@@ -56,7 +56,7 @@ def read_adapter(
 ) -> Adapter:
     """Check an adapter directory against its base, an mlx-lm model without LoRA, and read it.
 
-    It may hold tuned weights instead of LoRA only if ``full`` says so.
+    It may contain tuned weights instead of LoRA only if ``full`` is true.
     """
     description = describe(directory)
     if description.format == "pytorch":
@@ -69,9 +69,10 @@ def read_adapter(
     description.check_base(base_config)
     description.stream_headers()
     if full and description.config.get("fine_tune_type") == "full":
-        path, own = description.path / LORA_FILE, dict(tree_flatten(model.parameters()))
+        path, parameters = description.path / LORA_FILE, dict(tree_flatten(model.parameters()))
         headers = tensor_headers(path)
-        check_tensors(path, headers, {name: own[name].shape for name in headers if name in own})
+        shapes = {name: parameters[name].shape for name in headers if name in parameters}
+        check_tensors(path, headers, shapes)
         lora = read_arrays(path)
     else:
         lora = read_lora(description, model)
@@ -122,14 +123,14 @@ def mounted(base: nn.Module, adapter: Adapter) -> tuple[nn.Module, Adapter, Stre
     magnitudes m stay exact: they multiply the whole output, not a small addition. Without LoRA the
     model is the base itself; the adapter that is returned has its tensors as they are mounted.
     """
-    dtype, own = activations_dtype(base), dict(tree_flatten(base.parameters()))
+    dtype, parameters = activations_dtype(base), dict(tree_flatten(base.parameters()))
 
     def cast(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         return {
-            name: one.astype(own[name].dtype if name in own else dtype)
+            name: tensor.astype(parameters[name].dtype if name in parameters else dtype)
             if not name.endswith((".m", VOCABULARY))
-            else one
-            for name, one in tensors.items()
+            else tensor
+            for name, tensor in tensors.items()
         }
 
     adapter = replace(adapter, lora=cast(adapter.lora), stream_tensors=cast(adapter.stream_tensors))

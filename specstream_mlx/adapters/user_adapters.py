@@ -34,7 +34,7 @@ def user_adapters() -> dict[str, Path]:
 
 
 def add_adapter(name: str, adapter: "Adapter", replace: bool = False) -> Path:
-    """Copy an adapter directory to where it is found by a checked name; return the place."""
+    """Copy an adapter directory into the cache under a checked name; return the copy's path."""
     if name in user_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
     target = _folder() / name

@@ -10,13 +10,14 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from specstream_mlx.apps.writing_tools import tools
+
 from .. import bundled, demonstration
 from ..adapters.description import describe
 from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
-from ..bundled import tools
 from ..errors import UserError
-from ..inspection import describe_adapter, inspect_directory
-from ..model_paths import adapter_named, model_directory, named_adapters, read_config
+from ..loading.inspection import describe_adapter, inspect_directory
+from ..loading.model_paths import adapter_named, model_directory, named_adapters, read_config
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
 from .options import JSON, ModelOptions
@@ -67,12 +68,12 @@ def add(
     name: str = _NAME,
     directory: Path = option(..., DIRECTORY, "Its directory, in MLX format.", positional=True),
     model: str | None = option(None, MODEL, "The base. Default: smollm2."),
-    replace: bool = option(False, FLAG, "Take the place of an adapter of that name."),
+    replace: bool = option(False, FLAG, "Replace an adapter of that name."),
 ) -> None:
-    """Keep an adapter under a name, by which every command then finds it.
+    """Add an adapter under a name, by which every command can find it.
 
-    It is checked against its base and copied to the user's cache; --adapter NAME,
-    `write NAME` and, for the demonstration model, `serve` know it from then on.
+    It is checked against its base and copied to the user's cache. Then you can use it in
+    --adapter NAME, `write NAME` and, for the demonstration model, `serve`.
 
     Examples:
 
@@ -85,7 +86,7 @@ def add(
         raise UserError(f"{name} is an adapter of the package, expected another name")
     ModelOptions(model, adapter_path=directory).check()
     from ..adapters.files import read_adapter
-    from ..loading import read_model
+    from ..loading.load import read_model
 
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)
@@ -154,7 +155,7 @@ def info(
 
 
 def _show(title: str, facts: Mapping[str, Any]) -> None:
-    """Print a table of names and values without empty ones."""
+    """Print a table of names and values, without empty values."""
     from rich.console import Console
     from rich.table import Table
 

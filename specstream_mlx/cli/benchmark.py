@@ -40,10 +40,10 @@ def speedup(
 ) -> None:
     r"""Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
 
-    Batch 1, greedy, decoding alone; all ways take turns on every text, and every text is checked.
-    Without options: how much faster it is here, in words, by a text of each bundled adapter's task,
-    in a minute. How many texts, rounds and tokens depends on the suite. The table is printed, and
-    kept in SUITE-MACHINE.md and SUITE-MACHINE.json of --output.
+    Batch 1, greedy, only decoding is timed; all methods take turns on every text, and every text is
+    checked. Without options it takes a minute, with a text of each bundled adapter's task, and says
+    in words how much faster it is here. Texts, rounds and tokens depend on the suite. The table is
+    printed and written to SUITE-MACHINE.md and SUITE-MACHINE.json in --output.
 
     Examples:
 
@@ -62,13 +62,14 @@ def speedup(
     """
     model.check()
     _check_directory("--output", output)
-    own = () if prompts is None else tuple(prompt_lines(prompts))
+    texts_given = () if prompts is None else tuple(prompt_lines(prompts))
     from specstream_mlx.benchmarks import speedup as benchmark
     from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
 
     if prompts is not None:
-        most = _MOST_OWN if suite == "quick" else len(own)
-        texts, names = Texts(prompts.name, items or min(most, len(own)), own), [prompts.stem]
+        most = _MOST_OWN if suite == "quick" else len(texts_given)
+        count = items or min(most, len(texts_given))
+        texts, names = Texts(prompts.name, count, texts_given), [prompts.stem]
     else:
         texts = Texts("test", items or benchmark.SUITES[suite].items)
         names = chosen_tasks(tasks or model.adapter or "")
@@ -89,7 +90,9 @@ def spec_bench(
         256, "Tokens of an answer at most; Spec-Bench itself has 1024.", least=2
     ),
     acceptance: bool = option(
-        False, FLAG, "Time nothing: tokens a call of fixed shapes alone, also on a busy machine."
+        False,
+        FLAG,
+        "Only count tokens per call, of fixed shapes; the machine may be busy.",
     ),
     answers: Path | None = option(
         None, DIRECTORY, "Keep the answers here in Spec-Bench's format, by method."
@@ -104,8 +107,8 @@ def spec_bench(
 ) -> None:
     r"""Answer Spec-Bench's questions by mlx_lm and by drafts of streams, of lookup and of both.
 
-    Batch 1, greedy, through the chat template; all ways take turns on every text, and every text is
-    checked. The tables, by task, are printed and kept in a Markdown file and a JSON file.
+    Batch 1, greedy, with the chat template; all methods take turns on every text, and every text is
+    checked. The tables, by task, are printed and written to a Markdown file and a JSON file.
 
     Examples:
 
@@ -141,13 +144,13 @@ def _check_directory(flag: str, path: Path | None) -> None:
 
 
 def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
-    """The model to measure; the bundled adapters of all tasks where nothing else was named."""
+    """The model to measure; by default the bundled adapters of all tasks."""
     if model.draft_head is not None:
         raise UserError("--draft-head was given, which benchmarks do not measure, expected streams")
 
     from specstream_mlx.benchmarks.speedup import Subject
 
-    from ..model_paths import model_directory
+    from ..loading.model_paths import model_directory
 
     source = model.source()
     named = (model.model, model.adapter, model.adapter_path, prompts)

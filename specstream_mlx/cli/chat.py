@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..model_paths import adapter_named, named_adapters, own_sampling
+from ..loading.model_paths import adapter_named, named_adapters, own_sampling
 from ..options import FLAG, TEXT, LengthOptions, number, option
 from ..terminal.dimmed import Dimmed
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import THINKING, ModelOptions, SamplingOptions, Source
+from .options import THINKING, CliSamplingOptions, ModelOptions, Source
 
 if TYPE_CHECKING:
-    from ..chat import Chat
-    from ..loading import SpeculativeModel
-    from ..responses import GenerationResponse
+    from ..generation.chat import Chat
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
@@ -37,11 +37,11 @@ Ctrl-C stops a reply and keeps what there is of it.
 A line that ends in \\ goes on in the next, and lines pasted at once are one text."""
 
 _USUAL = {"temp": 0.7, "top_p": 0.95}
-"""Of models whose makers do not say how they draw."""
+"""Sampling of models that recommend none."""
 
 
 @dataclass(frozen=True)
-class _Sampling(SamplingOptions):
+class _Sampling(CliSamplingOptions):
     temp: float = option(
         0.0,
         number(0),
@@ -65,7 +65,7 @@ def chat(
     """Talk with a model; each turn reads only what is new.
 
     Lines that begin with / are commands, /help lists them. A line that ends in a backslash goes on
-    in the next. Where standard input is no terminal, each of its lines is a turn.
+    in the next. If standard input is not a terminal, each of its lines is a turn.
 
     Examples:
 
@@ -74,7 +74,7 @@ def chat(
         specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
     source = model.source()
-    from ..chat import Chat
+    from ..generation.chat import Chat
 
     loaded, tokenizer = source.load()
     drawn, how = _sampling(sampling, loaded.path)
@@ -104,18 +104,18 @@ def chat(
             break
 
 
-def _sampling(given: dict[str, Any], model: Path) -> tuple[SamplingOptions, str | None]:
-    """What is given, for the rest the model's own, and a sentence that says which."""
-    own, whose = own_sampling(model), "the model's own"
-    if own is None and model == demonstration.directory():
-        own = demonstration.SAMPLING
-    if own is None:
-        own, whose = _USUAL, "the model names none"
-    if own.keys() <= given.keys() or given.get("temp") == 0:
-        return SamplingOptions(**given), None
-    values = own | given
+def _sampling(given: dict[str, Any], model: Path) -> tuple[CliSamplingOptions, str | None]:
+    """The given options, the model's for the rest, and a sentence about them."""
+    defaults, whose = own_sampling(model), "the model's own"
+    if defaults is None and model == demonstration.directory():
+        defaults = demonstration.SAMPLING
+    if defaults is None:
+        defaults, whose = _USUAL, "the model names none"
+    if defaults.keys() <= given.keys() or given.get("temp") == 0:
+        return CliSamplingOptions(**given), None
+    values = defaults | given
     shown = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-    return SamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
+    return CliSamplingOptions(**values), f"Drawing with {shown or '--temp 0'} ({whose})"
 
 
 @dataclass
@@ -134,14 +134,14 @@ class _Conversation:
     last: "GenerationResponse | None" = None
 
     def begin(self, adapter: str | None, more: str = "") -> None:
-        """Say with what the talk goes on, by the names that the user knows."""
+        """Say which model and adapter the conversation continues with, by the user's names."""
         self.adapter = adapter
         note(f"Talking to {self.source.model_name}{f' with {adapter}' if adapter else ''}{more}")
         if how := self.drawing():
             note(how)
 
     def take(self, line: str) -> None:
-        """Answer a line, or do what it asks for; a mistake is said and changes nothing."""
+        """Answer a line or run its command; a mistake is reported and changes nothing."""
         try:
             if line.startswith("/"):
                 name, _, rest = line[1:].partition(" ")
@@ -216,8 +216,8 @@ class _Conversation:
         note(f"Reply: {count} tokens, {rate:.1f} tokens-per-sec")
         length, calls = last.accepted_length, last.target_calls
         note(f"Accepted length: {length:.2f} in {calls} target calls")
-        if last.seen is not None and last.seen.sentence:
-            note(last.seen.sentence)
+        if last.draft_stats is not None and last.draft_stats.sentence:
+            note(last.draft_stats.sentence)
 
     def _save(self, name: str) -> None:
         if not name:
@@ -241,7 +241,7 @@ def _is_chat(path: Path) -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """Yield what is said in each turn, until Ctrl-D or two times Ctrl-C with nothing typed."""
+    """Yield the user's text of each turn, until Ctrl-D, or Ctrl-C twice with nothing typed."""
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         import readline  # lets input() edit lines and recall earlier ones
@@ -283,5 +283,5 @@ def _lines() -> Iterator[str]:
 
 
 def _is_more() -> bool:
-    """Tell whether another line is there already, which nobody types as fast."""
+    """Tell whether another line has arrived already, so that it must have been pasted."""
     return bool(select.select([sys.stdin], [], [], 0.05)[0])

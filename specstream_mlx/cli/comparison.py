@@ -1,7 +1,7 @@
-"""What ``generate`` decodes, by this project and, with ``--compare``, by plain mlx_lm in turn.
+"""Decoding for ``generate --compare``: by this project and by plain mlx_lm, in turn.
 
-Both compute with the same arrays in the same dtype. mlx_lm by itself may hold others: as somebody
-would run it, it is timed, too.
+Both compute with the same arrays in the same dtype. If the files hold other weights, mlx_lm is also
+timed on these, as a user runs it.
 """
 
 from collections import deque
@@ -14,9 +14,9 @@ import mlx.core as mx
 import mlx_lm
 
 from ..drafting.settings import DraftSettings
-from ..generation import stream_generate
+from ..generation.stream_generate import stream_generate
+from ..generation.text import decoding_rate
 from ..hardware.cpu import stock_modules
-from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress, track
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from mlx_lm.generate import GenerationResponse as PlainResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 PAIRS = 5
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """A prompt, and arguments of ``stream_generate``: those also of mlx_lm's, and our ``own``."""
+class ComparedDecoding:
+    """A prompt and arguments of ``stream_generate``: those of mlx_lm's, and ``extra`` ones."""
 
     model: "SpeculativeModel"
     tokenizer: "TokenizerWrapper"
     prompt: list[int]
     common: dict[str, Any]
-    own: dict[str, Any]
+    extra: dict[str, Any]
 
     def responses(self, progress: "Progress | None" = None) -> "Iterator[GenerationResponse]":
         """This project's responses; ``progress`` gets how far the prompt has been read."""
-        more = {"prompt_progress_callback": progress, **self.common, **self.own}
+        more = {"prompt_progress_callback": progress, **self.common, **self.extra}
         return stream_generate(self.model, self.tokenizer, self.prompt, **more)
 
     def plain_responses(self) -> "Iterator[PlainResponse]":
         """mlx_lm's responses on the same model and its own modules, broken off at a stop string.
 
-        Run these to their end before the model does anything else.
+        Read these to the end before you use the model for anything else.
         """
         text, common, model = "", self.common, self.model.model
         if common["sampler"] is not None:  # a fresh one, since it counts mlx_lm's calls
@@ -58,13 +58,13 @@ class Decoding:
             for response in mlx_lm.stream_generate(model, self.tokenizer, self.prompt, **common):
                 text += response.text
                 yield response
-                if any(word in text for word in self.own["stop"]):
+                if any(word in text for word in self.extra["stop"]):
                     return
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``--compare`` adds to a JSON object, and the name of what ours was compared with."""
+    """The fields that ``--compare`` adds to a JSON object, and the name of the reference."""
 
     values: dict[str, Any]
     reference: str
@@ -85,7 +85,7 @@ class Comparison:
         else:
             note("Rates: none, since a side generated a single token")
         if values["identical"] is None:
-            note("Identical output: not asked, since this verify rule draws otherwise than mlx_lm")
+            note("Identical output: not compared: this verify rule samples differently from mlx_lm")
             return
         if by_itself := values["mlx_lm_by_itself"]:
             rate = by_itself["generation_tps"]
@@ -101,16 +101,16 @@ class Comparison:
         computed = f" in {dtype}" if dtype else ""
         note(f"Identical output: {answer}, compared with {self.reference}{computed}")
         if values["mlx_lm_dtype"] not in (None, dtype):
-            own = values["mlx_lm_dtype"]
-            note(f"By itself mlx_lm computes in {own}: near-ties may fall otherwise")
+            usual = values["mlx_lm_dtype"]
+            note(f"By itself mlx_lm computes in {usual}: near-ties may fall otherwise")
 
 
-def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
+def compare(decoding: ComparedDecoding, tokens: list[int]) -> Comparison:
     """Run both sides in turn; ``tokens`` are ours."""
     from specstream_mlx.benchmarks.runner import mlx_lm_by_itself
 
     model, held = decoding.model, decoding.model.held
-    as_plain = decoding.own["verify"].name in ("greedy", "keyed")
+    as_plain = decoding.extra["verify"].name in ("greedy", "keyed")
     # The main stream of a shared adapter sees its streams: mlx_lm computes another function.
     shared = model.mode == "shared" and as_plain
     with progress("Comparing"):
@@ -118,12 +118,12 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
         for response in decoding.plain_responses():
             expected.append(response.token)
             plain_text += response.text
-        for word in decoding.own["stop"]:
+        for word in decoding.extra["stop"]:
             plain_text = plain_text.split(word)[0]
         several = min(len(tokens), len(expected)) > 1
         if shared:
-            own = decoding.own | {"settings": DraftSettings(speculation=False)}
-            expected = [one.token for one in replace(decoding, own=own).responses()]
+            plainly = decoding.extra | {"settings": DraftSettings(speculation=False)}
+            expected = [each.token for each in replace(decoding, extra=plainly).responses()]
         rates = _rates(decoding) if several else []
         by_itself = mlx_lm_by_itself(model, decoding.prompt)
     same = tokens == expected if as_plain else None
@@ -144,7 +144,7 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
     return Comparison(values, "one token a step" if shared else "plain mlx_lm")
 
 
-def _rates(decoding: Decoding) -> list[tuple[float, float]]:
+def _rates(decoding: ComparedDecoding) -> list[tuple[float, float]]:
     """Rates of both sides, by rising speedup, run in pairs whose first side alternates."""
     sides: Any = (decoding.responses, decoding.plain_responses)
     pairs = []
@@ -157,7 +157,9 @@ def _rates(decoding: Decoding) -> list[tuple[float, float]]:
     return sorted(pairs, key=lambda pair: pair[0] / pair[1])
 
 
-def _difference(decoding: Decoding, tokens: list[int], expected: list[int]) -> dict[str, Any]:
+def _difference(
+    decoding: ComparedDecoding, tokens: list[int], expected: list[int]
+) -> dict[str, Any]:
     """The first token that differs, from 1, and by how much its logit (or score) is the larger."""
     pairs = enumerate(zip(tokens, expected, strict=False))
     place = next((i for i, (ours, other) in pairs if ours != other), None)

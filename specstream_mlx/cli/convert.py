@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
-from ..model_paths import local_directory, model_directory
+from ..loading.model_paths import local_directory, model_directory
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -34,7 +34,7 @@ def convert(
     draft_head: Path | None = option(
         None,
         DIRECTORY,
-        "Convert this published EAGLE-3 head for the base instead, which is in torch's files.",
+        "Convert this published EAGLE-3 head, in torch's format, for the base instead.",
         without=("adapter_path", "bits", "quant_predicate", "dtype", "to_pytorch"),
     ),
     bits: int | None = option(
@@ -56,12 +56,12 @@ def convert(
     dtype: str | None = option(
         None,
         choice("float16", "bfloat16", "float32"),
-        "Of what is not quantized. Default: as it is, of a GGUF the smallest that is exact.",
+        "Dtype of unquantized tensors. Default: unchanged; of a GGUF file the smallest exact one.",
     ),
     to_pytorch: Path | None = option(
         None,
         DIRECTORY,
-        "Instead of --mlx-path: write the adapter, which MLX has trained, as PEFT reads it.",
+        "Instead of --mlx-path: write the adapter, trained in MLX, in PEFT's format.",
         without=("bits", "quant_predicate", "dtype", "overwrite"),
         needs=("adapter_path",),
     ),

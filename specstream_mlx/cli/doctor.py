@@ -11,16 +11,16 @@ from rich.filesize import decimal
 from .. import bundled, demonstration
 from ..hardware import user_cache
 from ..hardware.blas import OPENBLAS_HINT
-from ..model_paths import model_directory, read_config
+from ..loading.model_paths import model_directory, read_config
 from ..options import FLAG, MODEL, option
 from ..terminal.notes import note
 from . import launched
 from .options import JSON, ModelOptions
 
 _TOKENS = 96
-"""Of the text by which compiled steps are counted."""
+"""Tokens of the text for which compiled steps are counted."""
 
-_PLACES = {"plain": "plain step", "none": "lookup alone", "beside": "beside all"}
+_PLACES = {"plain": "plain step", "none": "lookup alone", "nodes": "all nodes"}
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
     "starlette": ("serve and writing-tools need it", "serve"),
@@ -34,7 +34,9 @@ _EXTRAS = {
 def doctor(
     *,
     model: str | None = option(
-        None, MODEL, "Measure how its weights are held, and show what its steps take; smollm2, say."
+        None,
+        MODEL,
+        "Measure how its weights are kept, and show the cost of its steps. Example: smollm2.",
     ),
     clear_caches: bool = option(
         False, FLAG, "Remove what is in the caches; adapters that you have added stay."
@@ -43,13 +45,12 @@ def doctor(
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
 
-    Under mlx.launch also what a reduction over the processes costs, of which every layer needs two.
+    Under mlx.launch it also shows the cost of a reduction; every layer needs two.
 
-    With --model how its quantized weights are held, measured again; what its steps take with the
-    bundled streams, when that was timed, and how quiet the machine was; and where steps are
-    compiled, how many of a short text's were. Nobody has to measure:
-    generate does when it first meets a model or a machine, and keeps it in the caches, as it keeps
-    the weights of smollm2 in MLX format.
+    With --model it measures again how its quantized weights are kept; it shows the cost of steps
+    with the bundled streams, when that was timed, how quiet the machine was, and, if steps are
+    compiled, how many steps of a short text were. You do not have to measure: generate does it with
+    the first text of a model, and stores the results in the caches, with smollm2's weights.
 
     Examples:
 
@@ -115,7 +116,7 @@ def doctor(
 
 
 def _facts(model: str | None) -> dict[str, Any]:
-    """The facts, of weights and steps too if there is a model; and what is missing."""
+    """The facts, with those of weights and steps if a model is given, and what is missing."""
     from ..hardware import device
 
     packages: dict[str, str | None] = dict.fromkeys((*_PACKAGES, *_EXTRAS))
@@ -133,15 +134,16 @@ def _facts(model: str | None) -> dict[str, Any]:
     if model is not None:
         from ..drafting.rule import history_of
         from ..hardware.weights import hold_weights
-        from ..loading import SpeculativeModel, read_model
+        from ..loading.load import read_model
+        from ..loading.speculative_model import SpeculativeModel
 
         path = model_directory(demonstration.model_path(model, note))
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
         if speculative.compiled is not None:
-            from ..request import Request
-            from ..scheduler import decode
+            from ..generation.batch import decode
+            from ..generation.request import Request
 
             prompt = [token % speculative.config["vocab_size"] for token in range(16)]
             for _ in decode(speculative, Request(prompt, max_tokens=_TOKENS)):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .. import bundled, demonstration
-from ..model_paths import adapter_directory, model_directory
+from ..loading.model_paths import adapter_directory, model_directory
 from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -31,9 +31,9 @@ def export_coreml(
     nodes: tuple[int, ...] = option((8, 16), _SIZES, "Sizes of trees, a function each."),
     chunk: int = option(64, integer(1), "Prompt tokens of a call."),
     candidates: int = option(4, integer(1), "Tokens that a stream guesses."),
-    sampling: bool = option(False, FLAG, "With functions that return logits, to sample from."),
+    sampling: bool = option(False, FLAG, "Add functions that return logits, for sampling."),
     check: bool = option(
-        True, FLAG, "Do not check that it prefers MLX's tokens, before the package is there."
+        True, FLAG, "Do not check, before writing the package, that it prefers MLX's tokens."
     ),
     report: bool = option(False, FLAG, "Print how each tensor was written."),
 ) -> None:

@@ -11,11 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from specstream_mlx.apps.writing_tools import tools
+
 from .. import demonstration
-from ..bundled import tools
 from ..errors import UserError
 from ..hardware import blas
-from ..model_paths import check_prompt_cache_file, local_directory
+from ..loading.model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.dimmed import Dimmed
 from ..terminal.notes import note
@@ -23,24 +24,24 @@ from ..terminal.progress import progress
 from . import launched
 from .options import (
     VERIFY,
+    CliSamplingOptions,
     ModelOptions,
     OutputOptions,
     PromptOptions,
-    SamplingOptions,
     draft_settings,
 )
 
 if TYPE_CHECKING:
     from ..drafting.settings import DraftSettings, Proposers
-    from ..kv_store import PromptCache
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.kv_store import PromptCache
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
     from ..thoughts import ThoughtTokens
     from .comparison import Comparison
 
 
 @dataclass(frozen=True)
-class Run:
+class GenerationRun:
     """A generation, by MLX or by an exported package; ``hint`` is said before its text."""
 
     model: str
@@ -63,15 +64,15 @@ def generate(
     model: ModelOptions,
     prompt: PromptOptions,
     length: LengthOptions,
-    sampling: SamplingOptions,
+    sampling: CliSamplingOptions,
     drafts: Annotated[dict[str, Any], DraftOptions],
     verify: Any = VERIFY,
     kv_cache: KVCacheOptions,
     prompt_cache_file: Path | None = option(
         None,
         FILE,
-        "A text that was read before, which comes before --prompt: a file that mlx_lm.cache_prompt "
-        "or PromptCache.save made. Default of --model: the model that made it.",
+        "A file whose text comes before --prompt and is not read again: one made by "
+        "mlx_lm.cache_prompt or PromptCache.save. Default of --model: the model that made it.",
         panel=KVCacheOptions.PANEL,
         without=("compare",),
     ),
@@ -131,7 +132,7 @@ def generate(
     made_by: str | None = None
     tokenizer_config: dict[str, Any] = {}
     if prompt_cache_file is not None:
-        from ..kv_store import read_metadata
+        from ..generation.kv_store import read_metadata
 
         made_by, tokenizer_config = read_metadata(prompt_cache_file)
     if model.model is None and made_by != str(demonstration.directory()):
@@ -149,14 +150,14 @@ def generate(
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
 
-    from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule
+    from ..generation.kv_store import PromptCache
     from ..hardware import device
-    from ..kv_store import PromptCache
-    from ..loading import load_draft_model
-    from ..model_paths import model_directory
+    from ..heads.published_heads import head_for
+    from ..loading.load import load_draft_model
+    from ..loading.model_paths import model_directory
     from ..thoughts import ThoughtTokens
-    from .comparison import Decoding, compare
+    from .comparison import ComparedDecoding, compare
 
     if device.slow_blas() and not quiet:
         note(blas.OPENBLAS_HINT)
@@ -172,7 +173,7 @@ def generate(
     sampler = sampling.sampler(tokenizer)
     found_rule = find_rule(verify, sampler)
     ids = prompt.encoded(text, tokenizer, loaded.prompt_template, cache)
-    decoding = Decoding(
+    decoding = ComparedDecoding(
         loaded,
         tokenizer,
         ids,
@@ -182,7 +183,7 @@ def generate(
             "logits_processors": sampling.logits_processors(loaded.config["vocab_size"]),
             **asdict(kv_cache),
         },
-        own={
+        extra={
             "settings": settings,
             "stop": tuple(length.stop or ()),
             "verify": found_rule,
@@ -199,7 +200,7 @@ def generate(
             hint += f", or let --draft-head auto get the published {head}"
         if loaded.adapter:
             hint = f"The adapter {source.adapter_name} has no streams, so {drafts_left}"
-    run = Run(
+    run = GenerationRun(
         source.model_name,
         source.adapter_name,
         loaded.mode,
@@ -222,12 +223,12 @@ def _package_run(
     adapter: str | None,
     prompt: PromptOptions,
     length: LengthOptions,
-    sampling: SamplingOptions,
+    sampling: CliSamplingOptions,
     settings: "DraftSettings | Proposers | None",
     verify: Any,
     quiet: bool,
-) -> Run:
-    """A generation by an exported package in the place of a model and its adapter."""
+) -> GenerationRun:
+    """A generation by an exported package instead of a model and its adapter."""
     from specstream_mlx.convert.to_coreml.contents import Contents, model_file, require_coremltools
 
     require_coremltools("generate --coreml")
@@ -236,7 +237,7 @@ def _package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
 
     from ..drafting.settings import describe
-    from ..request import Request
+    from ..generation.request import Request
 
     contents = Contents.read(path)
     chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()
@@ -263,7 +264,7 @@ def _package_run(
             yield replace(response, peak_memory=peak)
 
     drafting: Any = request.drafting  # of a fitted request
-    return Run(
+    return GenerationRun(
         str(path),
         chosen.name,
         chosen.mode,
@@ -311,14 +312,14 @@ class _DraftMarks:
         return self._marks[0] + text
 
     def close(self) -> str:
-        """Close the marks of a step that ended without a token of the target's own."""
+        """Close the marks of a step that ended without the target's own token."""
         mark = self._marks[1] if self._is_open else ""
         self._is_open = False
         return mark
 
 
-def _generate(run: Run, output: OutputOptions) -> None:
-    """Generate, and print what ``output`` asks for, of an interrupted text too."""
+def _generate(run: GenerationRun, output: OutputOptions) -> None:
+    """Generate, and print what ``output`` asks for, also if the text is interrupted."""
     marks: _DraftMarks | None = None
     dimmed = Dimmed()
     tokens, text = list[int](), ""
@@ -364,7 +365,7 @@ def _generate(run: Run, output: OutputOptions) -> None:
 
 
 def _values(
-    run: Run, text: str, last: "GenerationResponse", comparison: "Comparison | None"
+    run: GenerationRun, text: str, last: "GenerationResponse", comparison: "Comparison | None"
 ) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     figures = (
@@ -374,12 +375,15 @@ def _values(
     values: dict[str, Any] = {"text": text, **{name: getattr(last, name) for name in figures}}
     values |= {"model": run.model, "adapter": run.adapter, "mode": run.mode}
     values |= {"tree": run.drafts, "verify": run.verify, "seed": run.seed}
-    values["seen"] = last.seen and last.seen.values()
+    values["seen"] = last.draft_stats and last.draft_stats.values()
     return values | (comparison.values if comparison else {})
 
 
 def _report(
-    run: Run, last: "GenerationResponse", output: OutputOptions, comparison: "Comparison | None"
+    run: GenerationRun,
+    last: "GenerationResponse",
+    output: OutputOptions,
+    comparison: "Comparison | None",
 ) -> None:
     """The figures of a generation on stderr, mlx_lm's in mlx_lm's words."""
     count = last.generation_tokens
@@ -411,7 +415,7 @@ def _report(
             f"Target calls: {last.target_calls} instead of {count}, "
             f"call reduction {count / last.target_calls:.2f}"
         )
-        if output.verbose and last.seen is not None and last.seen.sentence:
-            note(last.seen.sentence)
+        if output.verbose and last.draft_stats is not None and last.draft_stats.sentence:
+            note(last.draft_stats.sentence)
     if comparison is not None:
         comparison.show()

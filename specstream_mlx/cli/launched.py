@@ -27,35 +27,35 @@ def is_first() -> bool:
 
 @cache
 def group() -> "Group | None":
-    """The processes that ``mlx.launch`` has started; ``None``: it has not, or but one."""
+    """The processes that ``mlx.launch`` has started; ``None``: none or only one."""
     hostfile = os.environ.get("MLX_HOSTFILE")
     alone = hostfile is not None and not os.path.getsize(hostfile)  # what mlx.launch -n 1 writes
     if "MLX_RANK" not in os.environ or alone:
         return None
     import mlx.core as mx
 
-    found = mx.distributed.init()
-    return found if found.size() > 1 else None
+    joined = mx.distributed.init()
+    return joined if joined.size() > 1 else None
 
 
 def ranks() -> "Ranks | None":
     """The ranks of ``group``."""
-    if (found := group()) is None:
+    if (joined := group()) is None:
         return None
     from ..distributed.ranks import ranks_of
 
-    return ranks_of(found)
+    return ranks_of(joined)
 
 
 def silence_others() -> None:
-    """Let no rank but the first write anything."""
+    """Let only the first rank print anything."""
     if not is_first():
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 @contextmanager
 def together(name: str) -> Iterator[None]:
-    """Run a command in the block on all ranks; rank 0 reports a mistake that only another meets."""
+    """Run a command in the block on all ranks; rank 0 reports the mistakes of the others."""
     if group() is not None and name not in _COMMANDS:
         raise UserError(
             f"{name} was started in several processes, expected one process, or one of "

@@ -11,7 +11,7 @@ from .. import demonstration, options
 from ..adapters.description import describe
 from ..errors import UserError
 from ..files import decoded
-from ..model_paths import (
+from ..loading.model_paths import (
     adapter_named,
     check_head,
     local_directory,
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings, Proposers
     from ..engine.sampling import KeyedSampler
-    from ..kv_store import PromptCache
-    from ..loading import SpeculativeModel
+    from ..generation.kv_store import PromptCache
+    from ..loading.speculative_model import SpeculativeModel
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
 WEIGHTS = option(
-    "auto", HELD, "How quantized weights are held; auto: what runs faster here, see doctor."
+    "auto", HELD, "How quantized weights are kept; auto: whichever is faster here, see doctor."
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """The places of a model and an adapter, and the names that the user knows them by."""
+    """The directories of a model and an adapter, and the names that the user gave them."""
 
     model: str | Path
     model_name: str
@@ -51,16 +51,20 @@ class Source:
     by_default: bool = False  # the adapter is streams, mounted because they fit
     head: Path | None = None  # the directory of a draft head
 
+    @property
+    def weights(self) -> str:
+        return self.options.weights
+
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
-        from ..loading import load
+        from ..loading.load import load
 
         return load(
             self.model,
             tokenizer_config,
             adapter_path=self.adapter,
-            weights=self.options.weights,
+            weights=self.weights,
             group=launched.group(),
             draft_head=self.head,
             compiled=self.options.compiled,
@@ -76,7 +80,7 @@ class ModelOptions:
     model: str | None = option(
         None,
         MODEL,
-        "A model as it is published, in MLX format, or a GGUF file, which is repacked once. "
+        "A published model, one in MLX format, or a GGUF file, which is converted once. "
         "Default: smollm2, which is SmolLM2-135M-Instruct.",
         metavar="DIR|REPO|GGUF",
     )
@@ -90,13 +94,13 @@ class ModelOptions:
     no_streams: bool = option(
         False,
         FLAG,
-        "Leave out the streams, bundled or added, that a model has otherwise if they fit it.",
+        "Do not use the bundled or added streams that fit the model.",
         without=("adapter", "adapter_path", "draft_head"),
     )
     draft_head: str | None = option(
         None,
         HEAD,
-        "A published EAGLE-3 head in place of streams; auto: the one that is known for the model, "
+        "A published EAGLE-3 head instead of streams; auto: the one published for the model, "
         "which is downloaded once.",
     )
     weights: str = WEIGHTS
@@ -108,7 +112,7 @@ class ModelOptions:
     )
 
     def check(self) -> None:
-        """Check that model and adapter are there or may be downloaded; soon, without MLX."""
+        """Check, early and without MLX, that model and adapter exist or may be downloaded."""
         named = self.model or ""
         if not demonstration.is_meant(self.model) and demonstration.gguf_file(named) is None:
             local_directory(named)
@@ -129,7 +133,7 @@ class ModelOptions:
         if self.draft_head is not None:
             from specstream_mlx.convert.to_mlx.draft_head import runnable_head
 
-            from ..loading import head_directory
+            from ..loading.model_paths import head_directory
 
             path = model_directory(path)
             head = head_directory(self.draft_head, path, read_config(path), say)
@@ -141,8 +145,8 @@ class ModelOptions:
             return Source(path, name, self.adapter_path, str(self.adapter_path), self, head=head)
         if self.draft_head is None and not self.no_streams:
             path = model_directory(path)
-            if found := streams_for(read_config(path)):
-                return Source(path, name, *found, self, by_default=True)
+            if streams := streams_for(read_config(path)):
+                return Source(path, name, *streams, self, by_default=True)
         return Source(path, name, None, None, self, head=head)
 
 
@@ -203,7 +207,7 @@ def standard_input() -> str:
 
 
 @dataclass(frozen=True)
-class SamplingOptions(options.SamplingOptions):
+class CliSamplingOptions(options.SamplingOptions):
     """The sampler's options, under mlx_lm's names."""
 
     def sampler(self, tokenizer: "TokenizerWrapper") -> "KeyedSampler | None":
@@ -257,7 +261,7 @@ def draft_settings(verify: Any, drafts: dict[str, Any]) -> "DraftSettings | Prop
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The form of what is printed."""
+    """The options of the output."""
 
     PANEL: ClassVar[str] = "Output"
 
@@ -268,7 +272,7 @@ class OutputOptions:
     compare: bool = option(
         False,
         FLAG,
-        "Then run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
+        "Also run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
         "output is the same, where the verify rule draws as mlx_lm does.",
     )
     verbose: bool = option(False, FLAG, "All statistics.", "--verbose", "-v", without=("quiet",))

@@ -14,7 +14,7 @@ from .options import ModelOptions
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
+    from ..loading.speculative_model import SpeculativeModel
 
 _NEEDED = "llguidance", "pydantic", "starlette", "uvicorn"
 
@@ -58,8 +58,8 @@ def serve(
 ) -> None:
     r"""Serve a base and its adapters to programs that speak OpenAI's or Anthropic's API.
 
-    One base stays in memory, and each request says which adapter it wants: base, base:proofread, ..
-    It ends with Ctrl-C, when the replies under way are complete.
+    One base stays in memory, and each request names its adapter: base, base:proofread, ..
+    Ctrl-C ends it after the replies in progress.
 
     Examples:
 
@@ -95,6 +95,9 @@ def serve(
             Batcher(tokenizer, kept_tokens, ranks).follow(models)
         return
     with listening(host, port) as opened:
+        from specstream_mlx.apps.writing_tools import tools
+        from specstream_mlx.apps.writing_tools.running_servers import announced
+
         from ..serve.app import LOOPBACK, make_app
         from ..serve.run import serve as serve_app
         from ..serve.service import BASE, Service
@@ -107,11 +110,12 @@ def serve(
         limits = {"most_texts": texts, "most_waiting": queue, "kept_tokens": kept_tokens}
         named = _aliases(alias, models)
         service = Service(models, tokenizer, max_tokens, aliases=named, **limits)
-        app = make_app(service, None, api_key, hosts, body_bytes, cors or ())
+        app = make_app(service, None, api_key, hosts, body_bytes, cors or (), tools.cards())
         shown = f"[{host}]" if ":" in host else host
         note(f"Serving {', '.join(models)}")
         note(f"at http://{shown}:{opened.getsockname()[1]}/v1 (Ctrl-C ends it)")
-        serve_app(app, opened)
+        with announced(app.state.service, opened):
+            serve_app(app, opened)
 
 
 def _resident(
@@ -120,17 +124,17 @@ def _resident(
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
-    from ..model_paths import adapter_directory, named_adapters
+    from ..loading.model_paths import adapter_directory, named_adapters
     from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}
     all_named = adapters is None and model is None and not adapter_path
     if adapters is not None:
         named |= adapters_in(adapters)
-    for one in adapter_path or ():
-        name, _, directory = one.partition("=")
+    for given in adapter_path or ():
+        name, _, directory = given.partition("=")
         if not directory.strip():
-            raise UserError(f"--adapter-path is {one!r}, expected NAME=DIR")
+            raise UserError(f"--adapter-path is {given!r}, expected NAME=DIR")
         if name in named:
             raise UserError(f"two adapters are called {name!r}, expected different names")
         named[name] = directory
@@ -150,10 +154,10 @@ def _resident(
 def _aliases(alias: list[str] | None, models: "dict[str, SpeculativeModel]") -> dict[str, str]:
     """Read further names of models."""
     aliases = {}
-    for one in alias or ():
-        name, _, model = one.partition("=")
+    for given in alias or ():
+        name, _, model = given.partition("=")
         if not name or model not in models:
-            raise UserError(f"--alias is {one!r}, expected NAME=MODEL of {', '.join(models)}")
+            raise UserError(f"--alias is {given!r}, expected NAME=MODEL of {', '.join(models)}")
         if name in models or name in aliases:
             raise UserError(f"--alias names {name!r} twice, expected different names")
         aliases[name] = model

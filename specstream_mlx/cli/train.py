@@ -28,7 +28,7 @@ from .options import ModelOptions
 
 if TYPE_CHECKING:
     from ..train.distil import Answering
-    from ..train.run import Run
+    from ..train.run import TrainingRun
     from ..train.start import Start
 
 _IGNORED = {"train": True, "test": False, "fine_tune_type": "lora", "mask_prompt": True}
@@ -59,7 +59,7 @@ class AnswerOptions:
     max_tokens: int = option(256, integer(1), "The most tokens of an answer.")
     temp: float = option(0.0, number(0), "Temperature; 0 (default): the likeliest answer.")
     answers_only: bool = option(
-        False, FLAG, "Write the answers to DIR.training/data and end there, for another trainer."
+        False, FLAG, "Only write the answers, to DIR.training/data, for another trainer."
     )
 
 
@@ -75,13 +75,13 @@ def train(
     config: Path | None = option(
         None, FILE, "YAML of settings, as mlx_lm's.", "--config", "-c", panel="Model and data"
     ),
-    estimate: bool = _flag("Only say what all would take, and write nothing."),
-    no_outcome: bool = _flag("Do not measure at the end what it won."),
+    estimate: bool = _flag("Only estimate time, memory and disk space; write nothing."),
+    no_outcome: bool = _flag("Skip the speed comparison at the end."),
 ) -> None:
     r"""Train streams for a model, on this machine.
 
-    The base answers prompts, its streams learn to foresee such text, and at the end it is measured
-    whether that paid. How long all takes here is said first. Flags are those of mlx_lm.lora.
+    The base answers prompts, and its streams are trained on the answers. The time that this takes
+    is printed first, and the speedup on this machine last. Flags are those of mlx_lm.lora.
 
     Examples:
 
@@ -94,7 +94,7 @@ def train(
         specstream-mlx train --model my-4bit-model --init-adapter my-lora \
             --adapter-path my-adapter
 
-    An adapter for one application, from data of yours:
+    An adapter for one application, from your own data:
 
         specstream-mlx train --model my-4bit-model --mode shared --data tickets
     """
@@ -105,7 +105,7 @@ def train(
     prompts_file = answers.get("prompts", _SELF)
     if prompts_file != _SELF and not Path(prompts_file).exists():
         raise UserError(f"{prompts_file} is missing")
-    from ..loading import load
+    from ..loading.load import load
     from ..train.outcome import measure, texts_of
     from ..train.run import run_directory
     from ..train.start import start_of
@@ -119,8 +119,8 @@ def train(
     else:
         data = Path(checked.data)
         if not data.is_dir():
-            found = "is a file" if data.exists() else "does not exist"
-            raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
+            problem = "is a file" if data.exists() else "does not exist"
+            raise UserError(f"{data} {problem}, expected a directory with train.jsonl in it")
     start = start_of(checked, *load(model_path(checked.model, note)))
     if prompts is not None:
         prompts = _that_fit(start, checked, prompts)
@@ -216,7 +216,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_place(settings: TrainSettings, directory: Path) -> None:
-    """Check that nothing is overwritten but the adapter of a run that is resumed."""
+    """Check that only the adapter of a resumed run is overwritten."""
     from ..train.run import is_adapter, last_checkpoint
 
     target, begun = settings.adapter_path, last_checkpoint(directory).exists()
@@ -254,7 +254,8 @@ def _that_fit(start: "Start", settings: TrainSettings, prompts: list[str]) -> li
 
     template, most = start.streams.config.prompt_template, settings.max_seq_length
     most = min(most, context_length(start.base.config) or most)
-    fit = [one for one in prompts if len(chat_prompt(start.tokenizer, one, template)) < most]
+    lengths = (len(chat_prompt(start.tokenizer, prompt, template)) for prompt in prompts)
+    fit = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length < most]
     if len(fit) < len(prompts):
         note(
             f"{len(prompts) - len(fit)} of {len(prompts)} prompts leave no room for an answer "
@@ -278,11 +279,11 @@ def _estimated(
     prompts: list[str] | None,
     data: Path,
     no_outcome: bool,
-) -> "Run | None":
-    """Say what all that is left to do takes; returns the run if its data are there."""
+) -> "TrainingRun | None":
+    """Print the cost of everything that is left to do; returns the run if its data exist."""
     from ..train.distil import SHIPPED, answers_left, held_out, read_prompts
     from ..train.estimate import Estimate
-    from ..train.run import Run
+    from ..train.run import TrainingRun
 
     run, left, count, how = None, 0, 0, _how(start, settings, answers)
     if settings.data is None:
@@ -298,7 +299,7 @@ def _estimated(
                 estimate.draws(count)
             items = estimate.answers(prompts or read_prompts(SHIPPED), count, left, how)
         if not answers.answers_only:
-            planned = run or Run(settings, start, items, list(held_out(items)))
+            planned = run or TrainingRun(settings, start, items, list(held_out(items)))
             if not planned.is_finished:
                 estimate.training(planned)
             if planned.valid and not no_outcome:
@@ -340,10 +341,10 @@ def _answers(
         raise
 
 
-def _run(start: "Start", settings: TrainSettings, data: Path) -> "Run":
-    """Make the run of a directory's data, from its last checkpoint if it goes on."""
+def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
+    """Make the run of a directory's data, from its last checkpoint if it resumes."""
     from ..train.data import read_split
-    from ..train.run import Run
+    from ..train.run import TrainingRun
 
     template = start.streams.config.prompt_template
     further = settings.max_seq_length, start.base.config["vocab_size"], template
@@ -352,14 +353,14 @@ def _run(start: "Start", settings: TrainSettings, data: Path) -> "Run":
         valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
     else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
-    run = Run(settings, start, training, valid)
+    run = TrainingRun(settings, start, training, valid)
     if settings.resume:
         run.restore(run.last)
     return run
 
 
-def _iterate(run: "Run") -> None:
-    """Run it with a line for every report."""
+def _iterate(run: "TrainingRun") -> None:
+    """Run it, and print a line for every report."""
     from mlx_lm.tuner.callbacks import TrainingCallback
 
     from ..train.run import duration

@@ -1,4 +1,4 @@
-"""The connection between rank 0 and each other rank: decisions one way, signs of life both ways.
+"""The connections between rank 0 and the others: decisions one way, signs of life both ways.
 
 MLX's collectives do not end where a peer hangs or its cable is pulled. So threads here end the
 process when a peer closes its connection without saying so, or is silent for ``SILENCE`` seconds.
@@ -30,7 +30,7 @@ Message = list[Any]
 
 
 def listen(host: str) -> socket.socket:
-    """Open a free port of rank 0, or refuse a host that is none of this machine's."""
+    """Open a free port of rank 0; refuses a host that is not this machine."""
     try:
         return socket.create_server((host, 0))
     except OSError as error:
@@ -48,10 +48,10 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 class Link:
-    """Connections of rank ``own`` by rank: of rank 0 to all others, of another one to rank 0."""
+    """A rank's connections, by the rank of the peer: rank 0 to all others, any other to rank 0."""
 
-    def __init__(self, own: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
-        self._own, self._peers = own, peers
+    def __init__(self, rank: int, peers: dict[int, tuple[socket.socket, IO[bytes]]]):
+        self._rank, self._peers = rank, peers
         self._received: SimpleQueue[Message] = SimpleQueue()
         self._sending = threading.Lock()
         self._ends = False
@@ -60,8 +60,8 @@ class Link:
         for connection, _ in peers.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(SILENCE)
-        for rank, (_, lines) in peers.items():
-            threading.Thread(target=self._watch, args=(rank, lines), daemon=True).start()
+        for peer, (_, lines) in peers.items():
+            threading.Thread(target=self._watch, args=(peer, lines), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         atexit.register(self._at_exit)
 
@@ -69,9 +69,9 @@ class Link:
     def of_first(
         cls, listening: socket.socket, size: int, key: Sequence[int], versions: dict[str, str]
     ) -> "Link":
-        """Wait for all others to connect; those that belong here know ``key``."""
+        """Wait until all others are connected; only they know ``key``."""
         peers: dict[int, tuple[socket.socket, IO[bytes]]] = {}
-        found: dict[int, dict[str, str]] = {}
+        versions_of: dict[int, dict[str, str]] = {}
         until = time.monotonic() + _JOINING
         with listening:
             while len(peers) < size - 1:
@@ -89,9 +89,9 @@ class Link:
                     rank, its_key, its_versions = json.loads(lines.readline(_LONGEST))
                     if its_key == list(key):
                         peers[rank] = connection, lines
-                        found[rank] = its_versions
+                        versions_of[rank] = its_versions
         link = cls(0, peers)
-        for rank, its_versions in found.items():
+        for rank, its_versions in versions_of.items():
             for name, version in versions.items():
                 if its_versions.get(name) != version:
                     link.send(["gone", None])
@@ -109,7 +109,7 @@ class Link:
         return cls(rank, {0: (connection, connection.makefile("rb"))})
 
     def send(self, message: Message) -> None:
-        """Send a message to all peers; whoever is gone is noticed by the threads."""
+        """Send a message to all peers; the threads notice peers that are gone."""
         line = _line(message)
         with self._sending:
             for connection, _ in self._peers.values():
@@ -121,19 +121,19 @@ class Link:
         return self._received.get()
 
     def _at_exit(self) -> None:
-        """Say that this process ends, or that an exception which nobody caught has ended it."""
+        """Tell the peers that this process ends, or which uncaught exception has ended it."""
         error = getattr(sys, "last_value", None)
         if error is None:
             self._ends = True
             self.send(["end", None])
-        elif self._own:
+        elif self._rank:
             self.send(["failed", str(error) or repr(error)])
         else:  # maybe of a collective, since the other rank's end is noticed there first
             self.send(["gone", None])
             self._tell_failure()
 
     def _tell_failure(self) -> None:
-        """Say once why another rank has ended, if it has said so."""
+        """Print, once, why another rank has ended, if it sent a reason."""
         sentence, self._failure = self._failure, None
         if sentence is not None:
             _print(sentence)
@@ -144,14 +144,14 @@ class Link:
             time.sleep(_BEAT)
 
     def _watch(self, rank: int, lines: IO[bytes]) -> None:
-        """Read what a peer sends, up to its end."""
+        """Read messages of a peer until its connection ends."""
         reason = "its process has ended"
         try:
             while line := lines.readline(_LONGEST):
                 kind, value = json.loads(line)
                 if kind == "end":
                     self.ended.append(rank)
-                    if self._own:  # rank 0 has said all that there is to say
+                    if self._rank:  # rank 0 has said all that there is to say
                         time.sleep(SILENCE)
                         os._exit(_GONE)
                     return
@@ -170,9 +170,9 @@ class Link:
             pass
         if self._ends:
             return
-        if not self._own:
+        if not self._rank:
             self.send(["gone", None])
-        if self._own <= 1:  # of several that may be left, one says why
+        if self._rank <= 1:  # of several that may be left, one says why
             _print(f"rank {rank} is gone ({reason}), so the other ranks end too")
         os._exit(_GONE)
 

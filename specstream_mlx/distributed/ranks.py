@@ -44,8 +44,8 @@ class Ranks:
     def share(self, array: mx.array) -> mx.array:
         """Return rank 0's array, of one shape and dtype on all ranks, as a part of the graph."""
         # The other ranks compute theirs too, so that collectives stay in one order.
-        own = array if self.is_first else mx.depends(mx.zeros_like(array), array)
-        return mx.distributed.all_sum(own, group=self.group)
+        summand = array if self.is_first else mx.depends(mx.zeros_like(array), array)
+        return mx.distributed.all_sum(summand, group=self.group)
 
     def send(self, kind: str, value: Any = None) -> None:
         """Send a value of JSON to all others, without waiting for them; only rank 0 does."""
@@ -56,11 +56,14 @@ class Ranks:
 
     def receive(self, kind: str) -> Any:
         """Wait for what rank 0 sends."""
-        found, value = self._link.receive()
-        while found == _STEP and value is None and kind != _STEP:
-            found, value = self._link.receive()  # the steps before, which this rank has left too
-        if found != kind:
-            raise UserError(f"rank 0 went on with {found!r}, expected {kind!r}: the ranks disagree")
+        received, value = self._link.receive()
+        while received == _STEP and value is None and kind != _STEP:
+            # These are the steps before, which this rank has left too.
+            received, value = self._link.receive()
+        if received != kind:
+            raise UserError(
+                f"rank 0 went on with {received!r}, expected {kind!r}: the ranks disagree"
+            )
         return value
 
     def same(self, value: Any) -> Any:
@@ -77,11 +80,11 @@ class Ranks:
             raise UserError(f"{what} is {value} on rank {self.rank}, expected {first} as on rank 0")
 
     def failed(self, sentence: str) -> None:
-        """Let rank 0 say to the user that this rank cannot go on."""
+        """Let rank 0 tell the user that this rank cannot continue."""
         self._link.send(["failed", sentence])
 
     def _connected(self) -> Link:
-        """Connect to the other ranks; the port and a key travel by MLX's own means."""
+        """Connect to the other ranks; MLX's collectives carry the port and a key."""
         versions = {name: version(name) for name in _PACKAGES}
         if self.is_first:
             host = _address_of_first()

@@ -91,15 +91,15 @@ class Sharded(nn.Module):
         return layer
 
 
-class Columns(Sharded, AllToShardedLinear):
+class ColumnShardedLinear(Sharded, AllToShardedLinear):
     DIVIDED = "lora_b", 1
 
 
-class QuantizedColumns(Sharded, QuantizedAllToShardedLinear):
+class QuantizedColumnShardedLinear(Sharded, QuantizedAllToShardedLinear):
     DIVIDED = "lora_b", 1
 
 
-class RowsLoRALinear(LoRALinear):
+class RowShardedLoRALinear(LoRALinear):
     """A LoRA layer around one that is divided by rows; it has no dropout."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -109,16 +109,16 @@ class RowsLoRALinear(LoRALinear):
         return whole + linear["bias"] if "bias" in linear else whole
 
 
-class Rows(Sharded, ShardedToAllLinear):
-    DIVIDED, LORA = ("lora_a", 0), RowsLoRALinear
+class RowShardedLinear(Sharded, ShardedToAllLinear):
+    DIVIDED, LORA = ("lora_a", 0), RowShardedLoRALinear
 
     def summand(self, x: mx.array) -> mx.array:
         """Return this rank's summand of the output, without bias."""
         return x @ self["weight"].T
 
 
-class QuantizedRows(Sharded, QuantizedShardedToAllLinear):
-    DIVIDED, LORA = ("lora_a", 0), RowsLoRALinear
+class QuantizedRowShardedLinear(Sharded, QuantizedShardedToAllLinear):
+    DIVIDED, LORA = ("lora_a", 0), RowShardedLoRALinear
 
     def summand(self, x: mx.array) -> mx.array:
         return mx.quantized_matmul(
@@ -133,8 +133,8 @@ class QuantizedRows(Sharded, QuantizedShardedToAllLinear):
 
 
 _TAKING_LORA: Kinds = {
-    AllToShardedLinear: Columns,
-    QuantizedAllToShardedLinear: QuantizedColumns,
-    ShardedToAllLinear: Rows,
-    QuantizedShardedToAllLinear: QuantizedRows,
+    AllToShardedLinear: ColumnShardedLinear,
+    QuantizedAllToShardedLinear: QuantizedColumnShardedLinear,
+    ShardedToAllLinear: RowShardedLinear,
+    QuantizedShardedToAllLinear: QuantizedRowShardedLinear,
 }

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..engine.guess import StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, Plan, Verified
-from .rule_report import Seen
+from .draft_stats import DraftStats
 
 
 @runtime_checkable
@@ -13,8 +13,8 @@ class Planner(Protocol):
     """A planner of the steps of one sequence, one after the other."""
 
     @property
-    def seen(self) -> Seen | None:
-        """What has been seen of the text so far, if the planner keeps count."""
+    def draft_stats(self) -> DraftStats | None:
+        """Counts of the text so far, if the planner keeps them."""
         return None
 
     def first(self, root: int) -> Plan:
@@ -29,7 +29,7 @@ class Planner(Protocol):
         """Plan the step after the newest token, ``root``, given the streams' guesses after it."""
 
     def share_pass(self, count: int) -> Any:
-        """Weigh passes of ``count`` sequences; returns their ``cost.BatchCosts``, if it does."""
+        """Plan for passes of ``count`` sequences; returns their ``BatchCosts``, if it uses any."""
         return None
 
     def finish(self) -> None:

@@ -82,7 +82,7 @@ def best_nodes(children: Children, size: int | None, threshold: float | None = N
 
 
 def with_paths(nodes: Sequence[Node], paths: Sequence[Path]) -> list[Node]:
-    """Append the nodes of some paths that are not there yet; their probabilities count as none."""
+    """Append the missing nodes of some paths, with probability 0."""
     nodes = list(nodes)
     if not paths:
         return nodes

@@ -27,7 +27,7 @@ _LEAST = 1e-9
 
 
 def averaged(average: float, count: int, value: float, memory: int) -> tuple[float, int]:
-    """Take a value into an average of ``count`` values, of which it then is one of ``memory``."""
+    """Update an average of ``count`` values by one more; at most ``memory`` values count."""
     count = min(count + 1, memory)
     return average + (value - average) / count, count
 
@@ -40,11 +40,11 @@ class HitRates:
         self._known: dict[Hashable, tuple[float, int]] = {}  # rate, and the guesses it counts as
 
     def __getitem__(self, kind: Hashable) -> float:
-        """Return a kind's rate, above 0: one that is always wrong underflows in the end."""
+        """Return a kind's rate, which is never 0, even if a kind is always wrong."""
         return max(self._known.get(kind, (self._prior(kind), 0))[0], _LEAST)
 
     def judge(self, kind: Hashable, right: bool) -> None:
-        """Take in whether a guess was right."""
+        """Record whether a guess was right."""
         rate, weight = self._known.get(kind, (self._prior(kind), PRIOR_WEIGHT))
         # A bounded weight lets the average follow a text that changes.
         more = min(weight + 1, LOOKUP_MEMORY)
@@ -52,14 +52,14 @@ class HitRates:
 
 
 class Backoff:
-    """The pauses of a proposer that was not worth its time, each longer than the one before."""
+    """Exponential backoff for a proposer that does not pay."""
 
     def __init__(self) -> None:
         self._gain, self._rounds = 0.0, 0
         self._left, self._span, self._due = 0, 1, False
 
     def note(self, gain: float) -> None:
-        """Take in how many tokens a round of guesses was right about."""
+        """Record how many tokens a round of guesses got right."""
         self._gain, self._rounds = averaged(self._gain, self._rounds, gain, GAIN_MEMORY)
 
     def begin(self, cost: float) -> bool:

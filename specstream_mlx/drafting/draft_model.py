@@ -23,7 +23,7 @@ from ..engine.verify.rule import VerifyRule
 from ..errors import UserError, shown
 from ..hardware import running
 from ..hardware.weights import parameter_bytes
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import text_limit
 from .best_first import LEAST
 from .calibration import Backoff, StreamAverages
@@ -38,15 +38,15 @@ _HITS = 0.7  # of a level's best guesses, until the text has shown it
 class DraftModel(Proposer):
     """A second model, which guesses up to ``most`` tokens after the sequence.
 
-    A level is drafted only if its tokens may be worth the pass; not worth its passes, it pauses.
+    A level is drafted only if its tokens may be worth the pass. If passes do not pay, it pauses.
     """
 
     def __init__(self, draft: Any, most: int, material: Material):
         target = material.model
         assert target is not None  # packages have no draft model
         self._reader = _Reader(draft, target.config["vocab_size"])
-        own = parameter_bytes(_parts(draft)[0])
-        self._share = own / parameter_bytes(target.model)  # of a plain step, until one was timed
+        size = parameter_bytes(_parts(draft)[0])
+        self._share = size / parameter_bytes(target.model)  # of a plain step, until one was timed
         self._rule = material.rule or VerifyRule()
         self._most, self._width, self._nodes = most, material.width, material.nodes
         self._unread = list(material.prompt)
@@ -83,7 +83,7 @@ class DraftModel(Proposer):
         return spent
 
     def _grown(self, price: Price) -> dict[Path, Guesses]:
-        """Let the model read what is new and guess, level by level."""
+        """Let the model read the new tokens and guess, level by level."""
         started = time.perf_counter()
         long = len(self._unread) > _CHUNK
         logits = self._reader.read(self._unread)
@@ -91,7 +91,7 @@ class DraftModel(Proposer):
         if long:  # a prompt's cost is no guess's
             mx.eval(logits)
             started = time.perf_counter()
-        found: dict[Path, Guesses] = {}
+        by_path: dict[Path, Guesses] = {}
         least = LEAST if price.rate else -math.inf
         level, scores = [()], {(): 0.0}  # type: list[Path], dict[Path, float]
         drafted: list[float] = []
@@ -99,11 +99,11 @@ class DraftModel(Proposer):
             if depth:
                 logits = self._reader.branch(level)
             guesses = self._ranked(logits, depth)
-            found |= dict(zip(level, guesses, strict=True))
+            by_path |= dict(zip(level, guesses, strict=True))
             scores = {
                 (*path, token): scores[path] + score
                 for path in level
-                for token, score in found[path]
+                for token, score in by_path[path]
                 if scores[path] + score >= least
             }
             drafted += scores.values()
@@ -117,7 +117,7 @@ class DraftModel(Proposer):
         before = seconds / passes if self._seconds is None else self._seconds
         self._seconds = before + (seconds / passes - before) / 4
         self._cost = passes * self._pass_cost(price)
-        return found
+        return by_path
 
     def _goes_on(self, level: Sequence[float], drafted: Sequence[float], price: Price) -> bool:
         """Whether another pass, after the paths of a level, may be worth it."""
@@ -137,7 +137,7 @@ class DraftModel(Proposer):
         tokens, log_probs = self._rule.rank_drafts(logits, place, self._width)
         mx.eval(tokens, log_probs)
         rows = zip(np.array(tokens), np.array(log_probs), strict=True)
-        return [list(zip(one.tolist(), scores.tolist(), strict=True)) for one, scores in rows]
+        return [list(zip(ids.tolist(), scores.tolist(), strict=True)) for ids, scores in rows]
 
 
 class _PathGuesses(StreamGuesses):
@@ -168,7 +168,7 @@ class _Reader:
         self._rows: list[Path] = []  # drafted paths after the committed rows
 
     def has_room(self, tokens: int) -> bool:
-        """Whether so many more tokens have positions; where these are learned, they end."""
+        """Whether there are positions for so many more tokens; learned positions are limited."""
         return self._limit is None or self._caches[0].offset + tokens <= self._limit
 
     def read(self, tokens: Sequence[int]) -> mx.array:
@@ -199,7 +199,7 @@ class _Reader:
         return [UncommittedRows(cache, rows, skip=skip) for cache in self._caches]
 
     def _ids(self, tokens: Sequence[int]) -> mx.array:
-        """Return token ids (1, n); a token that only the target knows is read as another one."""
+        """Return token ids (1, n); a token that only the target has is replaced by another one."""
         return mx.array([[token if token < self._known else 0 for token in tokens]], mx.int32)
 
 

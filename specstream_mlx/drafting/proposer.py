@@ -1,4 +1,4 @@
-"""What proposes next tokens besides the streams: one ``Proposer`` for each sequence."""
+"""Proposers, which suggest tokens in addition to the streams: one ``Proposer`` per sequence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 from ..engine.guess import Guesses, Path
 from ..engine.plan import Verified
 from ..engine.verify.rule import VerifyRule
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 
 MOST_NODES = 16  # of a step, the root included; 8 bring less (studied)
 WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a full tree be?"
@@ -15,7 +15,7 @@ WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a f
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All that the proposers of one sequence may be made of."""
+    """Everything that a proposer of one sequence may use."""
 
     prompt: Sequence[int]
     model: SpeculativeModel | None = None  # None: it is elsewhere, in a package
@@ -26,7 +26,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Price:
-    """What the time of a proposer's guesses is worth."""
+    """The value of the time that a proposer's guesses take."""
 
     rate: float = 0.0  # tokens that a plain step's time brings
     row: float = 0.0  # those that a further node's does
@@ -37,7 +37,7 @@ FREE = Price()  # in trees of a given shape: they are filled, whatever it takes
 
 
 class Proposer(Protocol):
-    """A source of next tokens of one text; all but the first two methods may stay as they are."""
+    """A source of next tokens of one text; only the first two methods must be overridden."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Read the tokens that were written since the last call, the newest last."""
@@ -57,7 +57,7 @@ class Proposer(Protocol):
         return
 
     def required(self) -> Sequence[Path]:
-        """List paths that the tree must hold for this proposer's sake, likely or not."""
+        """List paths that the tree must contain because this proposer needs them."""
         return ()
 
     def spent(self) -> float:
@@ -65,7 +65,7 @@ class Proposer(Protocol):
         return 0.0
 
     def finish(self) -> None:
-        """Keep what is to outlive the text, which has ended or was broken off."""
+        """Keep results for later texts; this one has ended or was cancelled."""
         return
 
 

@@ -27,13 +27,13 @@ from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool
+from .draft_stats import DraftStats
 from .ngram import Lookup
 from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
-from .rule_report import Seen
 from .settings import USUAL, Guessing, Proposers
 from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
 
@@ -69,7 +69,7 @@ class History:
         return max(1.0, self.tokens / self.time)
 
     def begin(self) -> None:
-        """Let recent steps be those of a text that begins."""
+        """Begin the averages of a new text."""
         part = min(1.0, RATE_WEIGHT / self.tokens)
         self.tokens, self.time = self.tokens * part, self.time * part
 
@@ -103,9 +103,9 @@ def _plans(streams: Guessing, width: int) -> dict[Place, Callable[[DraftTree], P
     if isinstance(streams, HeadConfig):
         return plans | {"head": partial(run, place="head", width=width)}
     if streams.mode == "shared":
-        beside = partial(run, place="beside")
-        return {"none": beside, "beside": partial(beside, width=width)}
-    return plans | {"beside 1": partial(run, place="beside", width=width, beside=1)}
+        everywhere = partial(run, place="nodes")
+        return {"none": everywhere, "nodes": partial(everywhere, width=width)}
+    return plans | {"one node": partial(run, place="nodes", width=width, stream_nodes=1)}
 
 
 class RulePlanner(Planner):
@@ -132,9 +132,9 @@ class RulePlanner(Planner):
         self._measures = self._turn = False  # whether the planned step is timed, the next may be
         self._count = 1  # sequences of the next pass
         self._share: Share | None = None  # of it, where there are several
-        self._seen = Seen()
+        self._draft_stats = DraftStats()
         if self._stream_place is not None:
-            self._seen.guesser = "draft head" if self._stream_place == "head" else "streams"
+            self._draft_stats.guesser = "draft head" if self._stream_place == "head" else "streams"
         history.begin()
         history.costs.refresh()
 
@@ -148,7 +148,7 @@ class RulePlanner(Planner):
         self.averages.accept(tokens)
         place, nodes = self.place_of(plan), len(plan.tree)
         self._plain_run = self._plain_run + 1 if place == "plain" else 0
-        self._seen.steps += 1
+        self._draft_stats.steps += 1
         if place == self._stream_place:
             self._note_guessing(nodes)
             self._allowance -= self._owed
@@ -161,7 +161,7 @@ class RulePlanner(Planner):
             measured = place != "plain" or self._plain_run >= 2
             if measured:
                 costs.note(max(seconds - spent, 1e-9))
-                self._cost = {one: costs.curve.relative(one) for one in self._places}
+                self._cost = {place: costs.curve.relative(place) for place in self._places}
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured and self._share is None:
             curve = costs.curve
@@ -183,46 +183,46 @@ class RulePlanner(Planner):
         self._share = self._share_of(nodes)
         if guesses.depth and self._stream_place is not None:
             without = self._likeliest(pool(self._proposers))
-            best, alone = (max(self._choices(one).values()) for one in (nodes, without))
+            best, alone = (max(self._choices(drafts).values()) for drafts in (nodes, without))
             gain = max(0.0, best[0] - alone[0])
-            self._seen.worth += gain
+            self._draft_stats.worth += gain
             history = self.history
             self.value, self._valued = averaged(self.value, self._valued, gain, VALUE_MEMORY)
             history.value, history.valued = averaged(
                 history.value, history.valued, gain, HISTORY_VALUE_MEMORY
             )
         self._measures, self._owed = False, 0.0
-        job = self.history.costs.wanted()
-        if job is not None and self._turn and job[0] in self._places:
-            self._measures, drafts = True, job[1] - 1
+        kind = self.history.costs.wanted()
+        if kind is not None and self._turn and kind[0] in self._places:
+            self._measures, drafts = True, kind[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
-            return self._plans[job[0]](tree_of(root, timed))
+            return self._plans[kind[0]](tree_of(root, timed))
         place, count = self._chosen(nodes)
         return self._plans[place](tree_of(root, with_paths(nodes[:count], paths)))
 
     @property
-    def seen(self) -> Seen:
+    def draft_stats(self) -> DraftStats:
         curve, averages = self.history.costs.curve, self.averages
-        lookups = [one for one in self._proposers if isinstance(one, Lookup)]
+        lookups = [lookup for lookup in self._proposers if isinstance(lookup, Lookup)]
         return replace(
-            self._seen,
+            self._draft_stats,
             timed=None if curve.spread is None else "busy" if curve.busy else "quiet",
             right=averages.right,
             guessed=averages.judged,
-            lookup_right=sum(one.right for one in lookups),
-            lookup_guessed=sum(one.judged for one in lookups),
+            lookup_right=sum(lookup.right for lookup in lookups),
+            lookup_guessed=sum(lookup.judged for lookup in lookups),
         )
 
     def _note_guessing(self, nodes: int) -> None:
-        """Take in what the guesses of a step of so many nodes took."""
+        """Record the cost of the guesses of a step of so many nodes."""
         assert self._stream_place is not None
         rate, costs = self._prices()
         without: Place = "plain" if nodes == 1 and "plain" in self._places else "none"
         nodes = min(nodes, MOST_ROWS)
         more = costs[self._stream_place][nodes] - costs[without][nodes]
-        self._seen.guessing += 1
-        self._seen.cost += more / costs[self._places[0]][1]
-        self._seen.price += more * rate
+        self._draft_stats.guessing += 1
+        self._draft_stats.cost += more / costs[self._places[0]][1]
+        self._draft_stats.price += more * rate
 
     def share_pass(self, count: int) -> BatchCosts:
         self._count = count
@@ -254,9 +254,9 @@ class RulePlanner(Planner):
         return list(islice(likeliest(children, LEAST), count))
 
     def _chosen(self, nodes: Sequence[Node]) -> tuple[Place, int]:
-        """Choose the best, or that in which streams run if the allowance is enough for it."""
+        """Choose the best place, or the streams' place if the allowance covers the loss."""
         choices = self._choices(nodes)
-        place = max(choices, key=lambda one: choices[one][0])
+        place = max(choices, key=lambda name: choices[name][0])
         if self._stream_place is not None:
             # All sequences of a pass wait for the guesses, and get some.
             loss = self._count * (choices[place][0] - choices[self._stream_place][0])
@@ -268,7 +268,7 @@ class RulePlanner(Planner):
         """Return r, and the costs by place and nodes, of the next pass."""
         if self._share is None:
             return self.history.rate, self._cost
-        costs = {one: self._share.costs[one == self._stream_place] for one in self._places}
+        costs = {place: self._share.costs[place == self._stream_place] for place in self._places}
         return self._share.rate, costs
 
     def _choices(self, nodes: Sequence[Node]) -> dict[Place, tuple[float, int]]:
@@ -290,7 +290,7 @@ class RulePlanner(Planner):
                     continue
                 value = tokens - rate * cost[place][min(count + required + 1, MOST_ROWS)]
                 if place == self._stream_place:
-                    value += self.value * (max(last) if place == "beside 1" else 1.0)
+                    value += self.value * (max(last) if place == "one node" else 1.0)
                 if value > choices[place][0]:
                     choices[place] = value, count
         return choices
@@ -332,9 +332,9 @@ def rule_planner(
     rule: VerifyRule | None = None,
 ) -> RulePlanner:
     """Make a sequence's planner by the rule, with the history of this model and adapter."""
-    own = [make(Material(prompt, model, rule)) for make in proposers.makers]
+    made = [make(Material(prompt, model, rule)) for make in proposers.makers]
     history, vocab_size = history_of(model, quantization), model.config["vocab_size"]
-    return RulePlanner(history, model.guessing, vocab_size, own)
+    return RulePlanner(history, model.guessing, vocab_size, made)
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings of drafts: what proposes, the tree's shape, pruning, and where the streams run."""
+"""Settings of drafts: the proposers, the tree's shape, pruning, and where the streams run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -20,7 +20,7 @@ Guessing = StreamConfig | HeadConfig | None  # what guesses besides proposers
 
 
 def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
-    """List what makes the proposers of a text; ``looks_up``: whether lookup is usual here."""
+    """List functions that make a text's proposers; ``looks_up``: whether lookup is the default."""
     makers = list[MakeProposer](options.proposers)
     if options.draft_model is not None:
         makers.insert(0, partial(DraftModel, options.draft_model, options.num_draft_tokens))
@@ -31,7 +31,7 @@ def _makers(options: ProposerOptions, looks_up: bool) -> list[MakeProposer]:
 
 @dataclass(frozen=True)
 class Proposers(ProposerOptions):
-    """What proposes besides the streams, where the rule decides how much is drafted."""
+    """The proposers besides the streams, if the rule decides how much is drafted."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -80,10 +80,10 @@ class DraftSettings(DraftOptions):
     def placement(self, streams: Guessing) -> StreamPlace:
         if streams is None or not (streams.mode == "shared" or self.speculates):
             return "none"
-        return "head" if isinstance(streams, HeadConfig) else "beside"
+        return "head" if isinstance(streams, HeadConfig) else "nodes"
 
     def streams_run(self, streams: StreamConfig | HeadConfig) -> int:
-        """Count the streams that run, if any do; no stream sees a later one, so the last may go."""
+        """Count the streams that run, if any; the last ones may be left out, as none sees them."""
         if streams.mode == "shared" or self.num_streams is None:
             return streams.num_streams
         return min(self.num_streams, streams.num_streams)
@@ -101,7 +101,7 @@ class DraftSettings(DraftOptions):
             streams=count,
             width=self.tree_width if self.speculates else 0,
             expand=self.expansion(guessing) if self.speculates else (),
-            beside=self.stream_nodes,
+            stream_nodes=self.stream_nodes,
             keep=self.max_nodes,
             threshold=self.prune_threshold,
         )
@@ -195,18 +195,18 @@ def chosen_drafts(verify: object, **given: Any) -> DraftSettings | Proposers | N
 
 
 def names_of(settings: DraftSettings | Proposers) -> list[str]:
-    """Name what proposes besides the streams."""
+    """Name the proposers besides the streams."""
     made: list[Any] = [getattr(make, "func", make) for make in settings.makers]  # of partials
     names: dict[Any, str] = {Lookup: "lookup", DraftModel: "draft-model"}
-    return [names.get(one) or str(getattr(one, "__name__", "another")) for one in made]
+    return [names.get(maker) or str(getattr(maker, "__name__", "another")) for maker in made]
 
 
 def describe(settings: DraftSettings | Proposers, guessing: str | None) -> str:
     """Describe drafts in a few words; ``guessing``: streams or a head, where there is one."""
-    names, words = names_of(settings), "what is worth most, step by step"
+    names, words = names_of(settings), "adaptive"
     if guessing and (isinstance(settings, Proposers) or settings.speculates):
         names.insert(0, guessing)
     if isinstance(settings, DraftSettings):
         size, width = settings.tree_size, settings.tree_width
         words = f"best-first, {size} nodes" if size else f"trees of width {width}"
-    return f"{words}, of {' and '.join(names)}" if names else "no drafts"
+    return f"{words}, from {' and '.join(names)}" if names else "no drafts"

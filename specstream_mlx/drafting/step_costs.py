@@ -25,13 +25,13 @@ RATE_MEMORY = 128.0  # tokens that r averages: from 32 to 512 within 2% (studied
 BATCH_MEMORY = 64  # passes of several after which times of another number of rows are forgotten
 BATCH_TIMES = 5  # latest times of passes of several sequences for each number of rows
 
-Place = Literal["plain", "none", "beside 1", "beside", "head"]
+Place = Literal["plain", "none", "one node", "nodes", "head"]
 """The place where a step's streams guess: nowhere, in a pipelined plain step without drafts
-(``plain``) or in one that verifies a tree (``none``); beside the likeliest node (``beside 1``); or
-beside every node (``beside``). Shared streams run in ``none`` too, but make no guesses. In ``head``
+(``plain``) or in one that verifies a tree (``none``); at the likeliest node (``one node``); or at
+every node (``nodes``). Shared streams run in ``none`` too, but make no guesses. In ``head``
 a draft head guesses after the accepted node."""
 
-Job = tuple[Place, int]  # a place and the number of nodes of a step to be timed
+StepKind = tuple[Place, int]  # a place and the number of nodes of a step to be timed
 Line = tuple[float, float]  # seconds that all rows of a pass share, and seconds of each row
 
 _SIZES = (1, 2, 4, 8, MOST_NODES)
@@ -44,8 +44,8 @@ _AGAIN_AFTER = 600.0
 _TYPICAL: dict[Place, tuple[float, ...]] = {
     "plain": (1.0,),
     "none": (1.17, 1.35, 1.6, 1.9, 2.2),
-    "beside 1": (1.9, 2.0, 2.1, 2.3, 2.7),
-    "beside": (1.25, 1.4, 1.7, 1.95, 2.5),
+    "one node": (1.9, 2.0, 2.1, 2.3, 2.7),
+    "nodes": (1.25, 1.4, 1.7, 1.95, 2.5),
     "head": (1.9, 2.0, 2.1, 2.3, 2.7),
 }
 
@@ -66,7 +66,7 @@ class CostCurve:
 
     @property
     def busy(self) -> bool:
-        """True if timings were so far apart that the machine must have been busy otherwise."""
+        """True if timings differed so much that other processes must have been running."""
         return self.spread is not None and self.spread > _BUSY
 
     def seconds(self, place: Place, nodes: int) -> float:
@@ -93,8 +93,9 @@ class CostCurve:
         if not self.busy:
             return steps
         # No cost is below the typical one: too low does more harm than too high.
-        typical = CostCurve({one: _typical(one) for one in self.points})
-        return [max(one, typical.seconds(place, n) / typical.plain) for n, one in enumerate(steps)]
+        typical = CostCurve({name: _typical(name) for name in self.points})
+        least = (typical.seconds(place, n) / typical.plain for n in range(len(steps)))
+        return [max(pair) for pair in zip(steps, least, strict=True)]
 
     def state(self) -> str:
         """Say when the curve was measured, and whether the machine was quiet."""
@@ -115,10 +116,10 @@ class StepCosts:
         sizes: dict[Place, tuple[int, ...]] = dict.fromkeys(places, _SIZES)
         if "plain" in places:
             sizes |= {"plain": (1,), "none": _SIZES[1:]}
-        self._jobs = [(place, size) for place in places for size in sizes[place]]
-        self._timings: list[tuple[Job, float]] = []
+        self._kinds = [(place, size) for place in places for size in sizes[place]]
+        self._timings: list[tuple[StepKind, float]] = []
         self._saved, self._order = 0, random.Random(0)
-        self._left: list[Job] = []
+        self._left: list[StepKind] = []
         self.curve = CostCurve({place: _typical(place) for place in places})
         known = user_cache.read(path)
         if known.get("facts") == facts:
@@ -129,24 +130,24 @@ class StepCosts:
         """Measure again if the machine was busy the last time, some minutes ago."""
         old = time.time() - self.curve.measured > _AGAIN_AFTER
         if self.curve.busy and old and not self._timings:
-            self._left = list(self._jobs)
+            self._left = list(self._kinds)
 
-    def wanted(self) -> Job | None:
+    def wanted(self) -> StepKind | None:
         """The step to be timed next; ``None``: no timing is left to take."""
         if not self._left and self.curve.spread is None:
-            self._left = list(self._jobs)
+            self._left = list(self._kinds)
         return self._left[0] if self._left else None
 
     def note(self, seconds: float) -> None:
-        """Take the time of the step that was ``wanted``."""
+        """Record the time of the step that was ``wanted``."""
         self._timings.append((self._left.pop(0), seconds))
         if self._left:
             return
         spent = sum(seconds for _, seconds in self._timings)
-        rounds = len(self._timings) // len(self._jobs)
+        rounds = len(self._timings) // len(self._kinds)
         if rounds < _ROUNDS and spent * (1 + 1 / rounds) < _SECONDS:
             # A random order, so that no slowdown falls on the same point in every round.
-            self._left = self._order.sample(self._jobs, len(self._jobs))
+            self._left = self._order.sample(self._kinds, len(self._kinds))
             return
         curve, before = _curve(self._timings, time.time()), self.curve.spread
         worse = before is not None and curve.spread is not None and curve.spread > before
@@ -164,8 +165,10 @@ class StepCosts:
         user_cache.write(self._path, values)
 
     def _restore(self, known: dict[str, Any]) -> None:
-        """Take over a file's curve and timings, or raise a ``ValueError`` or such."""
+        """Restore a file's curve and timings; raises a ``ValueError`` or similar if it cannot."""
         curve, timings = known.get("curve"), known["timings"]
+        if any((place, n) not in self._kinds for (place, n), _ in timings):
+            raise ValueError("an earlier version named the places otherwise")
         if curve is not None:
             spread, measured = float(curve["spread"]), float(curve["measured"])
             points = {
@@ -176,9 +179,9 @@ class StepCosts:
                 raise ValueError("a step takes no time")
             self.curve = CostCurve(points, spread, measured)
         self._timings = [((place, int(n)), float(s)) for (place, n), s in timings]
-        rounds = len(timings) // len(self._jobs)
-        begun = {job for job, _ in self._timings[rounds * len(self._jobs) :]}
-        self._left = [job for job in self._jobs if job not in begun] if timings else []
+        rounds = len(timings) // len(self._kinds)
+        begun = {kind for kind, _ in self._timings[rounds * len(self._kinds) :]}
+        self._left = [kind for kind in self._kinds if kind not in begun] if timings else []
         self._saved = len(timings)
 
 
@@ -186,16 +189,16 @@ def _typical(place: Place) -> tuple[tuple[int, float], ...]:
     return tuple(zip(_SIZES, _TYPICAL[place], strict=False))
 
 
-def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
+def _curve(timings: Sequence[tuple[StepKind, float]], now: float) -> CostCurve:
     """Compute the curve from rounds of timings, each divided by its round's median slowness."""
-    jobs = len({job for job, _ in timings})
-    rounds = [timings[start : start + jobs] for start in range(0, len(timings), jobs)]
-    steady = _by_job(timings)
+    kinds = len({kind for kind, _ in timings})
+    rounds = [timings[start : start + kinds] for start in range(0, len(timings), kinds)]
+    steady = _by_kind(timings)
     for _ in range(2):
-        usual = {job: statistics.median(seconds) for job, seconds in steady.items()}
-        slowness = [statistics.median(s / usual[job] for job, s in one) for one in rounds]
+        usual = {kind: statistics.median(seconds) for kind, seconds in steady.items()}
+        slowness = [statistics.median(s / usual[kind] for kind, s in round_) for round_ in rounds]
         pairs = zip(rounds, slowness, strict=True)
-        steady = _by_job((job, s / slow) for one, slow in pairs for job, s in one)
+        steady = _by_kind((kind, s / slow) for round_, slow in pairs for kind, s in round_)
     points: dict[Place, list[tuple[int, float]]] = defaultdict(list)
     for place, nodes in sorted(steady):
         points[place].append((nodes, statistics.median(steady[place, nodes])))
@@ -203,11 +206,11 @@ def _curve(timings: Sequence[tuple[Job, float]], now: float) -> CostCurve:
     return CostCurve({place: _ascending(pairs) for place, pairs in points.items()}, spread, now)
 
 
-def _by_job(timings: Iterable[tuple[Job, float]]) -> dict[Job, list[float]]:
-    by_job: dict[Job, list[float]] = defaultdict(list)
-    for job, seconds in timings:
-        by_job[job].append(seconds)
-    return by_job
+def _by_kind(timings: Iterable[tuple[StepKind, float]]) -> dict[StepKind, list[float]]:
+    by_kind: dict[StepKind, list[float]] = defaultdict(list)
+    for kind, seconds in timings:
+        by_kind[kind].append(seconds)
+    return by_kind
 
 
 def _spread(seconds: Sequence[float]) -> float:
@@ -218,7 +221,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _ascending(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Make the values ascend: fewer nodes that seem to take longer were held up by others."""
+    """Make the values ascend: if fewer nodes took longer, another process was the reason."""
     values = [*accumulate((seconds for _, seconds in reversed(points)), min)]
     return tuple((nodes, value) for (nodes, _), value in zip(points, values[::-1], strict=True))
 
@@ -238,7 +241,7 @@ _PRIOR = 1.0  # passes of twice the least rows that the solo steps' cost of a ro
 
 
 class _Passes:
-    """The newest passes of each number of rows, of which a line says what rows cost."""
+    """The newest passes of each number of rows; a line through them gives the cost of a row."""
 
     def __init__(self) -> None:
         self.recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=BATCH_TIMES))
@@ -308,7 +311,7 @@ class BatchCosts:
     def note(
         self, count: int, rows: int, guesses: bool, tokens: int, seconds: float | None
     ) -> None:
-        """Take in a pass of so many sequences and rows, padding included."""
+        """Record a pass of so many sequences and rows, padding included."""
         batch = self._batches[count]
         if seconds is not None:
             batch.passes[guesses].note(rows, seconds)
@@ -318,18 +321,18 @@ class BatchCosts:
         batch.count = batch.count * part + 1
 
     def note_gains(self, count: int, probabilities: Sequence[float]) -> None:
-        """Take in the probabilities of a sequence's nodes but the root, the likeliest first."""
+        """Record the probabilities of a sequence's nodes except the root, the likeliest first."""
         batch, part = self._batches[count], 1 - 1 / RATE_MEMORY
         batch.noted = batch.noted * part + 1
         for place in range(MOST_NODES):
-            own = probabilities[place] if place < len(probabilities) else 0.0
-            batch.gains[place] = batch.gains[place] * part + own
+            probability = probabilities[place] if place < len(probabilities) else 0.0
+            batch.gains[place] = batch.gains[place] * part + probability
 
     def share(self, count: int, solo: tuple[Line, Line]) -> Share:
         """Return the share of one of so many; ``solo``: costs alone, without and with guesses."""
         batch = self._batches[count]
-        lines = [one.line(count, own) for one, own in zip(batch.passes, solo, strict=True)]
-        timed = [bool(one.recent) for one in batch.passes]
+        lines = [times.line(count, alone) for times, alone in zip(batch.passes, solo, strict=True)]
+        timed = [bool(times.recent) for times in batch.passes]
         if timed[0] != timed[1]:  # what was never timed is to the other as with one sequence
             other = int(timed[1])
             ratio = _seconds(solo[1 - other], count) / _seconds(solo[other], count)
@@ -343,7 +346,9 @@ class BatchCosts:
         while nodes < MOST_NODES and batch.gains[nodes - 1] > rate * row * batch.noted:
             nodes += 1
         more = [max(0, n - nodes) * count for n in range(MOST_ROWS + 1)]  # rows of further nodes
-        costs = [[_seconds(one, count * nodes) / count + one[1] * n for n in more] for one in lines]
+        costs = [
+            [_seconds(line, count * nodes) / count + line[1] * n for n in more] for line in lines
+        ]
         return Share(rate, nodes, costs)
 
 

@@ -1,4 +1,4 @@
-"""An mlx-lm model run in stages: embedding, layers i to j, head; the only code that touches one.
+"""An mlx-lm model run in stages: embedding, layers i to j, head; no other module does that.
 
 A step stops below the MSA layers, to prune the tree and to add the streams. So ``BorrowedModel``
 copies the few modules that hold others (the model, the owner of its layers, each layer and its
@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..hardware.cpu import Rotations, shared_rotations
 from ..models.architectures import architecture_of
 from ..models.streams import Streams, rows_of
-from .key_selection import AskingRope
+from .key_selection import QueryCapturingRope
 
 FIRST_HANDED_OVER, HANDED_OVER_EVERY = 1, 6
 """Layers whose output the device computes while the host builds the next ones."""
@@ -56,17 +56,17 @@ class BorrowedModel:
         self._rotations: set[Rotations] = set()  # each pass begins with fresh ones
         self._layers = self._with_positions(model.layers, checkpointed)
         self._root, self._owner = _copies(model)
-        self._middle = Middle(model.layers[0])
-        self._owner["layers"] = [self._middle]
+        self._all_layers = AllLayers(model.layers[0])
+        self._owner["layers"] = [self._all_layers]
         self._holder, self._head_name = self._owner, "embed_tokens"  # where heads are tied
         if "lm_head" in self._root:
             self._holder, self._head_name = self._root, "lm_head"
         if boundaries or (streams is not None and streams.head is not None):
-            self._embedding = _part_beside_layers(self._owner, "embed_tokens")
+            self._embedding = _module_next_to_layers(self._owner, "embed_tokens")
         if boundaries:
-            self._norm = _part_beside_layers(self._owner, self._architecture.norm)
+            self._norm = _module_next_to_layers(self._owner, self._architecture.norm)
         self._stream_mlps: dict[int, StreamMLP] = {}
-        self._asking: dict[int, AskingRope] = {}
+        self._capturing: dict[int, QueryCapturingRope] = {}
         self._drafted: nn.Module | None = None
         self._lm_head: Any = self._holder.get(self._head_name)
         if streams is None:
@@ -101,20 +101,20 @@ class BorrowedModel:
         if config.stream_keys:
             name = _attention_with_rope(number, layer)
             attention = layer[name] = copy(layer[name])
-            attention["rope"] = self._asking[number] = AskingRope(attention)
+            attention["rope"] = self._capturing[number] = QueryCapturingRope(attention)
 
     # The stages ---------------------------------------------------------------------------------
 
     def lower(self, tokens: mx.array, caches: Sequence[Any], last: int) -> mx.array:
         """Run embedding and the first ``last`` layers over tokens (sequences, rows)."""
-        found = []
+        outputs = []
 
         def run(hidden: mx.array) -> mx.array:
-            found.append(self.layers(hidden, caches, last=last))
-            return found[0]
+            outputs.append(self.layers(hidden, caches, last=last))
+            return outputs[0]
 
         self._run(tokens, caches, run)  # norm and head are never computed
-        return found[0]
+        return outputs[0]
 
     def layers(
         self,
@@ -143,8 +143,8 @@ class BorrowedModel:
     def layer(
         self, number: int, hidden: mx.array, cache: Any, main_rows: int | None = None
     ) -> mx.array:
-        if number in self._asking:
-            self._asking[number].ask = getattr(cache, "ask", None)
+        if number in self._capturing:
+            self._capturing[number].ask = getattr(cache, "ask", None)
         if number in self._stream_mlps:
             rows = hidden.shape[1] if main_rows is None else main_rows
             self._stream_mlps[number].main_rows = rows
@@ -166,10 +166,10 @@ class BorrowedModel:
         return self._run(tokens, caches, run, NO_NORM if self.boundaries else None)
 
     def take_features(self) -> tuple[mx.array, ...]:
-        """Return what the last pass without streams kept for ``boundaries``, and let go of it.
+        """Return, and release, the hidden states that the last pass without streams kept.
 
-        These are the inputs of the layers; of the number of layers, the output of the last one; of
-        ``FINAL``, what the head reads.
+        For each of ``boundaries``: the input of that layer; for the number of layers, the output of
+        the last one; for ``FINAL``, the head's input.
         """
         features = tuple(self._features[boundary] for boundary in self.boundaries)
         self._features.clear()
@@ -190,7 +190,7 @@ class BorrowedModel:
         norm: nn.Module | None = None,
         head: nn.Module | None = None,
     ) -> mx.array:
-        self._middle.run = layers
+        self._all_layers.run = layers
         if self.boundaries:
             self._owner[self._architecture.norm] = self._norm if norm is None else norm
         if self._lm_head is not None:
@@ -221,7 +221,7 @@ class BorrowedModel:
         self._drafted = rows
 
     def release_vocabulary(self) -> None:
-        """Let go of the head's rows until the streams guess again."""
+        """Release the head's rows until the streams guess again."""
         self._drafted, self._holder[self._head_name] = None, self._lm_head
 
     def stream_head(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
@@ -236,7 +236,7 @@ class BorrowedModel:
         return self.head(self.early_exit_features(hidden))
 
     def early_exit_features(self, hidden: mx.array) -> mx.array:
-        """Map main rows to what the early exit's norm and head read."""
+        """Map main rows to the input of the early exit's norm and head."""
         return hidden + self._streams.pruner(hidden)
 
 
@@ -257,10 +257,10 @@ def _copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     raise UserError("the model does not hold its layers in one list")
 
 
-def _part_beside_layers(owner: nn.Module, name: str) -> nn.Module:
+def _module_next_to_layers(owner: nn.Module, name: str) -> nn.Module:
     if name not in owner:
         raise UserError(
-            f"the model has no {name} beside its layers, which a draft head or a stream_head of "
+            f"the model has no {name} next to its layers, which a draft head or a stream_head of "
             "'conditioned' reads"
         )
     return owner[name]
@@ -281,7 +281,7 @@ def _attention_with_rope(number: int, layer: nn.Module) -> str:
 # Stand-ins -----------------------------------------------------------------------------------
 
 
-class Middle:
+class AllLayers:
     """Stands for all layers of a model: applies ``run``, and has a layer's attributes."""
 
     run: Callable[[mx.array], mx.array]

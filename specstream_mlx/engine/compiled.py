@@ -21,20 +21,20 @@ from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from .borrowed_model import BorrowedModel
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows
-from .rows import Drafts, Rows
+from .rows import Rows, StepInputs
 from .verify.rule import VerifyRule
 
-Decoder = Any
-"""``step.Decoder``, which stands above: it is run with arrays of a trace in place of its own."""
+AnyDecoder = Any
+"""``step.Decoder``, which is on a floor above; traces run it on their own arrays."""
 
 MOST_TRACES = 32
-"""Traces of a model that are kept; then the one that was not used for longest goes."""
+"""Traces kept for a model; the least recently used one is dropped."""
 
 TRACED_AT = 3
-"""The step of a shape that is traced: tracing takes as long as some ten steps save."""
+"""How often a shape must occur before it is traced: tracing costs what some ten steps save."""
 
 _SPARE = 1.5
-"""Times the room that a pass needs which buffers may have; larger ones are cut."""
+"""How many times larger than necessary buffers may be; larger ones are cut."""
 
 
 def room_for(rows: int) -> int:
@@ -77,7 +77,7 @@ class CompiledSteps:
         return len(self._traces)
 
     def forget(self) -> None:
-        """Drop all traces, since tensors of the model are others now."""
+        """Drop all traces, since the model's tensors have been replaced."""
         self._borrowed: BorrowedModel | None = None
         self._traces: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
         self._seen: Counter[Hashable] = Counter()
@@ -87,49 +87,50 @@ class CompiledSteps:
         counts = self.counts.most_common()
         return ", ".join(f"{count} {how}" for how, count in counts) or "none yet"
 
-    def logits(self, decoder: Decoder, tokens: mx.array) -> mx.array | None:
-        """Run a plain step: logits (sequences, 1, vocab); ``None``: it is to be built in Python."""
+    def logits(self, decoder: AnyDecoder, tokens: mx.array) -> mx.array | None:
+        """Run a plain step: logits (sequences, 1, vocab); ``None``: Python must build it."""
         shape = "plain", len(tokens)
-        return self._run(decoder, 1, shape, lambda own, ids: own.logits_after(ids), tokens)
+        return self._run(decoder, 1, shape, lambda inner, ids: inner.logits_after(ids), tokens)
 
-    def forward(self, decoder: Decoder, drafts: Drafts) -> tuple[Any, ...] | None:
+    def forward(self, decoder: AnyDecoder, inputs: StepInputs) -> tuple[Any, ...] | None:
         """Run moves one to five and the head: nodes' fields, logits, hidden; or ``None``."""
 
-        def forward(own: Decoder, *arrays: Any) -> tuple[Any, ...]:
-            made = own.forward(_with_arrays(drafts, *arrays))
+        def forward(inner: AnyDecoder, *arrays: Any) -> tuple[Any, ...]:
+            made = inner.forward(_with_arrays(inputs, *arrays))
             return tuple(vars(made.nodes).values()), made.logits, made.hidden
 
-        return self._run_trees(decoder, drafts, "forward", forward)
+        return self._run_trees(decoder, inputs, "forward", forward)
 
-    def step(self, decoder: Decoder, drafts: Drafts) -> list[Any] | None:
+    def step(self, decoder: AnyDecoder, inputs: StepInputs) -> list[Any] | None:
         """Run moves one to six, for ``greedy``: each sequence's result by fields, or ``None``."""
-        rules = [VerifyRule() for _ in drafts.plans]
+        rules = [VerifyRule() for _ in inputs.plans]
 
-        def step(own: Decoder, *arrays: Any) -> list[Any]:
-            inside = _with_arrays(drafts, *arrays)
-            results = own.decide(inside, rules, own.forward(inside))
-            return [one.as_fields() for one in results]
+        def step(inner: AnyDecoder, *arrays: Any) -> list[Any]:
+            traced = _with_arrays(inputs, *arrays)
+            results = inner.decide(traced, rules, inner.forward(traced))
+            return [result.as_fields() for result in results]
 
-        return self._run_trees(decoder, drafts, "step", step)
+        return self._run_trees(decoder, inputs, "step", step)
 
     def _run_trees(
-        self, decoder: Decoder, drafts: Drafts, name: str, function: Callable[..., Any]
+        self, decoder: AnyDecoder, inputs: StepInputs, name: str, function: Callable[..., Any]
     ) -> Any:
-        plan, shapes, sees = drafts.plan, drafts.shapes, drafts.sees
-        rows = drafts.tokens.shape[1] if sees is None else sees.shape[1]
+        plan, shapes, sees = inputs.plan, inputs.shapes, inputs.sees
+        rows = inputs.tokens.shape[1] if sees is None else sees.shape[1]
         tables = [shapes.parents, shapes.depths, shapes.ancestors]
         if plan.prunes:
             tables += shapes.inner
-        numbers = [None if one is None else mx.array(one) for one in plan.expand]
-        arrays = drafts.tokens, tables, sees, drafts.beside, numbers
-        sizes = [None if one is None else one.shape for one in (*tables, drafts.beside, *numbers)]
-        plans = plan.streams, plan.width, plan.keep, plan.threshold, *drafts.sizes
+        numbers = [None if ids is None else mx.array(ids) for ids in plan.expand]
+        arrays = inputs.tokens, tables, sees, inputs.stream_nodes, numbers
+        shaped = *tables, inputs.stream_nodes, *numbers
+        sizes = [None if array is None else array.shape for array in shaped]
+        plans = plan.streams, plan.width, plan.keep, plan.threshold, *inputs.sizes
         return self._run(decoder, rows, (name, rows, *plans, *sizes), function, *arrays)
 
     def move(self, layers: Sequence[UncommittedRows], paths: mx.array) -> bool:
         """Write the accepted of the new rows after the committed ones, see ``kv.commit``.
 
-        ``False``: it is to be done in Python.
+        ``False``: Python must do it.
         """
         caches = [rows.cache for rows in layers]
         if not caches or not all(map(_is_known, caches)):
@@ -147,7 +148,7 @@ class CompiledSteps:
 
     def _run(
         self,
-        decoder: Decoder,
+        decoder: AnyDecoder,
         rows: int,
         shape: Sequence[Hashable],
         function: Callable[..., Any],
@@ -168,12 +169,12 @@ class CompiledSteps:
         self.counts["compiled"] += 1
         drafted = decoder.model.drafted_rows  # a copy, which no trace may keep
         tensors = None if drafted is None else drafted.parameters()
-        found, keys, values, new = trace(offset, keys, values, tensors, *arrays)
+        results, keys, values, new = trace(offset, keys, values, tensors, *arrays)
         _replace(caches, keys, values)
         decoder.uncommitted = [UncommittedRows(cache, Rows(0)) for cache in caches]
-        for one, pair in zip(decoder.uncommitted, new, strict=True):
-            one.new = pair
-        return found
+        for rows_of_layer, pair in zip(decoder.uncommitted, new, strict=True):
+            rows_of_layer.new = pair
+        return results
 
     def _trace(
         self, key: Hashable, make: Callable[[], Callable[..., Any]]
@@ -190,7 +191,7 @@ class CompiledSteps:
         self._traces.move_to_end(key)
         return trace
 
-    def _traced(self, decoder: Decoder, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced(self, decoder: AnyDecoder, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._borrowed is None:
             self._borrowed = BorrowedModel(self.model, self.streams, traced=True)
             self._borrowed.release_vocabulary()
@@ -201,16 +202,16 @@ class CompiledSteps:
         def run(
             offset: mx.array, keys: list[Any], values: list[Any], tensors: Any, *arrays: Any
         ) -> Any:
-            own = copy(outside)
+            inner = copy(outside)
             pairs = zip(keys, values, strict=True)
-            layers = [_TracedRows(one, other, offset) for one, other in pairs]
-            own.caches = list[CommittedRows](layers)
+            layers = [_TracedRows(*pair, offset) for pair in pairs]
+            inner.caches = list[CommittedRows](layers)
             model.drafted_rows = None if rows is None else rows.update(tensors)
-            found = function(own, *arrays)
+            results = function(inner, *arrays)
             model.release_vocabulary()
             model.forget_angles()
-            new = [rows.new for rows in own.uncommitted]
-            return found, [one.keys for one in layers], [one.values for one in layers], new
+            new = [rows.new for rows in inner.uncommitted]
+            return results, [rows.keys for rows in layers], [rows.values for rows in layers], new
 
         return mx.compile(run)
 
@@ -223,7 +224,7 @@ def _is_known(cache: Any) -> bool:
 
 
 def _make_room(caches: Sequence[Any], rows: int) -> None:
-    """Let all layers' buffers have a room of ``room_for``, enough of it and not much more."""
+    """Resize all layers' buffers to a size of ``room_for``: large enough, not much larger."""
     first = caches[0]
     committed = first.offset if isinstance(first, KVCache) else max(first.lengths)
     present, least = first.keys.shape[2], room_for(committed + rows)
@@ -243,8 +244,8 @@ def _state(caches: Sequence[Any]) -> tuple[mx.array, list[mx.array], list[mx.arr
 
 
 def _replace(caches: Sequence[Any], keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
-    for cache, one, other in zip(caches, keys, values, strict=True):
-        cache.keys, cache.values = one, other
+    for cache, of_keys, of_values in zip(caches, keys, values, strict=True):
+        cache.keys, cache.values = of_keys, of_values
 
 
 def _moved(
@@ -256,23 +257,24 @@ def _moved(
 ) -> tuple[list[mx.array], list[mx.array]]:
     written = []
     for layer, pair in zip(zip(keys, values, strict=True), new, strict=True):
-        rows = (mx.take_along_axis(one, paths, axis=2) for one in pair)
+        rows = (mx.take_along_axis(array, paths, axis=2) for array in pair)
         written.append(_TracedRows(*layer, offset).write(*rows))
-    return [one for one, _ in written], [other for _, other in written]
+    return [k for k, _ in written], [v for _, v in written]
 
 
 def _with_arrays(
-    drafts: Drafts,
+    inputs: StepInputs,
     tokens: mx.array,
     tables: Sequence[mx.array],
     sees: mx.array | None,
-    beside: mx.array | None,
+    stream_nodes: mx.array | None,
     numbers: Sequence[Any],
-) -> Drafts:
-    """Return drafts whose arrays are those of a trace."""
-    shapes = copy(drafts.shapes)
+) -> StepInputs:
+    """Return inputs whose arrays are those of a trace."""
+    shapes = copy(inputs.shapes)
     shapes.parents, shapes.depths, shapes.ancestors, *inner = tables
     if inner:
         shapes.inner = inner[0], inner[1]
-    plan = replace(drafts.plan, expand=tuple(numbers))
-    return replace(drafts, plan=plan, shapes=shapes, tokens=tokens, sees=sees, beside=beside)
+    plan = replace(inputs.plan, expand=tuple(numbers))
+    inputs = replace(inputs, plan=plan, shapes=shapes, tokens=tokens)
+    return replace(inputs, sees=sees, stream_nodes=stream_nodes)

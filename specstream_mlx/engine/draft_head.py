@@ -1,6 +1,6 @@
-"""Draft heads: what guesses from the target's hidden states, in the place of streams.
+"""Draft heads, which guess from the target's hidden states, instead of streams.
 
-EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
+EAGLE-3's is one (``heads.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
 touch nothing that the target computes. A step stays on the device from the target's pass to the
 guesses: a head knows which nodes were accepted, and how many, as arrays alone. The host says the
 number afterwards, by ``commit``.
@@ -28,7 +28,7 @@ Rank = Callable[[mx.array, mx.array | None, int | None], Candidates]
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What drafting knows of a draft head: fields of ``StreamConfig``'s names mean the same."""
+    """The facts about a draft head that drafting uses; fields mean what ``StreamConfig``'s do."""
 
     kind: str  # its name, such as ``medusa``
     num_streams: int  # the most tokens that it guesses one after the other
@@ -70,10 +70,10 @@ def accepted_rows(
     # Breadth first, a node's ancestors come before it, each in its own depth.
     path = mx.sort(mx.where(on_path, mx.arange(len(tokens)), len(tokens) - 1))[: depth + 1]
     count = on_path.sum()
-    own = tokens[path]
-    after = mx.concatenate([own[1:], own[:1]])
+    accepted = tokens[path]
+    after = mx.concatenate([accepted[1:], accepted[:1]])
     following = mx.where(mx.arange(depth + 1) == count - 1, predictions[last], after)
-    return AcceptedRows(tuple(one[path] for one in features), own, following, count)
+    return AcceptedRows(tuple(rows[path] for rows in features), accepted, following, count)
 
 
 class DraftHead(Protocol):
@@ -142,7 +142,7 @@ class OwnRows:
         return UncommittedRows(self._cache, Rows(positions[None], sees[None]), skip=skip)
 
     def evaluate(self) -> None:
-        """Compute the rows now, which otherwise might wait for many steps."""
+        """Compute the rows now; otherwise they might stay unevaluated for many steps."""
         mx.async_eval(self._cache.keys, self._cache.values)
 
     def commit(self, count: int) -> None:
@@ -158,7 +158,7 @@ STEPS, LEAST = 64, 4
 
 
 class HeadWatch:
-    """Counts how often a head's best guess is right at first, since a wrong head harms no text."""
+    """Counts how often a head's first guesses are right: a wrong head shows in no text."""
 
     def __init__(self, name: str):
         self._name, self._left, self._right = name, STEPS, 0

@@ -1,4 +1,4 @@
-"""Guesses: what streams and draft heads take for the tokens after the next root.
+"""Guesses of streams and draft heads for the tokens after the next root.
 
 Plain streams guess the token of each depth whatever came before it; conditioned ones know the token
 before, and guess one depth after the other, each after the likeliest paths of the one before.
@@ -15,10 +15,10 @@ from ..models.streams import Streams, rows_of
 from .borrowed_model import BorrowedModel
 
 SHORTLIST = 64
-"""Tokens that a conditioned stream scores after each path, where it does not score all."""
+"""How many tokens a conditioned stream scores after each path, if it does not score all."""
 
 WHOLE_HEAD = 4096
-"""Tokens that may be drafted, up to which conditioned streams score all of them after each path."""
+"""The largest draft vocabulary of which conditioned streams score all tokens after each path."""
 
 Guesses = list[tuple[int, float]]
 """Guesses for one token, as (token id, log-probability); no token comes twice."""
@@ -29,7 +29,7 @@ Path = tuple[int, ...]
 Candidates = tuple[mx.array, mx.array]
 """(rows, k) token ids, best first, and their log-probabilities."""
 
-Guess = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
+GuessStream = Callable[[int, mx.array, mx.array], tuple[mx.array, mx.array]]
 """Function of a stream's number, from 0 on, the tokens before it (sequences, paths), and each one's
 path among those of the stream before; returns candidates (sequences, paths, k)."""
 
@@ -149,7 +149,7 @@ def _first(values: mx.array, width: int) -> mx.array:
 
 
 def without_barred(logits: mx.array, barred: mx.array | None) -> mx.array:
-    """Put what ``Streams.barred`` bars (sequences, n) at -inf in logits (sequences, rows, n)."""
+    """Set logits (sequences, rows, n) to -inf where ``Streams.barred`` (sequences, n) says so."""
     return logits if barred is None else logits + barred[:, None].astype(logits.dtype)
 
 
@@ -211,11 +211,11 @@ class Scorer:
         return logits, places if self._vocabulary is None else self._vocabulary[places]
 
     def of_first_paths(self) -> mx.array | None:
-        return None if self._short else mx.stack([one[:, 0] for one in self._whole], axis=1)
+        return None if self._short else mx.stack([logits[:, 0] for logits in self._whole], axis=1)
 
 
 def guess(
-    of_stream: Guess, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
+    guess_stream: GuessStream, token: mx.array, expansion: Sequence[np.ndarray | None], width: int
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Let each stream guess after some of the paths that the streams before it have guessed.
 
@@ -228,7 +228,7 @@ def guess(
     rows = mx.zeros_like(parents)
     levels: list[tuple[mx.array, mx.array, mx.array]] = []
     for stream in range(len(expansion) + 1):
-        tokens, log_probs = of_stream(stream, before, rows)
+        tokens, log_probs = guess_stream(stream, before, rows)
         levels.append((tokens, log_probs, parents))
         if stream == len(expansion):
             break
@@ -249,7 +249,7 @@ def guess(
         missing = most - parents.shape[-1]
         if missing:
             axes = [*[(0, 0)] * (parents.ndim - 1), (0, missing)]
-            tokens, log_probs = (mx.pad(one, [*axes, (0, 0)]) for one in (tokens, log_probs))
+            tokens, log_probs = (mx.pad(a, [*axes, (0, 0)]) for a in (tokens, log_probs))
             parents = mx.pad(parents, axes, constant_values=-1)
         filled.append((tokens, log_probs, parents))
     of_tokens, of_log_probs, of_parents = map(list, zip(*filled, strict=True))

@@ -14,7 +14,7 @@ from .kv import CommittedRows, Fetched, SideBySideKVCache, UncommittedRows
 from .rows import Rows, at
 
 
-class AskingRope:
+class QueryCapturingRope:
     """An MSA layer's rotary embedding that hands the layer's queries to its KV rows.
 
     Layers rotate queries first, then keys. ``ask`` takes the next call's queries and the softcap.
@@ -37,7 +37,7 @@ class AskingRope:
 class SelectingRows(UncommittedRows):
     """The new rows of a layer in which streams select keys: ``main`` rows before streams.
 
-    Each of ``num_streams`` streams at a node of ``beside`` attends to ``count`` main rows.
+    Each of ``num_streams`` streams at a node of ``stream_nodes`` attends to ``count`` main rows.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class SelectingRows(UncommittedRows):
         count: int,
         num_streams: int,
         main: int,
-        beside: mx.array | None,
+        stream_nodes: mx.array | None,
     ):
         super().__init__(cache, rows, map_values)
-        self._count, self._num_streams, self._first, self._beside = count, num_streams, main, beside
+        self._count, self._num_streams, self._first = count, num_streams, main
+        self._stream_nodes = stream_nodes
         if isinstance(cache, SideBySideKVCache):
             assert rows.sees is not None  # as wherever there are streams
             most = cache.columns(rows.sees.shape[-1])
@@ -85,8 +86,8 @@ class SelectingRows(UncommittedRows):
         is_main = mx.arange(mask.shape[-1]) < self._main
         seen = mask[..., first::gamma, :] & is_main
         queries = self._queries[:, :, :first]
-        if self._beside is not None:
-            queries = at(queries.swapaxes(1, 2), self._beside).swapaxes(1, 2)
+        if self._stream_nodes is not None:
+            queries = at(queries.swapaxes(1, 2), self._stream_nodes).swapaxes(1, 2)
         weights = self._weights(queries, keys, seen).reshape(seen.shape)
         least = mx.topk(weights, min(self._count, weights.shape[-1])).min(-1, keepdims=True)
         stays = (weights >= least) | ~is_main

@@ -48,10 +48,10 @@ class SideBySideKVCache:
         self._set_lengths([cache.offset for cache in caches])
         for number, cache in enumerate(caches):
             if cache.offset:
-                own = cache.keys_and_values()
-                keys, values = self._reserve(len(caches), own[0], own[1], max(self.lengths))
+                stored = cache.keys_and_values()
+                keys, values = self._reserve(len(caches), stored[0], stored[1], max(self.lengths))
                 rows = slice(number, number + 1), slice(None), slice(cache.offset)
-                keys[rows], values[rows] = own
+                keys[rows], values[rows] = stored
 
     def columns(self, rows: int) -> int:
         """Return the number of columns that ``write`` returns for ``rows`` new rows."""

@@ -111,9 +111,9 @@ class Coupling:
         if judged is not None:
             scores, ids = judged
             if ids is None:
-                own = scores[:, tokens[0]]
+                score = scores[:, tokens[0]]
             else:
-                own = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
-            log_probs = own - mx.logsumexp(scores, axis=-1)
+                score = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
+            log_probs = score - mx.logsumexp(scores, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(log_probs, _WORST)
         self._open, self._newest = self._newest, None

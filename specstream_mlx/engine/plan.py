@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-StreamPlace = Literal["plain", "none", "beside", "head"]
-"""Where streams run: ``beside`` the nodes, or ``none``. ``plain`` is ``none`` where nothing is
-drafted either. ``head``: none run, and a draft head guesses after the accepted node."""
+StreamPlace = Literal["plain", "none", "nodes", "head"]
+"""Where streams run: at ``nodes`` of the tree, or nowhere (``none``). ``plain``: nowhere, and
+nothing is drafted. ``head``: nowhere, and a draft head guesses after the accepted node."""
 
 LIKELIEST: None = None
 """An expansion that takes the ``width`` guesses of the highest joint probability."""
@@ -75,10 +75,10 @@ class Verified:
         """Return the target's token after the root and ``path``; ``None``: not tested."""
         node, tokens, parents = 0, self.tree.tokens, self.tree.parents
         for token in path:
-            found = np.flatnonzero((tokens == token) & (parents == node))
-            if not len(found):
+            matching = np.flatnonzero((tokens == token) & (parents == node))
+            if not len(matching):
                 return None
-            node = int(found[0])
+            node = int(matching[0])
         token = int(self.predictions[node])
         return None if token < 0 else token
 
@@ -96,22 +96,24 @@ class Plan:
     """
 
     tree: DraftTree  # the tree to verify; its root is not in the KV cache yet
-    place: StreamPlace  # in shared mode always ``beside``
+    place: StreamPlace  # in shared mode always ``nodes``
     streams: int = 0  # number of streams that run, from the first on
     width: int = 0  # candidates of each stream for the next tree; 0: the streams guess nothing
     expand: tuple[np.ndarray | None, ...] = ()
-    beside: int | None = None  # number of nodes with streams, the likeliest last ones; None: all
+    stream_nodes: int | None = (
+        None  # number of nodes with streams, the likeliest last ones; None: all
+    )
     keep: int | None = None  # nodes that early-exit pruning keeps at most, root included
     threshold: float | None = None  # probability of an edge below which its subtree is dropped
 
     @property
     def pipelined(self) -> bool:
-        """Whether the call after the step may be enqueued before the step is read."""
+        """Whether the next call may be enqueued before this step's result is read."""
         return self.place == "plain"
 
     @property
     def runs_streams(self) -> bool:
-        return self.place == "beside"
+        return self.place == "nodes"
 
     @property
     def prunes(self) -> bool:
@@ -123,8 +125,11 @@ class Plan:
 def widest(plans: Sequence[Plan], shared: Sequence[bool]) -> Plan:
     """Return the plan that a pass of several sequences follows, trees apart.
 
-    No text depends on it, but where some streams are ``shared``: then all run beside all nodes.
+    No text depends on it, except on ``shared`` streams: if there are any, all run at all nodes.
     """
     plan = max(plans, key=lambda plan: (plan.runs_streams, plan.width, len(plan.tree)))
-    own = next((own for own, is_shared in zip(plans, shared, strict=True) if is_shared), plan)
-    return plan if own is plan else replace(plan, place="beside", streams=own.streams, beside=None)
+    pairs = zip(plans, shared, strict=True)
+    of_shared = next((plan for plan, is_shared in pairs if is_shared), None)
+    if of_shared is None or of_shared is plan:
+        return plan
+    return replace(plan, place="nodes", streams=of_shared.streams, stream_nodes=None)

@@ -18,7 +18,7 @@ from .plan import DraftTree, Plan
 
 _MOST_CACHED = 64  # nodes whose tables, which grow with their square, are cached
 
-Beside = Sequence[Sequence[int]] | None
+StreamNodes = Sequence[Sequence[int]] | None
 """The nodes of each tree that have streams, as many in all trees; ``None``: all nodes."""
 
 
@@ -115,7 +115,7 @@ class TreeShapes:
     def inner(self) -> tuple[mx.array, mx.array]:
         """Nodes with children (sequences, p), and the place among them of each node's parent.
 
-        Leaves have no edges to score, so the head, which is dear, skips them.
+        Leaves have no edges to score, so the expensive LM head skips them.
         """
         tables = [
             np.unique(np.append(0, parents[parents >= 0]), return_inverse=True)
@@ -128,22 +128,24 @@ class TreeShapes:
             place[number, parents >= 0] = places[1:]
         return mx.array(np.array(inner, np.int32)), mx.array(place)
 
-    def visibility(self, gamma: int, main_sees_streams: Sequence[bool], beside: Beside) -> mx.array:
+    def visibility(
+        self, gamma: int, main_sees_streams: Sequence[bool], nodes: StreamNodes
+    ) -> mx.array:
         """(sequences, rows, rows) bool, which rows see which, main rows before streams."""
-        key = gamma, tuple(main_sees_streams), beside and tuple(map(tuple, beside))
+        key = gamma, tuple(main_sees_streams), nodes and tuple(map(tuple, nodes))
         if key not in self._visibility:
-            streams = [range(len(self))] * len(self._ancestors) if beside is None else beside
-            tables = zip(self._ancestors, streams, main_sees_streams, strict=True)
+            chosen = [range(len(self))] * len(self._ancestors) if nodes is None else nodes
+            tables = zip(self._ancestors, chosen, main_sees_streams, strict=True)
             self._visibility[key] = mx.array(np.stack([_visibility(*t, gamma) for t in tables]))
         return self._visibility[key]
 
 
 def _visibility(
-    ancestors: np.ndarray, beside: Sequence[int], main_sees_streams: bool, gamma: int
+    ancestors: np.ndarray, stream_nodes: Sequence[int], main_sees_streams: bool, gamma: int
 ) -> np.ndarray:
-    nodes = np.array(beside)
-    own = np.arange(len(ancestors))[:, None] == nodes
-    main_to_streams = np.repeat(own & main_sees_streams, gamma, axis=1)
+    nodes = np.array(stream_nodes)
+    has_stream = np.arange(len(ancestors))[:, None] == nodes
+    main_to_streams = np.repeat(has_stream & main_sees_streams, gamma, axis=1)
     streams_to_main = np.repeat(ancestors[nodes], gamma, axis=0)
     streams_to_streams = np.kron(np.eye(len(nodes), dtype=bool), np.tri(gamma, dtype=bool))
     return np.block([[ancestors, main_to_streams], [streams_to_main, streams_to_streams]])
@@ -216,15 +218,15 @@ def rows_and_columns(array: mx.array, index: mx.array) -> mx.array:
 
 
 @dataclass(frozen=True, eq=False)
-class Drafts:
-    """What a pass verifies: each sequence's plan, the one that all follow, and the trees."""
+class StepInputs:
+    """The inputs of a step: each sequence's plan, the common plan of the pass, and the trees."""
 
     plans: Sequence[Plan]
     plan: Plan
     shapes: TreeShapes
     tokens: mx.array  # (sequences, n) int32
     sees: mx.array | None = None  # of rows with streams, see ``TreeShapes.visibility``
-    beside: mx.array | None = None  # (sequences, few) nodes with streams; ``None``: all
+    stream_nodes: mx.array | None = None  # (sequences, few) nodes with streams; ``None``: all
 
     @property
     def sizes(self) -> list[int]:
@@ -239,18 +241,20 @@ class Drafts:
 
 
 def rows_with_streams(
-    nodes: TreeNodes, whole: int, gamma: int, sees: mx.array, beside: mx.array | None
+    nodes: TreeNodes, whole: int, gamma: int, sees: mx.array, stream_nodes: mx.array | None
 ) -> Rows:
-    """Make rows of the kept nodes and of streams beside some; stream j is j positions further.
+    """Make rows of the kept nodes and of streams at some of them; stream j is j positions further.
 
-    ``sees`` is the ``visibility`` in whole trees, of ``whole`` nodes; ``beside`` (sequences, few)
-    is ``None`` where any was pruned.
+    ``sees`` is the ``visibility`` in whole trees, of ``whole`` nodes. ``stream_nodes`` (sequences,
+    few) is ``None`` where any node was pruned.
     """
     if nodes.kept is not None:
         streams = whole + nodes.kept[..., None] * gamma + mx.arange(gamma)
         sees = rows_and_columns(sees, mx.concatenate([nodes.kept, streams.flatten(1)], axis=1))
     positions = nodes.positions
-    seeds = positions if beside is None else mx.take_along_axis(positions, beside, axis=1)
+    seeds = (
+        positions if stream_nodes is None else mx.take_along_axis(positions, stream_nodes, axis=1)
+    )
     streams = (seeds[..., None] + mx.arange(1, gamma + 1)).flatten(1)
     anchors = mx.concatenate([positions, mx.repeat(seeds, gamma, axis=1)], axis=1)
     rows = mx.concatenate([positions, streams], axis=1)

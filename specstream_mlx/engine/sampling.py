@@ -197,7 +197,7 @@ def random_seed() -> int:
 
 
 def takes_arg_max(sampler: Sampler | None) -> bool:
-    """Check if a sampler takes the arg-max, as far as is known."""
+    """Check if a sampler is known to take the arg-max."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     if isinstance(inner, Sampling):
         return inner.temp == 0
@@ -239,8 +239,9 @@ class NodeProcessors:
         for processor in self._processors:
             logits = processor(tokens, logits)
             if not isinstance(logits, mx.array) or logits.shape != shape:
-                found = logits.shape if isinstance(logits, mx.array) else shown(logits)
+                returned = logits.shape if isinstance(logits, mx.array) else shown(logits)
                 raise UserError(
-                    f"a logits processor returned {found}, expected an array of the shape {shape}"
+                    f"a logits processor returned {returned}, "
+                    f"expected an array of the shape {shape}"
                 )
         return logits

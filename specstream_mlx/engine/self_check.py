@@ -24,7 +24,7 @@ _PREFIX = 5
 
 
 def check_tree(model: Any, config: Mapping[str, Any]) -> None:
-    """Compare a small tree with its paths: whole, with streams beside it, and pruned."""
+    """Compare a small tree with its paths: whole, with streams, and pruned."""
     kind = f"model_type {config['model_type']!r} is not of a tested architecture and"
     tokens = np.random.default_rng(0).integers(0, config["vocab_size"], _PREFIX + len(_PARENTS))
     prefix, drafts = tokens[:_PREFIX].tolist(), tokens[_PREFIX:].astype(np.int32)
@@ -41,8 +41,8 @@ def check_tree(model: Any, config: Mapping[str, Any]) -> None:
     )
     plans = {
         "as a whole": Plan(tree, "none"),
-        "with streams": Plan(tree, "beside", streams=2, width=4),
-        "that is pruned": Plan(tree, "beside", streams=2, width=4, keep=4),
+        "with streams": Plan(tree, "nodes", streams=2, width=4),
+        "that is pruned": Plan(tree, "nodes", streams=2, width=4, keep=4),
     }
     try:
         paths = [[*prefix, *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]

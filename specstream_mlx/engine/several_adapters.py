@@ -1,4 +1,4 @@
-"""Sequences of several adapters in one pass: each meets its own adapter's tensors.
+"""Sequences of several adapters in one pass, each with its own adapter's tensors.
 
 A model of its own shares the base's weights. Whenever sequences join or leave, its LoRA and streams
 become stacks of those of the sequences, (sequences, ..) instead of (..), and mlx multiplies each
@@ -36,7 +36,7 @@ _OWN = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What adapters have alike whose sequences go through one pass; ranks may differ."""
+    """What must be equal in adapters whose sequences share a pass; ranks may differ."""
 
     weights: tuple[mx.array, ...]  # the base's arrays
     scales: dict[str, float]  # which linear modules have LoRA, and of what scale
@@ -45,13 +45,13 @@ class Layout:
     alone: nn.Module | None
 
     def fits(self, other: "Layout") -> bool:
-        """Check if both can go through one pass; what one has, the other need not have."""
+        """Check if both can share a pass; LoRA or streams may be missing in one of them."""
         pairs = (self.scales, other.scales), (self.streams, other.streams)
-        if any(one and own and one != own for one, own in pairs):
+        if any(ours and theirs and ours != theirs for ours, theirs in pairs):
             return False
         if self.alone is not other.alone or len(self.weights) != len(other.weights):
             return False
-        return all(one is own for one, own in zip(self.weights, other.weights, strict=True))
+        return all(ours is its for ours, its in zip(self.weights, other.weights, strict=True))
 
 
 def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
@@ -60,13 +60,13 @@ def layout_of(model: nn.Module, streams: Streams | None) -> Layout:
     modules, parameters = _lora_modules(model), _parameters(model)
     scales = {name: module.scale for name, module in modules}
     # DoRA's magnitudes are weights here.
-    weights = tuple(one for name, one in parameters.items() if not name.endswith(_LORA))
+    weights = tuple(array for name, array in parameters.items() if not name.endswith(_LORA))
     others = sum(name.endswith(_LORA) for name in parameters) - 2 * len(modules)
     return Layout(weights, scales, fields, model if others else None)
 
 
 @dataclass(frozen=True, eq=False)
-class Mounted:
+class MountedAdapter:
     """A model with an adapter, its streams if it has any, and what runs both."""
 
     model: nn.Module
@@ -96,10 +96,11 @@ class Mounted:
 class Gathered:
     """A model whose LoRA and streams are, for each sequence, those of its own adapter."""
 
-    def __init__(self, adapters: Sequence[Mounted]):
-        first = max(adapters, key=lambda one: len(one.lora))
-        streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
-        self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
+    def __init__(self, adapters: Sequence[MountedAdapter]):
+        first = max(adapters, key=lambda adapter: len(adapter.lora))
+        streams = max(adapters, key=lambda adapter: len(adapter.stream_tensors)).streams
+        self._names = _names_of(adapters)
+        self._layouts = {adapter.layout for adapter in adapters}
         self._model = shared_copy(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
@@ -107,19 +108,19 @@ class Gathered:
         compiles = first.compiled is not None
         self.compiled = CompiledSteps(self._model, self.streams) if compiles else None
 
-    def takes(self, adapters: Sequence[Mounted]) -> bool:
-        """Check if adapters fit all that it was made for, and have the same tensors in all."""
-        pairs = product((one.layout for one in adapters), self._layouts)
-        return _names_of(adapters) == self._names and all(one.fits(own) for one, own in pairs)
+    def takes(self, adapters: Sequence[MountedAdapter]) -> bool:
+        """Check if adapters fit those that it was made for, and have the same tensors."""
+        pairs = product((adapter.layout for adapter in adapters), self._layouts)
+        return _names_of(adapters) == self._names and all(a.fits(b) for a, b in pairs)
 
-    def gather(self, adapters: Sequence[Mounted]) -> None:
+    def gather(self, adapters: Sequence[MountedAdapter]) -> None:
         if self.compiled is not None:
             self.compiled.forget()
-        self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
+        self._model.load_weights(_stacked([adapter.lora for adapter in adapters]), strict=False)
         if self.streams is not None:
-            each = [one.stream_tensors for one in adapters]
-            usual = next(own for own in each if own)
-            self.streams.gather([dict(own or usual) for own in each])
+            each = [adapter.stream_tensors for adapter in adapters]
+            usual = next(tensors for tensors in each if tensors)
+            self.streams.gather([dict(tensors or usual) for tensors in each])
             self.borrowed.release_vocabulary()
 
 
@@ -131,16 +132,16 @@ class _GatheredStreams(Streams):
         self._drafted = np.empty(0, np.int32)
 
     def gather(self, tensors: Sequence[dict[str, mx.array]]) -> None:
-        own = [np.array(one.pop(VOCABULARY)) for one in tensors if VOCABULARY in one]
+        vocabularies = [np.array(t.pop(VOCABULARY)) for t in tensors if VOCABULARY in t]
         self.load_weights(_stacked(tensors), strict=False)
-        if not own:
+        if not vocabularies:
             return
-        together = np.union1d(self._drafted, np.concatenate(own)).astype(np.int32)
+        together = np.union1d(self._drafted, np.concatenate(vocabularies)).astype(np.int32)
         if together.size > self._drafted.size:
             self._drafted = together
             self.streams["vocabulary"] = mx.array(together)
-        barred = np.full((len(own), self._drafted.size), -np.inf, np.float32)
-        for row, tokens in zip(barred, own, strict=True):
+        barred = np.full((len(vocabularies), self._drafted.size), -np.inf, np.float32)
+        for row, tokens in zip(barred, vocabularies, strict=True):
             row[np.searchsorted(self._drafted, tokens)] = 0
         self._barred = mx.array(barred)
 
@@ -153,23 +154,23 @@ def _parameters(module: nn.Module) -> dict[str, mx.array]:
 
 
 def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
-    return [(name, one) for name, one in model.named_modules() if isinstance(one, LoRALinear)]
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, LoRALinear)]
 
 
-def _names_of(adapters: Sequence[Mounted]) -> set[str]:
-    return {name for one in adapters for name in (*one.lora, *one.stream_tensors)}
+def _names_of(adapters: Sequence[MountedAdapter]) -> set[str]:
+    return {name for each in adapters for name in (*each.lora, *each.stream_tensors)}
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
     """(sequences, ..) tensors by name; those of a smaller rank are padded with zeros."""
     stacked = []
-    for name in dict.fromkeys(name for own in each for name in own):
-        tensors = [own[name] for own in each if name in own]
-        shape = [max(sizes) for sizes in zip(*(one.shape for one in tensors), strict=True)]
-        none = mx.zeros(shape, tensors[0].dtype)
+    for name in dict.fromkeys(name for tensors in each for name in tensors):
+        present = [tensors[name] for tensors in each if name in tensors]
+        shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in present), strict=True)]
+        none = mx.zeros(shape, present[0].dtype)
         padded = []
-        for one in (own.get(name, none) for own in each):
-            missing = [(0, size - own) for size, own in zip(shape, one.shape, strict=True)]
-            padded.append(mx.pad(one, missing) if any(size for _, size in missing) else one)
+        for tensor in (tensors.get(name, none) for tensors in each):
+            missing = [(0, most - size) for most, size in zip(shape, tensor.shape, strict=True)]
+            padded.append(mx.pad(tensor, missing) if any(n for _, n in missing) else tensor)
         stacked.append((name, mx.stack(padded)))
     return stacked

@@ -24,8 +24,8 @@ from .key_selection import SelectingRows
 from .kv import CommittedRows, SideBySideKVCache, UncommittedRows, commit
 from .plan import DraftTree, Plan, widest
 from .prune import keep_best, path_scores
-from .rows import Drafts, Rows, TreeNodes, at, rows_with_streams, shapes_of
-from .several_adapters import Gathered, Mounted
+from .rows import Rows, StepInputs, TreeNodes, at, rows_with_streams, shapes_of
+from .several_adapters import Gathered, MountedAdapter
 from .verify.rule import PathEnd, VerifyRule
 
 
@@ -57,8 +57,8 @@ class StepResult:
     streams: StreamResult | None = None
 
     def as_fields(self) -> tuple[Any, ...]:
-        *own, streams = vars(self).values()
-        return *own, None if streams is None else tuple(vars(streams).values())
+        *arrays, streams = vars(self).values()
+        return *arrays, None if streams is None else tuple(vars(streams).values())
 
     @classmethod
     def of_fields(cls, fields: Sequence[Any]) -> "StepResult":
@@ -90,11 +90,11 @@ class StepResult:
 
     def predictions_of(self, tree: DraftTree) -> np.ndarray:
         """Return the target's token after each node of the tree, (n,) int32; -1 at pruned ones."""
-        found = np.array(self.predictions)
+        predicted = np.array(self.predictions)
         if self.kept is None:
-            return found
+            return predicted
         predictions = np.full(len(tree), -1, np.int32)
-        predictions[np.array(self.kept)] = np.where(np.array(self.in_play), found, -1)
+        predictions[np.array(self.kept)] = np.where(np.array(self.in_play), predicted, -1)
         return predictions
 
     def arrays(self) -> list[mx.array]:
@@ -107,7 +107,7 @@ class StepResult:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What the model made of the trees."""
+    """The outputs of the model for the trees."""
 
     nodes: TreeNodes
     logits: list[mx.array]  # of each sequence, (nodes, vocab)
@@ -142,7 +142,7 @@ class Decoder:
         self._gathered: Gathered | None = None
         # Draft heads keep rows of their own, and ranks wait for each other within a step.
         compiled = compiled if share is None and head is None else None
-        self._mount([Mounted(model, streams, borrowed, compiled)])
+        self._mount([MountedAdapter(model, streams, borrowed, compiled)])
         self.uncommitted: list[UncommittedRows] = []
 
     # The sequences ------------------------------------------------------------------------------
@@ -155,9 +155,11 @@ class Decoder:
         self.uncommitted = []
         adapters = [self._adapters[number] for number in staying]
         for other in joining:
-            own = other._adapters[0]
-            same = (a for a in adapters if a.model is own.model and a.streams is own.streams)
-            adapters.append(next(same, own))
+            mounted = other._adapters[0]
+            same = (
+                a for a in adapters if a.model is mounted.model and a.streams is mounted.streams
+            )
+            adapters.append(next(same, mounted))
         self._heads = [self._heads[number] for number in staying if self._heads]
         self._heads += [head for other in joining for head in other._heads]
         self._mount(adapters)
@@ -171,19 +173,19 @@ class Decoder:
         if len(sequences) > 1:
             self.caches = [SideBySideKVCache(layer) for layer in zip(*sequences, strict=True)]
 
-    def _mount(self, adapters: list[Mounted]) -> None:
-        first: Mounted | Gathered = adapters[0]
-        if all(one is first for one in adapters):
+    def _mount(self, adapters: list[MountedAdapter]) -> None:
+        first: MountedAdapter | Gathered = adapters[0]
+        if all(adapter is first for adapter in adapters):
             self._gathered = None  # it has tensors of its own
         else:
-            for one in adapters:
-                one.borrowed.release_vocabulary()
+            for adapter in adapters:
+                adapter.borrowed.release_vocabulary()
             if self._gathered is None or not self._gathered.takes(adapters):
                 self._gathered = Gathered(adapters)
             self._gathered.gather(adapters)
             first = self._gathered
         self.model, self.streams, self.compiled = first.borrowed, first.streams, first.compiled
-        self._adapters, self._are_shared = adapters, [one.is_shared for one in adapters]
+        self._adapters, self._are_shared = adapters, [adapter.is_shared for adapter in adapters]
         layers = len(self.caches)
         self._first_msa_layer = self.streams.config.first_msa_layer if self.streams else layers
 
@@ -198,8 +200,8 @@ class Decoder:
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """What a step's graph depends on besides the plans, the model and its KV buffers."""
-        without_streams = tuple(one.streams is None for one in self._adapters)
+        """What a step's graph depends on in addition to the plans, the model and its KV buffers."""
+        without_streams = tuple(adapter.streams is None for adapter in self._adapters)
         return self._shortlists, *self._are_shared, *without_streams
 
     def with_model(self, model: BorrowedModel) -> "Decoder":
@@ -233,7 +235,7 @@ class Decoder:
             head.follow(AcceptedRows(features, tokens[number], predictions[number], mx.array(1)))
             head.commit(1)
         results = zip(predictions, pairs, strict=True)
-        return [StepResult(mx.array(0), shared, own) for shared, (_, own) in results]
+        return [StepResult(mx.array(0), shared, logits) for shared, (_, logits) in results]
 
     def logits_after(self, tokens: mx.array) -> mx.array:
         """Run the model over one row of each sequence; returns logits (sequences, 1, vocab)."""
@@ -252,21 +254,21 @@ class Decoder:
 
         The results are unevaluated; read them, then call ``commit``.
         """
-        drafts = self._drafts(plans)
+        inputs = self._inputs(plans)
         if self.compiled is not None:
             if all(rule.is_greedy for rule in rules):
-                found = self.compiled.step(self, drafts)
-                if found is not None:
-                    return [StepResult.of_fields(one) for one in found]
+                compiled = self.compiled.step(self, inputs)
+                if compiled is not None:
+                    return [StepResult.of_fields(result) for result in compiled]
             else:  # rules that draw have a state on the host
-                made = self.compiled.forward(self, drafts)
+                made = self.compiled.forward(self, inputs)
                 if made is not None:
                     nodes, logits, hidden = made
                     forward = Forward(TreeNodes(*nodes), logits, hidden)
-                    return self.decide(drafts, rules, forward)
-        return self.decide(drafts, rules, self.forward(drafts))
+                    return self.decide(inputs, rules, forward)
+        return self.decide(inputs, rules, self.forward(inputs))
 
-    def _drafts(self, plans: Sequence[Plan]) -> Drafts:
+    def _inputs(self, plans: Sequence[Plan]) -> StepInputs:
         trees, shared = [plan.tree for plan in plans], self._are_shared
         plan, shapes = widest(plans, shared), shapes_of(trees)
         padded = np.zeros((len(trees), len(shapes)), np.int32)
@@ -274,21 +276,21 @@ class Decoder:
             row[: len(tree)] = tree.tokens
         tokens = mx.array(padded)
         if not plan.runs_streams:
-            return Drafts(plans, plan, shapes, tokens)
+            return StepInputs(plans, plan, shapes, tokens)
         chosen = _nodes_with_streams(plan, trees)
         sees = shapes.visibility(plan.streams, shared, chosen)
-        beside = None if chosen is None else mx.array(chosen)
-        return Drafts(plans, plan, shapes, tokens, sees, beside)
+        stream_nodes = None if chosen is None else mx.array(chosen)
+        return StepInputs(plans, plan, shapes, tokens, sees, stream_nodes)
 
-    def forward(self, drafts: Drafts) -> Forward:
+    def forward(self, inputs: StepInputs) -> Forward:
         """Run moves one to five, and the head."""
-        plan, count, sizes = drafts.plan, drafts.plan.streams, drafts.sizes
+        plan, count, sizes = inputs.plan, inputs.plan.streams, inputs.sizes
 
         # 1. Embed the nodes; a node's position is that of the root plus its depth.
         offset = self.caches[0].offset
-        tokens, nodes = drafts.tokens, drafts.nodes(offset)
+        tokens, nodes = inputs.tokens, inputs.nodes(offset)
         rows = Rows(nodes.positions, nodes.ancestors)
-        if drafts.shapes.chains and isinstance(offset, int):
+        if inputs.shapes.chains and isinstance(offset, int):
             rows = Rows(offset)
         if not plan.runs_streams:
             logits = self.model.logits(tokens, self._new_rows(rows), early=True)
@@ -299,7 +301,7 @@ class Decoder:
 
         # 3. Prune by the early exit's scores.
         if plan.prunes:
-            inner, place = drafts.shapes.inner
+            inner, place = inputs.shapes.inner
             logits, drafted = self.model.early_exit(at(main, inner)), None
             if min(sizes) < len(nodes):
                 drafted = mx.arange(len(nodes)) < mx.array(sizes)[:, None]
@@ -309,12 +311,12 @@ class Decoder:
             nodes, main = nodes.keep(kept, in_play), at(main, kept)
             sizes = [min(size, len(nodes)) for size in sizes]
 
-        # 4. Seed the streams beside the nodes.
-        streams, beside, sees = self.streams, drafts.beside, drafts.sees
+        # 4. Seed the streams at the nodes.
+        streams, stream_nodes, sees = self.streams, inputs.stream_nodes, inputs.sees
         assert streams is not None and sees is not None
-        seeded = main if beside is None else at(main, beside)
+        seeded = main if stream_nodes is None else at(main, stream_nodes)
         seeds = streams.seed(seeded, count).flatten(1, 2)
-        rows = rows_with_streams(nodes, tokens.shape[1], count, sees, beside)
+        rows = rows_with_streams(nodes, tokens.shape[1], count, sees, stream_nodes)
 
         # 5. MSA layers, over nodes and streams.
         first, keys = self._first_msa_layer, streams.config.stream_keys
@@ -322,7 +324,7 @@ class Decoder:
         for number in range(first, len(self.caches)):
             common = self.caches[number], rows, rotate
             self.uncommitted[number] = (
-                SelectingRows(*common, keys, count, len(nodes), beside)
+                SelectingRows(*common, keys, count, len(nodes), stream_nodes)
                 if keys
                 else UncommittedRows(*common)
             )
@@ -332,29 +334,28 @@ class Decoder:
         return Forward(nodes, self._head(main, sizes), hidden)
 
     def decide(
-        self, drafts: Drafts, rules: Sequence[VerifyRule], forward: Forward
+        self, inputs: StepInputs, rules: Sequence[VerifyRule], forward: Forward
     ) -> list[StepResult]:
         """Run move six: verification, then the streams of the last accepted nodes."""
-        plan, trees, streams = drafts.plan, [own.tree for own in drafts.plans], self.streams
+        plan, trees, streams = inputs.plan, [each.tree for each in inputs.plans], self.streams
         each, results = self._verified(rules, trees, forward.nodes, forward.logits)
         if streams is None or forward.hidden is None:
             for number, (head, features) in enumerate(self._read_by_heads()):
-                own, tree, result = drafts.plans[number], trees[number], results[number]
-                features = tuple(one[: len(tree)] for one in features)
-                found = result.predictions, result.last, tree
-                head.follow(accepted_rows(features, each[number], *found))
-                if own.place == "head" and own.width:
-                    rank = _ranking(rules[number], tree, each[number], result, own.width)
-                    guessed = StreamResult(*head.guess(rank, own.expand, own.width))
+                plan, tree, result = inputs.plans[number], trees[number], results[number]
+                features = tuple(rows[: len(tree)] for rows in features)
+                verified = result.predictions, result.last, tree
+                head.follow(accepted_rows(features, each[number], *verified))
+                if plan.place == "head" and plan.width:
+                    rank = _ranking(rules[number], tree, each[number], result, plan.width)
+                    guessed = StreamResult(*head.guess(rank, plan.expand, plan.width))
                     results[number] = replace(result, streams=guessed)
             return results
         if not plan.width:  # shared streams run all the same: the main stream sees them
             return results
-        last = mx.stack([one.last for one in results])[:, None]
-        hidden, present = _streams_of(forward.hidden, plan.streams, last, drafts.beside)
-        ranks = [
-            _ranking(*one, plan.width) for one in zip(rules, trees, each, results, strict=True)
-        ]
+        last = mx.stack([result.last for result in results])[:, None]
+        hidden, present = _streams_of(forward.hidden, plan.streams, last, inputs.stream_nodes)
+        sequences = zip(rules, trees, each, results, strict=True)
+        ranks = [_ranking(*sequence, plan.width) for sequence in sequences]
         guesses = self._guesses(streams, ranks, results, hidden, plan, present)
         return [
             result if adapter.streams is None else replace(result, streams=guessed)
@@ -396,13 +397,13 @@ class Decoder:
         logits: Sequence[mx.array],
     ) -> tuple[list[TreeNodes], list[StepResult]]:
         """Verify each tree under its sequence's rule; also returns each tree's kept nodes."""
-        each = [nodes.of(number, len(own)) for number, own in enumerate(logits)]
+        each = [nodes.of(number, len(rows)) for number, rows in enumerate(logits)]
         judged = [rule.verify(trees[n], each[n], logits[n]) for n, rule in enumerate(rules)]
         lasts, predictions, processed = zip(*judged, strict=True)
         decided = self._shared([*lasts, *predictions])
         results = [
-            StepResult(decided[n], decided[len(each) + n], processed[n], own.kept, own.in_play)
-            for n, own in enumerate(each)
+            StepResult(decided[n], decided[len(each) + n], processed[n], tree.kept, tree.in_play)
+            for n, tree in enumerate(each)
         ]
         return each, results
 
@@ -410,9 +411,11 @@ class Decoder:
         """Replace arrays of one dtype by those of rank 0, in one reduction."""
         if self._share is None:
             return list(decisions)
-        sizes = np.cumsum([one.size for one in decisions])[:-1].tolist()
-        parts = mx.split(self._share(mx.concatenate([one.flatten() for one in decisions])), sizes)
-        return [part.reshape(one.shape) for part, one in zip(parts, decisions, strict=True)]
+        sizes = np.cumsum([array.size for array in decisions])[:-1].tolist()
+        parts = mx.split(
+            self._share(mx.concatenate([array.flatten() for array in decisions])), sizes
+        )
+        return [part.reshape(array.shape) for part, array in zip(parts, decisions, strict=True)]
 
     def _guesses(
         self,
@@ -425,7 +428,7 @@ class Decoder:
     ) -> list[StreamResult]:
         """Let the streams (sequences, count, h) of the last accepted nodes guess."""
         model, ids, numbers = self.model, streams.vocabulary, range(len(results))
-        own = [None if present is None else present[number] for number in numbers]
+        is_present = [None if present is None else present[number] for number in numbers]
 
         def candidates(
             logits: mx.array, ids: mx.array | None, stream: int | None
@@ -436,10 +439,10 @@ class Decoder:
         if streams.head is None:
             logits = without_barred(model.stream_head(hidden), streams.barred)
             pairs = candidates(logits, ids, None)
-            return [StreamResult(*pairs[n], None, logits[n], own[n]) for n in numbers]
+            return [StreamResult(*pairs[n], None, logits[n], is_present[n]) for n in numbers]
         # In shared mode more streams may run than a tree has depths; those guess nothing.
         hidden = hidden[:, : len(plan.expand) + 1]
-        token = mx.stack([one.predictions[one.last] for one in results])
+        token = mx.stack([result.predictions[result.last] for result in results])
         short = self._shortlists
         if short is None:
             whole_logits = results[0].logits
@@ -456,7 +459,7 @@ class Decoder:
         whole = scorer.of_first_paths()
         after_first = [None if whole is None else whole[n] for n in numbers]
         return [
-            StreamResult(tokens[n], log_probs[n], parents[n], after_first[n], own[n])
+            StreamResult(tokens[n], log_probs[n], parents[n], after_first[n], is_present[n])
             for n in numbers
         ]
 
@@ -464,7 +467,7 @@ class Decoder:
         if not self._heads:
             return []
         features = self.model.take_features()
-        return [(head, tuple(one[n] for one in features)) for n, head in enumerate(self._heads)]
+        return [(head, tuple(rows[n] for rows in features)) for n, head in enumerate(self._heads)]
 
 
 def _ranking(
@@ -481,7 +484,7 @@ def _of_each(array: mx.array, sizes: Sequence[int]) -> list[mx.array]:
 
 def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int]] | None:
     """Choose the nodes of each tree that have streams, as many in all trees; ``None``: all."""
-    few, most = plan.beside, max(map(len, trees))
+    few, most = plan.stream_nodes, max(map(len, trees))
     if few is None or few >= most:
         return None
     chosen = [tree.likeliest_last(min(few, len(tree))).tolist() for tree in trees]
@@ -489,12 +492,12 @@ def _nodes_with_streams(plan: Plan, trees: Sequence[DraftTree]) -> list[list[int
 
 
 def _streams_of(
-    streams: mx.array, count: int, last: mx.array, beside: mx.array | None
+    streams: mx.array, count: int, last: mx.array, stream_nodes: mx.array | None
 ) -> tuple[mx.array, mx.array | None]:
     """Select the accepted nodes' streams (sequences, count, h), and say which are present."""
     streams = streams.reshape(len(streams), -1, count, streams.shape[-1])
-    if beside is None:
+    if stream_nodes is None:
         return at(streams, last)[:, 0], None
-    is_last = beside == last
+    is_last = stream_nodes == last
     place = mx.argmax(is_last, axis=1, keepdims=True)
     return at(streams, place)[:, 0], is_last.any(axis=1)

@@ -85,7 +85,7 @@ def in_blocks(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
 
 @contextmanager
 def stock_modules(model: nn.Module) -> Iterator[None]:
-    """Let all layers of ``model`` compute as those of mlx and mlx_lm do, within the context."""
+    """Within the context, let all layers of ``model`` compute as those of mlx and mlx_lm."""
     ours = [exchange(model, kinds) for kinds in _STOCK]  # LoRA first: it holds linear layers
     try:
         yield
@@ -186,11 +186,11 @@ def shared_rotations(ropes: Sequence[nn.Module], rope_at: RopeAt) -> list[Rotati
     if device.backend() != "cpu":
         return [None] * len(ropes)
     known: dict[Hashable, Rotations] = {}
-    found: list[Rotations | None] = []
+    tables: list[Rotations | None] = []
     for rope in ropes:
         arrays = [np.array(array).tobytes() for array in rope.values()]  # Llama 3's frequencies
         plain = [getattr(rope, name, None) for name in ("dims", "traditional", "base", "scale")]
         settings = type(rope), *plain, *arrays
         has_pairs = type(rope) in (nn.RoPE, Llama3RoPE)
-        found.append(known.setdefault(settings, Rotations(rope, rope_at)) if has_pairs else None)
-    return found
+        tables.append(known.setdefault(settings, Rotations(rope, rope_at)) if has_pairs else None)
+    return tables

@@ -1,4 +1,4 @@
-"""What mlx_lm runs a model by: its stream, on which all is computed, and wired weights."""
+"""How mlx_lm runs a model: on its own stream, with wired weights."""
 
 from contextlib import AbstractContextManager
 from typing import cast

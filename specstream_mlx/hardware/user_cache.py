@@ -14,7 +14,7 @@ from ..files import read_json, staged_file
 Value = TypeVar("Value")
 
 ADAPTERS, SERVERS = "adapters", "servers"
-"""Where adapters lie that users have added, and where servers that run say where they are."""
+"""Folders of the adapters that users have added, and of the addresses of running servers."""
 
 
 def directory() -> Path:
@@ -32,7 +32,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, values: dict[str, Any]) -> None:
-    """Write ``values``, whole or not at all; a failure is ignored: they can be measured anew."""
+    """Write ``values`` completely or not at all; ignores failures: they can be measured again."""
     with suppress(UserError), staged_file(path) as scratch:
         scratch.write_text(json.dumps(values, indent=2) + "\n")
 
@@ -55,7 +55,7 @@ def measured(
 
 
 def sizes() -> dict[str, int]:
-    """The bytes of what can be made again, by name: all but added adapters and running servers."""
+    """The bytes of what can be made again, by name: all except added adapters and servers."""
     return {
         path.name: sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
         for path in sorted(directory().glob("*"))

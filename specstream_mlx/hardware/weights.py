@@ -163,7 +163,7 @@ def _expanded_bytes(model: nn.Module) -> int:
         if "scales" in module:
             total += module.weight.size * 32 // module.bits
         else:
-            total += sum(own.size for own in module.values() if isinstance(own, mx.array))
+            total += sum(array.size for array in module.values() if isinstance(array, mx.array))
     return total * device.fast_dtype(mx.float16).size
 
 

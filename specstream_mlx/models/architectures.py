@@ -236,7 +236,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 UNTESTED = Architecture(array_masks=True, quantized_kv=False, tested=False)
-"""A model of mlx-lm's that is not in the table: it has to pass ``self_check`` when loaded."""
+"""A model of mlx-lm's that is not in the table; it must pass ``self_check`` when loaded."""
 
 _RECURRENT = "its recurrent or linear-attention layers cannot go back to an accepted path"
 _SHARED = "its layers share keys and values, so rows cannot be added or left out between them"
@@ -307,29 +307,30 @@ _READ_BY_TRANSFORMERS: dict[str, Any] = {
     "torch_dtype": str,
     "dtype": str,
 }
-"""Fields of which mlx-lm's classes know nothing, and which fail all the same."""
+"""Fields that mlx-lm's classes do not declare, but that fail if they are wrong."""
 
 
 def check_types(config: Config, arguments: Any) -> None:
     """Check that fields have the types that mlx-lm's class of a model's arguments declares."""
     for name, hint in (get_type_hints(arguments) | _READ_BY_TRANSFORMERS).items():
         if name in config and not _is_of(config[name], hint):
-            words = (_WORDS.get(get_origin(one) or one, "an object") for one in _alternatives(hint))
+            kinds = (get_origin(kind) or kind for kind in _alternatives(hint))
+            words = (_WORDS.get(kind, "an object") for kind in kinds)
             expected = " or ".join(dict.fromkeys(words))
             raise UserError(f"{name} is {shown(config[name])}, expected {expected}")
 
 
 def _alternatives(hint: Any) -> list[Any]:
     """The types of a union, or the one type, without that of ``None``."""
-    several = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
-    return [one for one in several if one is not NoneType]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+    return [kind for kind in kinds if kind is not NoneType]
 
 
 def _is_of(value: Any, hint: Any) -> bool:
     if value is None:  # which turns a switch off, as does no text
         return hint in (bool, str) or NoneType in get_args(hint)
-    for one in _alternatives(hint):
-        kind, parts = get_origin(one) or one, get_args(one)
+    for alternative in _alternatives(hint):
+        kind, parts = get_origin(alternative) or alternative, get_args(alternative)
         if kind in (list, tuple) and isinstance(value, list):
             return all(_is_of(part, parts[0]) for part in value) if parts else True
         if kind in (int, float):
@@ -390,8 +391,8 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
         check_sizes(config, headers)
     types, count = config.get("layer_types"), config["num_hidden_layers"]
     if types is not None and (not isinstance(types, list) or len(types) != count):
-        found = shown(types)
-        raise UserError(f"layer_types is {found}, expected a list of num_hidden_layers = {count}")
+        given = shown(types)
+        raise UserError(f"layer_types is {given}, expected a list of num_hidden_layers = {count}")
     for name, expected in architecture.assumes.items():
         if config.get(name) not in (None, expected):
             raise UserError(f"{name} is {shown(config[name])}, expected {expected!r}")
@@ -473,21 +474,21 @@ def check_sizes(config: Config, headers: Headers) -> None:
             sizes["intermediate_size"] = shape[0]
     projections = {"num_attention_heads": "q_proj", "num_key_value_heads": "k_proj"}
     for name, projection in projections.items() if architecture.tested else ():
-        own = (n for n in headers if n.endswith(f"self_attn.{projection}.weight"))
-        if (tensor := next(own, None)) is None:
+        named = (n for n in headers if n.endswith(f"self_attn.{projection}.weight"))
+        if (tensor := next(named, None)) is None:
             continue
-        found, count = config.get(name), headers[tensor][0][0] // head_size(config)
-        if (found or config.get("num_attention_heads")) != count:
-            one = "head_dim" if completed(config).get("head_dim") else "hidden_size"
+        given, count = config.get(name), headers[tensor][0][0] // head_size(config)
+        if (given or config.get("num_attention_heads")) != count:
+            size_name = "head_dim" if completed(config).get("head_dim") else "hidden_size"
             raise UserError(
-                f"{name} is {shown(found)}, expected {count}, which the tensors have where "
-                f"{one} is {completed(config)[one]}"
+                f"{name} is {shown(given)}, expected {count}, which the tensors have where "
+                f"{size_name} is {completed(config)[size_name]}"
             )
     for name, size in sizes.items():
-        found = config.get(name)
+        given = config.get(name)
         # Files of a model that is not in the table may hold more layers than it uses.
-        if (found != size) if architecture.tested else (config[name] > size):
-            raise UserError(f"{name} is {shown(found)}, expected {size}, which the tensors have")
+        if (given != size) if architecture.tested else (config[name] > size):
+            raise UserError(f"{name} is {shown(given)}, expected {size}, which the tensors have")
 
 
 def _check_caches(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""OPT, which mlx-lm has no model of, in the form of mlx-lm's models.
+"""OPT in the form of mlx-lm's models; mlx-lm itself has none.
 
 Module names are Hugging Face's but for the two linear layers of a block, which sit in an ``mlp``
 as in mlx-lm's other models. No rotary embedding: positions are learned and added to the tokens'.
@@ -81,7 +81,7 @@ class MLP(nn.Module):
         return self.fc2(nn.relu(self.fc1(x)))
 
 
-class DecoderLayer(nn.Module):
+class OPTDecoderLayer(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.norm_before = args.do_layer_norm_before
@@ -98,12 +98,12 @@ class DecoderLayer(nn.Module):
         return self.final_layer_norm(x + self.mlp(x))
 
 
-class Decoder(nn.Module):
+class OPTDecoder(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.embed_positions = LearnedPositions(args.max_position_embeddings, args.hidden_size)
-        self.layers = [DecoderLayer(args) for _ in range(args.num_hidden_layers)]
+        self.layers = [OPTDecoderLayer(args) for _ in range(args.num_hidden_layers)]
         normed = args.do_layer_norm_before and not args._remove_final_layer_norm
         self.final_layer_norm = nn.LayerNorm(args.hidden_size) if normed else nn.Identity()
 
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
 class OPTModel(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
-        self.decoder = Decoder(args)
+        self.decoder = OPTDecoder(args)
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
         return self.decoder(inputs, cache)
@@ -156,5 +156,5 @@ class Model(nn.Module):
         return renamed
 
     @property
-    def layers(self) -> list[DecoderLayer]:
+    def layers(self) -> list[OPTDecoderLayer]:
         return self.model.decoder.layers

@@ -27,9 +27,9 @@ _NEEDED = {
     "yarn": ("factor",),
     "longrope": ("long_factor", "short_factor"),
 }
-_BESIDE = ("rope_theta", "partial_rotary_factor")
+_TOP_LEVEL = ("rope_theta", "partial_rotary_factor")
 _NUMBERS = (
-    *(*_BESIDE, "factor", "low_freq_factor", "high_freq_factor"),
+    *(*_TOP_LEVEL, "factor", "low_freq_factor", "high_freq_factor"),
     *("beta_fast", "beta_slow", "attention_factor"),
 )
 _ALIASES = {"su": "longrope"}
@@ -40,7 +40,7 @@ def rope_parameters(config: Mapping[str, Any], layer_type: str | None = None) ->
     # rope_scaling replaces rope_parameters, except base and share if it lacks them.
     new, old = _objects(config, layer_type)
     rope = {name: value for name, value in (old or new).items() if value is not None}
-    for name in _BESIDE:
+    for name in _TOP_LEVEL:
         for place in (new, config):
             if name not in rope and place.get(name) is not None:
                 rope[name] = place[name]
@@ -67,7 +67,7 @@ def _objects(
 def check_agreement(config: Mapping[str, Any], layer_type: str | None = None) -> None:
     """Check that no field has two values, of which mlx-lm reads one and transformers the other."""
     new, old = _objects(config, layer_type)
-    for name in _BESIDE:
+    for name in _TOP_LEVEL:
         check_same(
             {
                 name: config.get(name),
@@ -184,8 +184,8 @@ def _usual_attention_factor(rope: Mapping[str, Any], config: Mapping[str, Any]) 
 def rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters as top-level fields that mlx-lm reads."""
     kind = rope["rope_type"]
-    beside = ("rope_theta",) if kind == "proportional" else _BESIDE
-    fields = {name: rope[name] for name in beside if name in rope}
+    top_level = ("rope_theta",) if kind == "proportional" else _TOP_LEVEL
+    fields = {name: rope[name] for name in top_level if name in rope}
     if kind == "default":
         if config.get("rope_scaling"):
             fields["rope_scaling"] = None

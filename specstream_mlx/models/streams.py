@@ -133,7 +133,7 @@ class Streams(nn.Module):
 
     @property
     def barred(self) -> mx.array | None:
-        """(sequences, n) what bars each sequence's logits from others' tokens: 0 or -inf.
+        """(sequences, n) 0, or -inf at tokens of other sequences' vocabularies.
 
         ``None``: all sequences may draft all of ``vocabulary``.
         """

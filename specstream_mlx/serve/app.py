@@ -6,12 +6,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..bundled.tools import tool_at
 from ..errors import UserError
 from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, request_of_messages
@@ -74,6 +73,13 @@ APIS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+class AdapterCard(Protocol):
+    """What an application says of an adapter to users: its purpose, an example, its quality."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it for JSON."""
+
+
 def make_app(
     service: Service,
     page: Path | None = None,
@@ -81,6 +87,7 @@ def make_app(
     hosts: frozenset[str] = LOOPBACK,
     body_bytes: int = 1 << 20,
     origins: Sequence[str] = (),
+    cards: Mapping[Path, AdapterCard] | None = None,
 ) -> Starlette:
     """Make the application, which stops the worker when it ends.
 
@@ -89,13 +96,11 @@ def make_app(
         hosts: names that a request's Host may have, lest a page of another site has its own name
             resolved to this machine; empty: any.
         origins: other sites whose pages may use the server; ``*``: all.
+        cards: a registry of what is said of adapters, by their resolved directories; the list of
+            models shows it.
     """
-    started, worker = int(time.time()), service.worker
+    started, worker, cards = int(time.time()), service.worker, cards or {}
     base_bytes = parameter_bytes(service.models[BASE].model)
-    about = {
-        name: model.adapter and tool_at(model.adapter.path)
-        for name, model in service.models.items()
-    }
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -123,8 +128,8 @@ def make_app(
             "adapter_bytes": None if model.adapter is None else model.adapter.nbytes,
             "base_bytes": base_bytes,
         }
-        if tool := about[service.aliases.get(name, name)]:
-            facts["tool"] = tool.facts()
+        if model.adapter is not None and (card := cards.get(model.adapter.path.resolve())):
+            facts["tool"] = card.facts()
         model_object = {"id": name, "object": "model", "created": started}
         return model_object | {"owned_by": "specstream-mlx", "specstream": facts}
 
@@ -165,7 +170,7 @@ def make_app(
     else:
         posts = APIS | {"/together": (TOGETHER, request_of_chat, ChatWriter)}
         for file in page.iterdir():
-            if file.suffix in (".html", ".css", ".js", ".svg"):
+            if file.suffix in (".html", ".css", ".js", ".json", ".svg"):
                 place = "/" if file.name == "index.html" else f"/{file.name}"
                 gets[place] = partial(_file, file)
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
@@ -173,7 +178,8 @@ def make_app(
     routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
     handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app.state.service = service if hosts and api_key is None else None  # for ``write``
+    # For programs of this machine, which need no key.
+    app.state.service = service if hosts and api_key is None else None
     if origins:
         allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
         app.add_middleware(CORSMiddleware, allow_headers=["*"], **allowed)

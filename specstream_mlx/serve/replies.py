@@ -89,7 +89,7 @@ class Writer:
         ended, first = [choice.ended.last for choice in choices], choices[0].job
         tokens = sum(one.generation_tokens for one in ended)
         calls = sum(one.target_calls for one in ended)
-        seen = [one.seen for one in ended if one.seen is not None]
+        seen = [one.draft_stats for one in ended if one.draft_stats is not None]
         return {
             "accepted_length": round(tokens / max(1, calls), 3),
             "target_calls": calls,

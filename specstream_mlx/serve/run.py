@@ -1,13 +1,12 @@
 """Serving an application on a socket until a signal comes."""
 
 import socket
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import uvicorn
 from starlette.applications import Starlette
 
 from ..errors import UserError, shown
-from .local import announced
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -22,7 +21,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise UserError(f"the host is {shown(host)}, expected a name or an address") from None
     except OSError as error:
         raise UserError(
-            f"port {port} of {host} cannot be listened on ({error.strerror}), expected a free one"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose a free port"
         ) from None
     return opened
 
@@ -40,7 +39,5 @@ def serve(app: Starlette, opened: socket.socket) -> None:
         http="h11",
         ws="none",
     )
-    service = app.state.service
-    found = nullcontext() if service is None else announced(service, opened)
-    with suppress(KeyboardInterrupt), found:
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run([opened])

@@ -13,7 +13,7 @@ from mlx_lm.sample_utils import LogitsProcessor, make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import chat_text, check_messages, encode_prompt
 from ..thoughts import AfterThought

@@ -64,8 +64,11 @@ def run(
     _check_together({option.name: option for option in options if option.name in given})
     values: dict[str, Any] = {}
     for name, (make, members) in groups.items():
-        own = {option.name: given[option.name] for option in members if option.name in given}
-        values[name] = own.get(name, members[0].default) if make is None else make(**own)
+        arguments = {option.name: given[option.name] for option in members if option.name in given}
+        if make is None:
+            values[name] = arguments.get(name, members[0].default)
+        else:
+            values[name] = make(**arguments)
     command(**values)
 
 
@@ -145,10 +148,10 @@ class _Option:
 def _group(
     name: str, parameter: inspect.Parameter, hidden: bool
 ) -> tuple[Callable[..., Any] | None, list[_Option]]:
-    """The options of a parameter; and, of a group, what makes its value of those given."""
+    """The options of a parameter and, for a group, the function that makes its value."""
     annotation, default = parameter.annotation, parameter.default
     parts = (annotation, *get_args(annotation))
-    group: Any = next((one for one in parts if is_dataclass(one)), None)
+    group: Any = next((part for part in parts if is_dataclass(part)), None)
     if group is None:
         spec = default.metadata["option"]
         return None, [_Option(name, annotation, _default(default), spec, spec.panel)]
@@ -159,7 +162,7 @@ def _group(
         default = _default(field)
         if annotation is not group and default is MISSING:  # it may come from elsewhere
             default = None
-        classes = (one for one in group.__mro__ if field.name in one.__annotations__)
+        classes = (cls for cls in group.__mro__ if field.name in cls.__annotations__)
         panel = spec.panel or getattr(next(classes), "PANEL", None)
         options.append(_Option(field.name, field.type, default, spec, panel))
     return (group if annotation is group else dict), options
@@ -174,7 +177,7 @@ def _is_list(type_: Any) -> bool:
 
 
 def reader(kind: Kind, type_: Any = str) -> Callable[[str], Any]:
-    """Make what reads a text as a value, or as one of a list that is checked when it is whole."""
+    """Make a parser of a text: of a value, or of an element of a list that is checked later."""
     whole = kind.read is not None or kind.choices or not _is_list(type_)
     read = kind.read or (str if whole or "Path" not in str(type_) else Path)
 

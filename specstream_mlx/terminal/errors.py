@@ -47,7 +47,7 @@ def reported() -> Iterator[None]:
 
 @contextmanager
 def _without_stray_warnings() -> Iterator[None]:
-    """Leave out those of long texts, of missing PyTorch, of calls in libraries, of coremltools."""
+    """Drop warnings about long texts, missing PyTorch, calls in libraries, and coremltools."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for name in ("transformers.tokenization_utils_base", "coremltools"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -88,7 +88,7 @@ def _unwind(*_: Any) -> NoReturn:
 
 @contextmanager
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C ask for an end between two steps, and the second break off at once."""
+    """Let the first Ctrl-C stop between two steps, and the second at once."""
     pressed = False
     before = signal.getsignal(signal.SIGINT)
 

@@ -68,7 +68,7 @@ class _Task:
 
 
 class _Bars:
-    """The bars of blocks that nest; rich, whose import takes a while, is there once they show."""
+    """The bars of nested blocks; rich, whose import is slow, is loaded when they first show."""
 
     def __init__(self) -> None:
         self._file = sys.stderr  # this one, though others replace it while they are noisy

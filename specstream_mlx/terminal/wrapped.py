@@ -16,7 +16,7 @@ class Wrapped:
         self._width, self._column, self._word = shutil.get_terminal_size().columns - 1, 0, ""
 
     def write(self, text: str) -> None:
-        """Print a piece of the text but its last word, which may go on."""
+        """Print a piece of the text except its last word, which may continue."""
         for piece in _PIECES.findall(text):
             blank = piece.isspace()
             if blank or cell_len(piece) > len(piece) or cell_len(self._word) > len(self._word):

@@ -43,8 +43,8 @@ class Checkpoint:
         """Read a file, from which a run, whose own state is ``run``, may go on."""
         try:
             tensor_headers(path)
-            found: Any = mx.load(str(path), format="safetensors", return_metadata=True)
-            arrays, texts = found
+            loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
+            arrays, texts = loaded
             meta = parse_json(texts[_META], "its metadata")
             if (name := not_finite(arrays)) is not None:
                 raise ValueError(f"{name} holds NaN or infinity")
@@ -57,6 +57,6 @@ class Checkpoint:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
         if run is not None:
             check_identity(path, checkpoint.identity, run.identity)
-            shapes = [{n: a.shape for n, a in one._arrays().items()} for one in (checkpoint, run)]
+            shapes = [{n: a.shape for n, a in each._arrays().items()} for each in (checkpoint, run)]
             check_shapes(path, *shapes)
         return checkpoint

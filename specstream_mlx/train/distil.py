@@ -9,11 +9,11 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..batch import batch_generate
 from ..engine.sampling import keyed_sampler
 from ..errors import MOST, UserError, shown
 from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
-from ..loading import SpeculativeModel
+from ..generation.batch_generate import batch_generate
+from ..loading.speculative_model import SpeculativeModel
 from ..prompts import chat_prompt
 from .settings import check_identity
 
@@ -24,7 +24,7 @@ _CLAIM = "answers.json"
 _HELD_OUT = 20  # of so many prompts one is for validation, of fewer than 100 five in all
 
 Answer = Callable[[Sequence[str], Sequence[int]], list[str]]
-"""From prompts and some of their places to a line of JSON for each of these."""
+"""A function of prompts and some of their indices; yields a JSON line for each index."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -67,7 +67,7 @@ class Answering:
     lora: str | None = None
 
     def at_once(self, count: int) -> int:
-        """Return how many of so many answers are written at once: an interruption loses few."""
+        """Return how many answers are written at once: few, so interruptions lose little."""
         return min(self.batch_size, max(4, count // 16))
 
 
@@ -182,9 +182,9 @@ def whole_lines(path: Path, **fields: type) -> Iterator[dict[str, Any]]:
         with staged_file(path) as unfinished:
             unfinished.write_bytes(whole[:end])
     for number, value in read_json_lines(path):
-        found = [value.get(name) for name in fields] if isinstance(value, dict) else [None]
-        numbers = (one for one in found if isinstance(one, int))
-        if [*map(type, found)] != [*fields.values()] or not all(0 <= n <= MOST for n in numbers):
+        numbers = [value.get(name) for name in fields] if isinstance(value, dict) else [None]
+        integers = (n for n in numbers if isinstance(n, int))
+        if [*map(type, numbers)] != [*fields.values()] or not all(0 <= n <= MOST for n in integers):
             raise UserError(
                 f"{path}, line {number} is {shown(value)}, expected an object with "
                 f"{' and '.join(fields)}, as train writes it; without the file it is written anew"

@@ -1,4 +1,4 @@
-"""What a run will take: time, memory and disk, measured on a little of each stage's work."""
+"""Estimates of a run's time, memory and disk space, from a small part of each stage."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from rich.filesize import decimal
 
-from ..batch import batch_generate
 from ..errors import UserError
-from ..generation import stream_generate
+from ..generation.batch_generate import batch_generate
+from ..generation.stream_generate import stream_generate
 from ..hardware import device
 from ..prompts import chat_prompt
 from .batches import Item
 from .distil import Answering
 from .outcome import MOST_TOKENS, rounds, texts_of
-from .run import Run, duration
+from .run import TrainingRun, duration
 from .self_prompts import AT_ONCE
 from .self_prompts import MOST_TOKENS as MOST_DRAWN
 from .start import Start
@@ -30,8 +30,8 @@ _BYTES_OF_TOKEN = 12  # of an answer on disk: its text and its number
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a stage takes: seconds, bytes of memory and of disk."""
+class StageCost:
+    """The cost of a stage: seconds, bytes of memory and of disk."""
 
     name: str
     work: str
@@ -41,10 +41,10 @@ class Part:
 
 
 class Estimate:
-    """What the stages of a run take on this machine; of the run nothing is changed or written."""
+    """The cost of a run's stages on this machine; nothing of the run is changed or written."""
 
     def __init__(self, start: Start):
-        self.parts: list[Part] = []
+        self.parts: list[StageCost] = []
         self._base, self._tokenizer = start.base, start.tokenizer
         self._template = start.streams.config.prompt_template
         self._prompt = chat_prompt(start.tokenizer, "Hello", self._template)
@@ -53,8 +53,8 @@ class Estimate:
             mx.reset_peak_memory()
             cache = make_prompt_cache(start.base.model)
             *_, plain = mlx_lm.stream_generate(start.base.model, *asked, prompt_cache=cache)
-            *_, own = stream_generate(start.base, *asked, speculation=False)
-        self._decoded, self._memory = (plain, own, own), mx.get_peak_memory()
+            *_, ours = stream_generate(start.base, *asked, speculation=False)
+        self._decoded, self._memory = (plain, ours, ours), mx.get_peak_memory()
         states: Any = tree_flatten([layer.state for layer in cache])
         held = sum(array.nbytes for _, array in states if isinstance(array, mx.array))
         self._bytes_of_row = held / (len(self._prompt) + plain.generation_tokens)
@@ -63,7 +63,7 @@ class Estimate:
         """Estimate the drawing of prompts, of which half are taken to be kept."""
         seconds, memory = self._batch([self._prompt] * AT_ONCE, MOST_DRAWN)
         work = f"{count}, drawn by the base"
-        self.parts.append(Part("prompts", work, 2 * count / AT_ONCE * seconds, memory))
+        self.parts.append(StageCost("prompts", work, 2 * count / AT_ONCE * seconds, memory))
 
     def answers(self, prompts: Sequence[str], count: int, left: int, how: Answering) -> list[Item]:
         """Estimate the ``left`` of ``count`` answers, to prompts of the kind of ``prompts``.
@@ -76,22 +76,22 @@ class Estimate:
         seconds, memory = self._batch(sample, how.max_tokens)
         work = f"{left} of up to {how.max_tokens} tokens"
         disk = _BYTES_OF_TOKEN * left * how.max_tokens
-        self.parts.append(Part("answers", work, left / len(sample) * seconds, memory, disk))
+        self.parts.append(StageCost("answers", work, left / len(sample) * seconds, memory, disk))
         return [Item([*head, *self._prompt[-1:] * how.max_tokens], len(head)) for head in heads]
 
-    def training(self, run: Run) -> None:
+    def training(self, run: TrainingRun) -> None:
         """Estimate what is left of a run."""
         work, seconds, memory, disk = run.cost(device.memory_bytes())
-        self.parts.append(Part("training", work, seconds, memory, disk))
+        self.parts.append(StageCost("training", work, seconds, memory, disk))
 
     def comparison(self, valid: Sequence[Item]) -> None:
-        """Estimate the decoding of held-out texts, as if drafts won nothing."""
+        """Estimate the decoding of held-out texts, as if drafts brought no speedup."""
         texts, read = len(texts_of(valid)), len(self._prompt)
         seconds = sum(
-            read / one.prompt_tps + MOST_TOKENS / one.generation_tps for one in self._decoded
+            read / text.prompt_tps + MOST_TOKENS / text.generation_tps for text in self._decoded
         )
         work = f"{texts} held-out text" + "s" * (texts != 1) + ", decoded in three ways"
-        self.parts.append(Part("comparison", work, rounds(texts) * seconds, self._memory))
+        self.parts.append(StageCost("comparison", work, rounds(texts) * seconds, self._memory))
 
     def _batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[float, float]:
         """Return the seconds in which texts get so many tokens, and the memory."""
@@ -105,7 +105,7 @@ class Estimate:
         return stats.prompt_time + max_tokens * step, mx.get_peak_memory() + max(0.0, more)
 
     def lines(self) -> list[str]:
-        """Say what all stages take together, and each of them."""
+        """Format the cost of all stages together, and of each."""
         total, (memory, disk) = sum(part.seconds for part in self.parts), self._bytes()
         lines = [f"About {duration(total)} here, {_size(memory)} of memory, {_size(disk)} of disk:"]
         for part in self.parts:
@@ -114,7 +114,7 @@ class Estimate:
         return lines
 
     def check(self, directory: Path) -> None:
-        """Check that the machine has the memory, and the directory's disk the room."""
+        """Check that the machine has enough memory and the directory's disk enough space."""
         memory, disk = self._bytes()
         if memory > (has := device.memory_bytes()):
             raise UserError(
@@ -122,7 +122,8 @@ class Estimate:
                 "expected a smaller --batch-size, --max-tokens or --max-seq-length, or "
                 "--grad-checkpoint"
             )
-        place = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+        folders = directory, *directory.absolute().parents
+        place = next(folder for folder in folders if folder.exists())
         if disk > (free := shutil.disk_usage(place).free):
             raise UserError(
                 f"the run writes about {_size(disk)} and {_size(free)} are free on the disk of "

@@ -62,7 +62,7 @@ class StreamForward:
         self._group_axis = architecture.grouped_scores and grouped
 
     def __call__(self, sequences: Sequences) -> Hidden:
-        """Run the sequences; what is not read of the results is never computed."""
+        """Run the sequences; results that are never read are never computed."""
         config = self.streams.config
         first, shared = config.first_msa_layer, config.mode == "shared"
         positions = sequences.positions.reshape(len(sequences.tokens), -1)
@@ -82,8 +82,8 @@ class StreamForward:
             hidden = self._segments(number, hidden, rows, visibility)
 
         if shared:
-            own, hidden = mx.split(hidden, [visibility.main_rows], axis=1)
-            main = own.reshape(seed.shape)
+            main_rows, hidden = mx.split(hidden, [visibility.main_rows], axis=1)
+            main = main_rows.reshape(seed.shape)
         else:
             main = _rows_at(main, positions)
         return Hidden(seed, main, hidden.reshape(*positions.shape, config.num_streams, -1))
@@ -177,8 +177,8 @@ class Visibility:
     """Positions and visibility of the rows of segments; the same for all layers of a step.
 
     A segment's rows are its main rows, in shared mode, and then its streams position by position.
-    They see, by window, ``seen`` (B * S, rows, T) of all main rows and ``own`` (B * S, rows,
-    c * gamma) of the segment's streams.
+    They see, by window, ``seen`` (B * S, rows, T) of all main rows and ``sees_streams`` (B * S,
+    rows, c * gamma) of the segment's streams.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class Visibility:
         self.main_rows = 0
         self.positions = (places[..., None] + mx.arange(1, gamma + 1)).flatten(1)
         anchors = mx.repeat(places, gamma, axis=1)
-        own = (of_stream[:, None] == of_stream) & (stream <= stream[:, None])
+        sees_streams = (of_stream[:, None] == of_stream) & (stream <= stream[:, None])
         if config.mode == "shared":  # the main rows see their streams (Eq. 3)
             self.main_rows = count
             self.positions = mx.concatenate([places, self.positions], axis=1)
             anchors = mx.concatenate([places, anchors], axis=1)
-            own = mx.concatenate([place[:, None] == of_stream, own])
-        self.own = mx.broadcast_to(own, (len(anchors), *own.shape))
+            sees_streams = mx.concatenate([place[:, None] == of_stream, sees_streams])
+        self.sees_streams = mx.broadcast_to(sees_streams, (len(anchors), *sees_streams.shape))
         back = anchors[..., None] - mx.arange(sequences.tokens.shape[1])
         self.seen = {
             window: (back >= 0) if window is None else (back >= 0) & (back < window)
@@ -220,7 +220,7 @@ class Visibility:
             main, streams = mx.split(seen, [self.main_rows], axis=1)
             streams = streams & mx.repeat(likeliest, self.num_streams, axis=1)
             seen = mx.concatenate([main, streams], axis=1)
-        mask = mx.concatenate([seen, self.own], axis=-1)
+        mask = mx.concatenate([seen, self.sees_streams], axis=-1)
         return mask[:, None, None] if self._group_axis else mask[:, None]
 
     def in_segments(self, whole: mx.array) -> mx.array:
@@ -229,23 +229,23 @@ class Visibility:
         shape = len(whole), segments, *whole.shape[1:]
         return mx.broadcast_to(whole[:, None], shape).reshape(-1, *whole.shape[1:])
 
-    def with_completion(self, prompt: mx.array | None, own: mx.array) -> mx.array:
+    def with_completion(self, prompt: mx.array | None, rows: mx.array) -> mx.array:
         """Join main rows' keys or values in order, to (B, kv_heads, T, d).
 
-        ``own`` (B * S, kv_heads, c, d) are of rows with streams. What is past a sequence's end
+        ``rows`` (B * S, kv_heads, c, d) are of rows with streams. What is past a sequence's end
         means nothing.
         """
         sequences = self.sequences
         batch, segments, count = sequences.positions.shape
-        own = own.reshape(batch, segments, -1, count, own.shape[-1]).swapaxes(1, 2)
-        own = own.reshape(batch, -1, segments * count, own.shape[-1])
+        rows = rows.reshape(batch, segments, -1, count, rows.shape[-1]).swapaxes(1, 2)
+        rows = rows.reshape(batch, -1, segments * count, rows.shape[-1])
         first, before = sequences.positions[:, 0, :1], 0
         if prompt is not None:
-            before, own = prompt.shape[2], mx.concatenate([prompt, own], axis=2)
+            before, rows = prompt.shape[2], mx.concatenate([prompt, rows], axis=2)
         place = mx.arange(sequences.tokens.shape[1])
         place = mx.where(place < first, place, place - first + before)
-        place = mx.minimum(place, own.shape[2] - 1)[:, None, :, None]
-        return mx.take_along_axis(own, place, axis=2)
+        place = mx.minimum(place, rows.shape[2] - 1)[:, None, :, None]
+        return mx.take_along_axis(rows, place, axis=2)
 
 
 class SegmentRows:
@@ -288,8 +288,8 @@ class SegmentRows:
         both: Any = keys, values
         main: Any = self._main.arrays[:2] or (None, None)
         if count:
-            own, both = zip(*(mx.split(rows, [count], axis=2) for rows in both), strict=True)
-            main = map(visibility.with_completion, main, own)
+            completion, both = zip(*(mx.split(rows, [count], axis=2) for rows in both), strict=True)
+            main = map(visibility.with_completion, main, completion)
         main_keys, main_values = map(visibility.in_segments, main)
         if config.stream_keys:
             weights = self._weights(main_keys)

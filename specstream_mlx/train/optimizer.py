@@ -79,8 +79,8 @@ def clipped(gradients: dict[str, Any], most: float) -> tuple[dict[str, Any], mx.
     """Clip gradients to a norm, the pruner's apart; also returns the sum of both norms."""
     streams = dict(gradients["streams"])
     pruner = streams.pop("pruner", {})
-    own, norm = optim.clip_grad_norm({**gradients, "streams": streams}, most)
+    clipped, norm = optim.clip_grad_norm({**gradients, "streams": streams}, most)
     if pruner:
         pruner, apart = optim.clip_grad_norm(pruner, most)
-        own["streams"]["pruner"], norm = pruner, norm + apart
-    return own, norm
+        clipped["streams"]["pruner"], norm = pruner, norm + apart
+    return clipped, norm

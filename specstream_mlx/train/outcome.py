@@ -1,4 +1,4 @@
-"""What a finished adapter brings on held-out prompts, over lookup alone and plain decoding."""
+"""The speed of a finished adapter on held-out prompts, over lookup alone and plain decoding."""
 
 import math
 from collections import deque
@@ -10,9 +10,9 @@ from typing import Any
 import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..generation import stream_generate
-from ..loading import SpeculativeModel
-from ..responses import decoding_rate
+from ..generation.stream_generate import stream_generate
+from ..generation.text import decoding_rate
+from ..loading.speculative_model import SpeculativeModel
 from .batches import Item
 
 MOST_TOKENS = 96
@@ -69,7 +69,7 @@ def measure(
 
 
 def verdict(over_lookup: Sequence[float], over_plain: Sequence[float], reduction: float) -> str:
-    """Judge what streams bring by each text's speed over lookup's and over plain decoding's.
+    """Judge streams by each text's speed over that of lookup and of plain decoding.
 
     They paid where the interval of the first, in which its mean lies 19 times of 20, is above 1.
     """

@@ -44,7 +44,7 @@ class Progress:
     waited: int = 0  # validations since
 
 
-class Run:
+class TrainingRun:
     """A run in memory, of checked settings; without validation data there is no validation."""
 
     def __init__(
@@ -107,8 +107,8 @@ class Run:
             streams[VOCABULARY] = self._start.streams.vocabulary
         lora = self._start.lora
         if self.settings.mode == "shared":
-            own = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
-            lora = replace(lora, tensors=own)
+            of_lora = {name: tensor for name, tensor in tensors.items() if not is_of_streams(name)}
+            lora = replace(lora, tensors=of_lora)
         target, again = self.settings.adapter_path, self.settings.resume
         with staged_directory(target, replace=again and is_adapter(target)) as scratch:
             write_adapter(scratch, lora, self._start.streams.config, streams)
@@ -170,8 +170,8 @@ class Run:
         settings, epoch = self.settings, self._batches.epoch(0)
         longest = max(epoch, key=_size)
         rows = sorted(longest, key=lambda item: len(item.tokens), reverse=True)
-        (_, one), (_, two) = self._timed(rows[:1]), self._timed(rows[:2])
-        peak = one + (len(rows) - 1) * max(0, two - one)
+        (_, first), (_, both) = self._timed(rows[:1]), self._timed(rows[:2])
+        peak = first + (len(rows) - 1) * max(0, both - first)
         rates = []
         for batch in [epoch[0], longest] if peak < memory else [rows[:2]]:
             seconds, used = min(self._timed(batch), self._timed(batch))

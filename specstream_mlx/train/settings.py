@@ -28,7 +28,7 @@ _SHAPE = (
     *("num_streams", "num_msa_layers", "stream_init", "stream_init_rank", "value_rotation_epsilon"),
     *("stream_mlp", "stream_adapter_rank", "stream_keys", "pruner_rank"),
 )
-"""Settings that streams cannot change once they are trained; the head is no part of it."""
+"""Settings that trained streams cannot change; the head's are not among them."""
 
 
 _DATA, _OPTIMIZATION = "Model and data", "Optimization"
@@ -173,7 +173,7 @@ class StreamSettings:
         return LearningRates(lora, streams, self.embedding_learning_rate or streams)
 
     def _ranks(self, hidden_size: int, **defaults: int) -> dict[str, int]:
-        """The ranks that are set, or else these defaults; benchmarks/NOTES.md has why these."""
+        """The ranks that are set, or else these defaults; benchmarks/NOTES.md says why."""
         values = {name: min(default, hidden_size) for name, default in defaults.items()}
         return values | {n: rank for n in defaults if (rank := getattr(self, n)) is not None}
 

@@ -1,4 +1,4 @@
-"""What a run trains: streams with their pruner and, in shared mode, LoRA, on a base."""
+"""The trained parts of a run: streams with their pruner and, in shared mode, LoRA, on a base."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, LoraPart, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from ..options import choice
@@ -21,7 +21,7 @@ from .settings import TrainSettings
 
 @dataclass(frozen=True)
 class Start:
-    """A base, as it is decoded with, and what is to be trained on it."""
+    """A base as it is decoded, and the parts to be trained on it."""
 
     base: SpeculativeModel
     tokenizer: TokenizerWrapper
@@ -32,7 +32,7 @@ class Start:
 
 
 def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
-    """Make what is trained on a base, on which LoRA is put: in lossless mode a frozen one."""
+    """Make the trained parts on a base, and put LoRA on it: a frozen one in lossless mode."""
     base.model = model = shared_copy(base.base)  # LoRA is put on it
     shared = settings.mode == "shared"
     mx.random.seed(settings.seed)
@@ -59,13 +59,13 @@ def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: Tokeniz
         lora = _put_lora(settings, model, adapter)
     known = streams.vocabulary is None
     if adapter is not None:
-        own, tensors = _trainable(adapter.lora), _trainable(adapter.stream_tensors)
+        of_lora, tensors = _trainable(adapter.lora), _trainable(adapter.stream_tensors)
         if settings.draft_vocabulary:
             tensors.pop(VOCABULARY, None)
         known = known or VOCABULARY in tensors
-        model.load_weights(list(own.items()), strict=False)
+        model.load_weights(list(of_lora.items()), strict=False)
         streams.load_weights(list(tensors.items()), strict=False)
-        lora = lora if shared else replace(lora, tensors=own)
+        lora = lora if shared else replace(lora, tensors=of_lora)
     if not shared:
         model.freeze()
     frozen = None if shared else lora_digest(adapter)
@@ -109,16 +109,16 @@ def _trainable(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def initial_streams(config: StreamConfig, seed: int) -> Streams:
-    """Make untrained streams, drawn as in PyTorch; a last map of 0 makes them change nothing."""
+    """Make untrained streams, drawn as in PyTorch; last maps are 0, so they change nothing."""
     key, tensors = mx.random.key(seed), {}
     for name, shape in config.tensor_shapes().items():
         if name == VOCABULARY:
             continue
-        key, own = mx.random.split(key)
+        key, drawn_by = mx.random.split(key)
         if name == "streams.embeddings":
-            tensors[name] = 0.02 * mx.random.normal(shape, key=own)
+            tensors[name] = 0.02 * mx.random.normal(shape, key=drawn_by)
         elif name.endswith("down.weight") or name == "streams.init.up.weight":
-            tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=own)
+            tensors[name] = shape[1] ** -0.5 * mx.random.normal(shape, key=drawn_by)
         else:
             tensors[name] = mx.zeros(shape)
     streams = Streams(config)
@@ -145,7 +145,7 @@ class Trained(nn.Module):
         return {name.partition(".")[2]: array for name, array in trainable}
 
     def load(self, arrays: dict[str, mx.array]) -> None:
-        """Put arrays, as of ``arrays``, in the place of those that are there."""
+        """Replace the arrays by these, in the form of ``arrays``."""
         owners = {name: "streams" if is_of_streams(name) else "model" for name in arrays}
         self.update(tree_unflatten([(f"{owners[n]}.{n}", array) for n, array in arrays.items()]))
 

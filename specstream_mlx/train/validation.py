@@ -40,10 +40,10 @@ def validate(
         np.add.at(counts, stream, 1)
         hits = np.zeros(sequences.positions.size * rows, bool)
         hits[place] = correct
-        for item, own in zip(items, hits.reshape(len(items), -1, rows), strict=True):
+        for item, of_item in zip(items, hits.reshape(len(items), -1, rows), strict=True):
             drafted = item.completion_tokens - 1  # the first token is the prompt's
             tokens += drafted
-            steps += _steps(own[:drafted, 1:])
+            steps += _steps(of_item[:drafted, 1:])
     counts = np.maximum(counts, 1)
     return Validation(
         loss=float((np.array(alphas) * losses / counts).sum()),

@@ -1,17 +1,22 @@
 """The page of the writing tools in headless Chromium; all its adapters are the toy's."""
 
 import json
+import random
 import re
 import urllib.request
 from pathlib import Path
 
 import pytest
+from random_letters import random_correction, random_letter
 from serving import serving
+from specstream_mlx.apps.writing_tools.corrections import Correction, is_grammar
+from specstream_mlx.apps.writing_tools.english import BY_PARAGRAPH
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
+from specstream_mlx.apps.writing_tools.parts import TextInParts
+from specstream_mlx.apps.writing_tools.tools import TOOLS
 
 from benchmarks import browser
 from specstream_mlx import bundled, demonstration, generate, load
-from specstream_mlx.bundled.tools import TOOLS
 from specstream_mlx.prompts import chat_prompt
 
 # The page ----------------------------------------------------------------------------------------
@@ -416,8 +421,8 @@ def test_everything_has_a_name_and_a_phone_shows_it(page):
     page.ask("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
 
 
-CASES = json.loads((Path(__file__).parents[1] / "corrections.json").read_text())
-PARTS = json.loads((Path(__file__).parents[1] / "parts.json").read_text())
+CASES = json.loads((Path(__file__).parent / "corrections.json").read_text())
+PARTS = json.loads((Path(__file__).parent / "parts.json").read_text())
 GRAMMAR = {"needs": "need", "recieve": "receive", "teh": "the", "friday": "Friday", "": "the "}
 GRAMMAR |= {
     "dont": "don't",
@@ -440,9 +445,16 @@ PAIRS = [
 IN_PARTS = """
 return import("/work.js").then(({ Work }) => arguments[0].map(({ tool, text, written }) => {
   const work = new Work(tool, text);
-  written.forEach((text, number) => work.add(number, { text, step: [] }));
+  work.parts.forEach((_, number) => work.add(number, { text: written[number] ?? "", step: [] }));
   return [work.chats.map((chat) => chat.text.trim()), work.text];
 }));
+"""
+
+MEANINGS = """
+return Promise.all([import("/meaning.js"), import("/grammar.js")]).then(
+  ([{ meaningOf }, { isGrammar }]) => arguments[0].map(([before, start, end, text]) => [
+    meaningOf(before, { start, end, text }), isGrammar(before.slice(start, end), text),
+  ]));
 """
 
 FUZZ = """
@@ -486,6 +498,28 @@ def test_what_the_page_computes(page):
     assert made == [one for _, _, one in PAIRS]
     assert page.run(FUZZ) == []
     assert page.run(IN_PARTS, PARTS) == [[case["parts"], case["result"]] for case in PARTS]
+
+
+def test_random_texts_are_handled_alike_by_the_page_and_in_python(page):
+    rng = random.Random(1)
+    corrected = [random_correction(rng) for _ in range(3000)]
+    made = [Correction(*one) for one in corrected]
+    expected = [[one.meaning, is_grammar(one.old, one.text)] for one in made]
+    assert len({meaning for meaning, _ in expected}) == 13  # all that there are, and none
+    for said, here, case in zip(page.run(MEANINGS, corrected), expected, corrected, strict=True):
+        assert said == here, case
+
+    cases, expected = [], []
+    for _ in range(1000):
+        tool = rng.choice([*BY_PARAGRAPH, "summarize", "key_points"])
+        work = TextInParts(tool, random_letter(rng))
+        written = [rng.choice([random_letter(rng), ""]) for _ in work.parts]
+        for number, text in enumerate(written):
+            work.add(number, text, True)
+        cases.append({"tool": tool, "text": work.before, "written": written})
+        expected.append([[one.strip() for one in work.prompts], work.result])
+    for said, here, case in zip(page.run(IN_PARTS, cases), expected, cases, strict=True):
+        assert said == here, case
 
 
 def test_the_page_takes_nothing_from_elsewhere(address):

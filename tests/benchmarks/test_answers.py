@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.answers import drafted, perplexity, quality
-from benchmarks.runner import Run
+from benchmarks.runner import TimedRun
 from benchmarks.texts import INSTRUCTIONS, Text, Texts, task_items
 from specstream_mlx import load
 from specstream_mlx.prompts import chat_prompt
@@ -49,6 +49,6 @@ def test_perplexity_is_that_of_the_likeliest_accepted_answer():
 
 
 def test_depths_count_calls_that_accepted_as_many_drafts():
-    found = drafted([Run([1] * 6, "", 3, 1.0, lengths=[3, 1, 2])])
+    found = drafted([TimedRun([1] * 6, "", 3, 1.0, lengths=[3, 1, 2])])
     assert found["depths"] == pytest.approx([2 / 3, 1 / 3, 0, 0])
     assert found["call_reduction"] == 2

@@ -12,13 +12,13 @@ from random_models import random_prompt, speculative_model
 from tiny_models import tokenizer_ending
 
 from benchmarks.llama_cpp_reference import LLAMA, LLAMA_LOOKUP, llama_ways
-from benchmarks.runner import Mounted, Run, interleaved, without_drift
+from benchmarks.runner import Mounted, TimedRun, interleaved, without_drift
 from specstream_mlx import DraftSettings, PromptCache
 
 
 def way(rate):
     """A way that makes nine tokens in three calls, ``rate(prompt)`` tokens a second."""
-    return lambda prompt: Run([1] * 9, "", 3, rate(prompt), 6)
+    return lambda prompt: TimedRun([1] * 9, "", 3, rate(prompt), 6)
 
 
 def test_a_way_is_compared_with_the_baseline_on_the_same_prompt():

@@ -5,7 +5,7 @@ import json
 import command_line
 import pytest
 
-from benchmarks.runner import MLX_LM, Compared, Run
+from benchmarks.runner import MLX_LM, Compared, TimedRun
 from benchmarks.spec_bench import (
     ALL,
     MEAN,
@@ -22,7 +22,7 @@ from benchmarks.spec_bench import (
 def run_of(text, lengths, seconds):
     """A run of calls of so many tokens."""
     tokens = [ord(letter) for letter in text]
-    return [Run(tokens, text, len(lengths), 1.0, seconds=seconds, lengths=lengths)]
+    return [TimedRun(tokens, text, len(lengths), 1.0, seconds=seconds, lengths=lengths)]
 
 
 def test_figures_of_a_method_by_hand():

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from specstream_mlx import load, stream_generate
 from specstream_mlx.cli import doctor
-from specstream_mlx.cli.comparison import Decoding
+from specstream_mlx.cli.comparison import ComparedDecoding
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.step_costs import CostCurve
 
@@ -43,7 +43,7 @@ def test_text_on_stdout_and_statistics_on_stderr(base, streams):
     assert "call reduction" in statistics[-1]
     more = generate(base, "--adapter-path", streams, "-v").stderr
     assert all(f"\n{name}: " in more for name in ("Peak memory", "Verify"))
-    assert "\nTree: what is worth most, step by step, of streams and lookup" in more
+    assert "\nTree: adaptive, from streams and lookup" in more
     (seen,) = re.findall(r"^Streams guessed in (?:all )?(\d+)", more, re.MULTILINE)
     values = json.loads(generate(base, "--adapter-path", streams, "--json").stdout)
     assert values["seen"]["steps"] == values["target_calls"] >= int(seen) > 0
@@ -82,7 +82,7 @@ def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
     ours = list(stream_generate(model, tokenizer, prompt, 12))
     place, right = 3, ours[3].token
     wrong = (right + 1) % model.config["vocab_size"]
-    plain = Decoding.plain_responses
+    plain = ComparedDecoding.plain_responses
 
     def responses(request):
         for number, response in enumerate(plain(request)):
@@ -90,7 +90,7 @@ def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
                 response.token = wrong
             yield response
 
-    monkeypatch.setattr(Decoding, "plain_responses", responses)
+    monkeypatch.setattr(ComparedDecoding, "plain_responses", responses)
     flags = ("--compare", "--ignore-chat-template")
     found = json.loads(generate(base, *flags, "--json").stdout)["first_difference"]
     scores = ours[place].logprobs
@@ -145,13 +145,13 @@ def test_an_interrupt_and_a_closed_pipe(base):
 
 
 def test_an_interrupted_text_is_one_whole_json_object(base, monkeypatch):
-    responses = Decoding.responses
+    responses = ComparedDecoding.responses
 
     def interrupted(request, progress=None):
         yield from islice(responses(request, progress), 5)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Decoding, "responses", interrupted)
+    monkeypatch.setattr(ComparedDecoding, "responses", interrupted)
     result = generate(base, "--json")
     assert result.exit_code == 130
     values = json.loads(result.stdout)
@@ -213,7 +213,7 @@ def test_comparisons_of_sampled_text(base, streams):
     assert values["identical"] is None
     assert values["speedup"] > 0
     typical = generate(base, *flags, "--verify", "typical").stderr
-    assert "Identical output: not asked" in typical and "LOSSY" in typical
+    assert "Identical output: not compared" in typical and "LOSSY" in typical
 
 
 def test_a_draft_model_of_the_same_vocabulary(base, tmp_path):

@@ -7,12 +7,12 @@ import pytest
 
 from specstream_mlx import DraftSettings, UserError
 from specstream_mlx import options as kinds
-from specstream_mlx.cli.options import SamplingOptions, draft_settings
+from specstream_mlx.cli.options import CliSamplingOptions, draft_settings
 from specstream_mlx.drafting.settings import DRAWN_DRAFTS, LIKELY_DRAFTS, Proposers
 from specstream_mlx.options import kinds_of
 from specstream_mlx.terminal.commands import reader
 
-BIAS = kinds_of(SamplingOptions)["logit_bias"]
+BIAS = kinds_of(CliSamplingOptions)["logit_bias"]
 BIASES = ["[1]", '{"a": 1}', "{", '{"1": NaN}', "[" * 9999]
 
 

@@ -29,8 +29,8 @@ from specstream_mlx.drafting.step_costs import CostCurve, StepCosts
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan, root_only
+from specstream_mlx.generation.batch import decode
 from specstream_mlx.hardware import user_cache
-from specstream_mlx.scheduler import decode
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -50,8 +50,8 @@ def random_curve(rng, streams, least, rows):
     )
 
 
-LOSSLESS = curve({"plain": (1, 0), "none": (1.15, 0.05), "beside 1": (1.6, 0.05)})
-SHARED = curve({"none": (1, 0.06), "beside": (1.1, 0.06)})
+LOSSLESS = curve({"plain": (1, 0), "none": (1.15, 0.05), "one node": (1.6, 0.05)})
+SHARED = curve({"none": (1, 0.06), "nodes": (1.1, 0.06)})
 
 
 def streams_of(mode):
@@ -83,7 +83,7 @@ def best_by_force(rate, nodes, costs, value):
         for place, one in costs.items():
             if (place == "plain" and count) or (place == "none" and not count and "plain" in costs):
                 continue
-            worth = value * {"beside 1": max(ends), "beside": 1.0}.get(place, 0.0)
+            worth = value * {"one node": max(ends), "nodes": 1.0}.get(place, 0.0)
             found.append((sum(paths) - rate * one[count + 1] + worth, place, count))
     return max(found)
 
@@ -122,14 +122,14 @@ def run(drafting, steps, guesses, text):
         ahead = planned.pipelined
         plans.append(plan)
         drafting.accept(plan, text(number), 0.01)
-        ran = drafting.place_of(plan) in ("beside 1", "beside")
+        ran = drafting.place_of(plan) in ("one node", "nodes")
         planned = drafting.plan(3, guesses(number) if ran else NO_GUESSES)
     return plans
 
 
 RIGHT = StreamGuesses(np.array([[3, 51]] * 3), np.log(np.array([[0.98, 0.01]] * 3)))
 WRONG = StreamGuesses(np.array([[50, 51]] * 3), np.log(np.full((3, 2), 0.02)))
-BOTH = [("lossless", LOSSLESS, "beside 1", "plain"), ("shared", SHARED, "beside", "none")]
+BOTH = [("lossless", LOSSLESS, "one node", "plain"), ("shared", SHARED, "nodes", "none")]
 
 
 @pytest.mark.parametrize(("mode", "measured", "place", "rest"), BOTH)
@@ -164,7 +164,7 @@ def test_a_text_is_weighed_by_its_own_pace_and_not_by_its_first_guess(tmp_path):
         drafting = drafting_at(tmp_path, LOSSLESS, streams_of("lossless"), **history)
         plans = run(drafting, 24, lambda number: WRONG, lambda number: [number + 100])
         places = [drafting.place_of(plan) for plan in plans]
-        assert places[1] == ("beside 1" if tokens == 128.0 else "plain")
+        assert places[1] == ("one node" if tokens == 128.0 else "plain")
         assert places[-1] == "plain" and drafting.history.rate < 1.3
 
 
@@ -174,7 +174,7 @@ def test_what_was_seen_is_said_in_numbers_of_the_state(mode, measured, place, re
     drafting = drafting_at(tmp_path, measured, streams_of(mode), [lookup], value=0.1, tokens=256.0)
     text = [[7], [8], [9], [50], *([number] for number in range(60, 90))]
     plans = run(drafting, len(text), lambda number: WRONG, lambda number: text[number])
-    places, seen = [drafting.place_of(plan) for plan in plans], drafting.seen
+    places, seen = [drafting.place_of(plan) for plan in plans], drafting.draft_stats
     ran = [number for number, one in enumerate(places) if one == place]
     assert (seen.steps, seen.guessing) == (len(text), len(ran)) and 0 < len(ran) < len(text)
     costs = {one: measured.relative(one) for one in measured.points}
@@ -194,10 +194,10 @@ def test_what_was_seen_is_said_in_numbers_of_the_state(mode, measured, place, re
     )
     other = drafting_at(tmp_path, LOSSLESS, None)  # without streams
     other.accept(other.first(3), [3], None)
-    both = seen + other.seen + seen
+    both = seen + other.draft_stats + seen
     assert (both.guesser, both.steps, both.right) == ("streams", 2 * len(text) + 1, 2 * seen.right)
     assert both.values()["first_guesses"] == {"right": both.right, "all": 2 * seen.guessed}
-    busy = replace(drafting.seen, timed="busy").sentence, replace(seen, timed=None).sentence
+    busy = replace(drafting.draft_stats, timed="busy").sentence, replace(seen, timed=None).sentence
     assert " (timed while others used" in busy[0] and " (not timed here yet)" in busy[1]
     alone = replace(seen, guesser=None, guessing=0)
     assert alone.sentence == "Lookup's first guess was right 75% of the time"

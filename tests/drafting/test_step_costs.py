@@ -8,19 +8,19 @@ import pytest
 from specstream_mlx.drafting import step_costs
 from specstream_mlx.drafting.step_costs import MOST_NODES, BatchCosts, CostCurve, StepCosts
 
-SHARED = "none", "beside"
+SHARED = "none", "nodes"
 
 
 def true_seconds(place, nodes):
-    return 0.001 * ({"none": 1.2, "beside": 1.3}[place] + 0.1 * (nodes - 1))
+    return 0.001 * ({"none": 1.2, "nodes": 1.3}[place] + 0.1 * (nodes - 1))
 
 
 def measured(costs, factor=lambda number: 1.0, limit=1000):
     """Hand every wanted step its time; returns the steps."""
     steps = []
-    while (job := costs.wanted()) and len(steps) < limit:
-        steps.append(job)
-        costs.note(true_seconds(*job) * factor(len(steps)))
+    while (kind := costs.wanted()) and len(steps) < limit:
+        steps.append(kind)
+        costs.note(true_seconds(*kind) * factor(len(steps)))
     return steps
 
 
@@ -37,8 +37,8 @@ def test_a_curve_is_interpolated_and_more_nodes_never_cost_less(path):
     assert curve.relative("none")[4] == 2.0
     dips = {("none", 1): 1.0, ("none", 2): 3.0, ("none", 4): 2.0, ("none", 8): 4.0}
     costs = StepCosts(path, {}, SHARED)
-    while job := costs.wanted():
-        costs.note(0.001 * dips.get(job, 5.0))
+    while kind := costs.wanted():
+        costs.note(0.001 * dips.get(kind, 5.0))
     found = [1000 * costs.curve.seconds("none", nodes) for nodes in (1, 2, 4, 8)]
     assert found == pytest.approx([1.0, 2.0, 2.0, 4.0])
 
@@ -49,10 +49,10 @@ def test_timings_are_kept_from_one_run_to_the_next_unless_the_file_is_damaged(pa
         assert measured(costs, limit=7)
         costs.save()
     for nodes in (1, 8, MOST_NODES):
-        assert costs.curve.seconds("beside", nodes) == pytest.approx(true_seconds("beside", nodes))
+        assert costs.curve.seconds("nodes", nodes) == pytest.approx(true_seconds("nodes", nodes))
     assert StepCosts(path, {"base": 2}, SHARED).curve.spread is None, "another model's"
     no_time = json.loads(path.read_text())
-    no_time["curve"]["points"]["beside"][0][1] = 0
+    no_time["curve"]["points"]["nodes"][0][1] = 0
     for damage in "[]", '{"facts": {"base": 1}, "timings": [1]}', json.dumps(no_time):
         path.write_text(damage)
         assert StepCosts(path, {"base": 1}, SHARED).curve.spread is None
@@ -63,8 +63,8 @@ def test_a_busy_machine_is_measured_again_after_a_while(path, monkeypatch):
     measured(costs, lambda number: (1.0, 1.6, 0.9, 1.4, 0.7)[number * 7 % 11 % 5])
     assert costs.curve.busy and costs.wanted() is None
     assert "busy" in costs.curve.state()
-    typical = step_costs._TYPICAL["beside"][1] / step_costs._TYPICAL["none"][0]
-    assert min(costs.curve.relative("beside")[2:]) >= typical, "not believed"
+    typical = step_costs._TYPICAL["nodes"][1] / step_costs._TYPICAL["none"][0]
+    assert min(costs.curve.relative("nodes")[2:]) >= typical, "not believed"
     costs.refresh()
     assert costs.wanted() is None
     monkeypatch.setattr(step_costs, "_AGAIN_AFTER", -1.0)

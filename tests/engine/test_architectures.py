@@ -23,8 +23,9 @@ from tiny_models import tokenizer_ending
 
 from specstream_mlx import stream_generate
 from specstream_mlx.hardware.weights import hold_weights
-from specstream_mlx.loading import SpeculativeModel, read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
 
@@ -58,10 +59,10 @@ def test_a_tree_is_its_paths(case):
     tree = random_tree(np.random.default_rng(2), PROMPT[-1], depth=4, width=2, truth=[5, 6, 7, 8])
     paths = [[*PROMPT[:-1], *tree.tokens[tree.path(node)].tolist()] for node in range(len(tree))]
     expected = np.stack([pair(case).logits(path)[-1] for path in paths])
-    for placement in ("none", "beside"):
+    for placement in ("none", "nodes"):
         result = take(pair(case).decoder_after(PROMPT[:-1]), tree, placement)
         assert_close(result.logits, expected)
-    result = take(pair(case).decoder_after(PROMPT[:-1]), tree, "beside", max_nodes=6)
+    result = take(pair(case).decoder_after(PROMPT[:-1]), tree, "nodes", max_nodes=6)
     assert_close(result.logits, expected[np.array(result.kept)])
 
 

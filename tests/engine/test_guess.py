@@ -65,7 +65,7 @@ def step_of(model, settings, shortlists=None):
     result = step_by(decoder, TREE, settings)
     count = settings.streams_run(model.streams.config)
     _, rows = seen[model.streams.config.num_hidden_layers - 1]
-    if settings.placement(model.streams.config) == "beside":
+    if settings.placement(model.streams.config) == "nodes":
         nodes = len(TREE) if result.kept is None else result.kept.size
         rows = rows[nodes:].reshape(nodes, count, -1)[result.last.item()]
     return decoder, result, rows

@@ -11,15 +11,16 @@ from waits import counted_waits, operations
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.hardware import running
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 CASES = {
     "no drafts": {"speculation": False},
     "lookup": {"num_streams": 0, "lookup": True},
     "chain": {"tree_width": 1, "tree_size": None},
-    "beside": {"tree_size": 9},
-    "beside some": {"tree_size": 9, "stream_nodes": 2},
+    "all nodes": {"tree_size": 9},
+    "some nodes": {"tree_size": 9, "stream_nodes": 2},
     "pruned": {"tree_size": 9, "max_nodes": 4},
     "pruned by a threshold": {"tree_size": 9, "prune_threshold": 0.01},
 }

@@ -33,7 +33,7 @@ from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.prune import path_scores
 from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.loading import read_model
+from specstream_mlx.loading.load import read_model
 from specstream_mlx.models.streams import Streams
 
 
@@ -80,7 +80,7 @@ def test_a_tree_with_streams_equals_the_row_list(streams, mode, base, pruning):
     streams = (PLAIN_HEADS | FEW_KEYS)[streams]
     model = speculative_model(base, mode=mode, **streams)
     tree = true_tree(model)
-    result = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4, **pruning)
+    result = take(decoder_after(model, PROMPT), tree, "nodes", tree_width=4, **pruning)
     kept = np.arange(len(tree)) if result.kept is None else np.array(result.kept)
     last = result.last.item()
     if mode == "lossless" and not pruning:
@@ -109,7 +109,7 @@ def test_pruned_tree(mode, max_nodes, threshold):
         scores = np.append(scores, score)
     best = sorted(np.argsort(-scores, kind="stable")[:max_nodes].tolist())
     pruning = {"max_nodes": max_nodes, "prune_threshold": threshold}
-    result = take(decoder_after(model, PROMPT), tree, "beside", **pruning)
+    result = take(decoder_after(model, PROMPT), tree, "nodes", **pruning)
     assert result.kept.tolist() == best
     assert np.array(result.in_play).tolist() == np.isfinite(scores[best]).tolist()
     assert 1 <= result.in_play.sum().item() < len(tree)
@@ -150,7 +150,7 @@ def test_keys_of_one_head_are_noticed(monkeypatch):
     model = speculative_model(**STREAMS["few keys"])
     tree = true_tree(model)
     monkeypatch.setattr(SelectingRows, "_weights", of_one_head)
-    result = take(decoder_after(model, PROMPT), tree, "beside")
+    result = take(decoder_after(model, PROMPT), tree, "nodes")
     _, expected, _ = row_list(model, tree, result.last.item())
     assert relative_error(result.streams.logits, expected) > 1e-2
 
@@ -158,7 +158,7 @@ def test_keys_of_one_head_are_noticed(monkeypatch):
 def step_with(model, tree, chosen, monkeypatch):
     monkeypatch.setattr(DraftTree, "likeliest_last", lambda _, count: np.array(chosen))
     decoder = decoder_after(model, PROMPT)
-    return take(decoder, tree, "beside", tree_width=4, stream_nodes=len(chosen))
+    return take(decoder, tree, "nodes", tree_width=4, stream_nodes=len(chosen))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_streams_beside_some_nodes_equal_those_beside_all(kind, base, monkeypatc
     """At an accepted node that has them, in any company; main logits in any case."""
     model = speculative_model(base, **PLAIN_HEADS[kind])
     tree = true_tree(model)
-    every = take(decoder_after(model, PROMPT), tree, "beside", tree_width=4)
+    every = take(decoder_after(model, PROMPT), tree, "nodes", tree_width=4)
     last = every.last.item()
     assert 0 < last < len(tree) - 1
     for chosen in ([last], [0, 1, last, len(tree) - 1]):
@@ -219,10 +219,10 @@ def test_the_model_is_as_before_within_a_step_and_after_an_exception(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Streams, "seed", fail)
         with pytest.raises(ZeroDivisionError):
-            take(decoder, FULL_TREE, "beside", max_nodes=4)
+            take(decoder, FULL_TREE, "nodes", max_nodes=4)
     assert modules_of(model.model) == before
-    expected = take(decoder_after(model, PROMPT), FULL_TREE, "beside", max_nodes=4)
-    found = take(decoder, FULL_TREE, "beside", max_nodes=4)
+    expected = take(decoder_after(model, PROMPT), FULL_TREE, "nodes", max_nodes=4)
+    found = take(decoder, FULL_TREE, "nodes", max_nodes=4)
     assert mx.array_equal(found.logits, expected.logits)
 
 

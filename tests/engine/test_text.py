@@ -23,7 +23,7 @@ from random_models import (
 from specstream_mlx.engine import step
 
 WAYS = {
-    **{"beside": {}, "beside one": {"stream_nodes": 1}, "beside three": {"stream_nodes": 3}},
+    **{"all nodes": {}, "one node": {"stream_nodes": 1}, "three nodes": {"stream_nodes": 3}},
     **{"pruned": {"max_nodes": 30}, "threshold": {"prune_threshold": 1e-4}},
 }
 

@@ -1,7 +1,8 @@
 """The golden record: what this project writes, plans and answers, kept in ``kept/*.json``.
 
 Every move of code must leave it as it is. A move that means to change something records that part
-anew, and git shows what has changed::
+anew, and git shows what has changed. Processors round sums differently, so a float that differs by
+less than ``TOLERANCE`` counts as equal, and stays as it is kept when its part is recorded anew::
 
     python -m tests.golden.record                    # records everything anew
     python -m tests.golden.record --only help        # one part
@@ -136,6 +137,8 @@ KINDS = {
     "levels, linear": ("linear", {"tree_width": 3, "tree_size": None, "num_streams": 2}),
 }
 """Adapters and arguments of four prompts each."""
+OTHER_PROMPTS = {"rule, lossless": 10, "pruned, shared": 20}
+"""In place of prompts whose plans turned on near-ties, which processors decide differently."""
 SAMPLINGS = {"greedy": None, "seed 3": 3, "seed 11": 11}
 
 
@@ -177,8 +180,9 @@ def tiny_alone(seen, count=4, length=24):
     found = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
         loaded = load("base", adapter_path=adapter)
+        prompts = prompts_of(OTHER_PROMPTS.get(kind, number))
         for sampling, seed in SAMPLINGS.items():
-            for place, prompt in enumerate(prompts_of(number)[:count]):
+            for place, prompt in enumerate(prompts[:count]):
                 one = alone(seen, loaded, prompt, length, sampler_of(seed, place), **options)
                 found[f"{kind}, {sampling}, {place + 1}"] = one
     return found
@@ -188,7 +192,8 @@ def tiny_together(seen):
     """The same prompts, four side by side."""
     found = {}
     for number, (kind, (adapter, options)) in enumerate(KINDS.items()):
-        loaded, prompts = load("base", adapter_path=adapter), prompts_of(number)
+        loaded = load("base", adapter_path=adapter)
+        prompts = prompts_of(OTHER_PROMPTS.get(kind, number))
         for sampling, seed in SAMPLINGS.items():
             some = together(seen, loaded, prompts, [24, 17, 24, 20], seed, **options)
             found[f"{kind}, {sampling}"] = some
@@ -422,10 +427,44 @@ def file_of(name):
     return KEPT / f"{name.replace(' ', '_')}.json"
 
 
+def kept_of(name):
+    file = file_of(name)
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+TOLERANCE = 1e-4  # of the value, or of 1
+FLOAT = re.compile(r"((?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?!\.?\d))")
+"""A number with a point inside a text; what has none, such as a token id, is compared exactly."""
+
+
+def close(kept, found):
+    return abs(kept - found) <= TOLERANCE * max(1, abs(kept))
+
+
+def as_kept(kept, found):
+    """Return what was found, with the kept float wherever the two are close.
+
+    A float may stand anywhere: in lists and dictionaries, and inside a text.
+    """
+    if isinstance(kept, dict) and isinstance(found, dict):
+        return {key: as_kept(kept.get(key), value) for key, value in found.items()}
+    if isinstance(kept, list) and isinstance(found, list):
+        return [as_kept(*pair) for pair in zip(kept, found, strict=False)] + found[len(kept) :]
+    if isinstance(kept, float) and isinstance(found, float) and close(kept, found):
+        return kept
+    if isinstance(kept, str) and isinstance(found, str):
+        ours, theirs = FLOAT.split(kept), FLOAT.split(found)  # every second part is a float
+        if ours[::2] == theirs[::2]:
+            pairs = list(zip(ours, theirs, strict=True))
+            theirs[1::2] = [a if close(float(a), float(b)) else b for a, b in pairs[1::2]]
+            return "".join(theirs)
+    return found
+
+
 def differences(name, found):
     """Say what is not as it is kept."""
-    kept = json.loads(file_of(name).read_text())
-    found = json.loads(json.dumps(found))
+    kept = kept_of(name)
+    found = as_kept(kept, json.loads(json.dumps(found)))
     keys = [key for key in {**kept, **found} if kept.get(key) != found.get(key)]
     said = []
     for key in keys:
@@ -437,11 +476,11 @@ def differences(name, found):
 
 def in_new_process(names):
     """Make parts in a process of their own, which knows nothing of earlier texts."""
-    own = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # sums depend on it
-    own |= {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+    own = {"COLUMNS": "100", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
     own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
     command = [sys.executable, "-m", "tests.golden.record", "--print", "--only", *names]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | os.environ | own
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(ended.stderr[-3000:])
     return json.loads(ended.stdout)
@@ -464,6 +503,7 @@ def main():
         if asked.check:
             differing += differences(name, found)
         else:
+            found = as_kept(kept_of(name), found)
             file_of(name).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         print(f"{name}: {len(found)} entries, {time.monotonic() - start:.0f} s", flush=True)
     print("\n".join(differing))

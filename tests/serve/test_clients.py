@@ -1,6 +1,7 @@
 """The unmodified ``openai`` and ``anthropic`` clients; the golden record has further requests."""
 
 import json
+from types import SimpleNamespace
 
 import anthropic
 import httpx2
@@ -284,11 +285,16 @@ def test_too_large_max_tokens_are_what_there_is_room_for(tiny):
 
 def test_names_of_others_other_sites_and_a_front_page(tiny):
     service = tiny.service(aliases={"gpt-4o-mini": "base:other"})
-    app = make_app(service, origins=["http://editor.example"])
+    streams = tiny.models["base:other"].adapter.path.resolve()
+    cards = {streams: SimpleNamespace(facts=lambda: {"does": "x"})}
+    app = make_app(service, origins=["http://editor.example"], cards=cards)
     origin = {"origin": "http://editor.example", "access-control-request-method": "POST"}
     with TestClient(app, "http://localhost:8080") as client:
-        names = [one["id"] for one in client.get("/v1/models").json()["data"]]
-        assert names == [*tiny.models, "gpt-4o-mini"]
+        listed = client.get("/v1/models").json()["data"]
+        said = {one["id"]: one["specstream"].get("tool") for one in listed}
+        assert [*said] == [*tiny.models, "gpt-4o-mini"]
+        told = {name for name, facts in said.items() if facts == {"does": "x"}}
+        assert told == {"base", "base:other", "gpt-4o-mini"}  # all of the same directory
         asked = {"model": "gpt-4o-mini", "messages": CHAT, "max_tokens": 12}
         found = client.post("/v1/chat/completions", json=asked, headers=origin)
         assert found.json()["model"] == "gpt-4o-mini"

@@ -92,7 +92,7 @@ def test_a_wrong_detail_would_show(detail, mode, tmp_path, monkeypatch):
         if detail == "position":
             self.positions = self.positions + (mx.arange(self.positions.shape[1]) == 0)
         elif detail == "order":
-            self.own = self.own[:, ::-1, ::-1]
+            self.sees_streams = self.sees_streams[:, ::-1, ::-1]
         elif detail == "window":
             whole = visibility.__new__(visibility)
             right(whole, sequences, config, {None}, group_axis)

@@ -3,7 +3,9 @@
 // White space is no word: it stays as the first text has it, line breaks above all, except beside
 // words that come or go. So what nobody corrected is never touched.
 
-export const WORD = /[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu;
+import { pattern } from "./english.js";
+
+export const WORD = pattern("word", "g");
 
 // A text's words and where they begin and end. Before the first word and behind the last one there
 // is nothing: `end(-1)` is where the first begins, `start(length)` where the last ends.
@@ -28,7 +30,7 @@ class Words {
   }
 }
 
-const isWord = (word) => /^[\p{L}\p{N}]/u.test(word);
+export const isWord = (word) => /^[\p{L}\p{N}]/u.test(word);
 
 // What it costs to write `b` for `a`; one word that comes or goes costs 2.
 function cost(a, b) {

@@ -4,33 +4,11 @@
 // "need") they count as the same. Small words (articles, "is", "to") and punctuation may come, go and
 // change. What a model meant nobody knows; this looks at words alone.
 
-const WORD = /[\p{L}\p{N}]+(?:['-][\p{L}\p{N}]+)*/gu;
+import { isWord, WORD } from "./diff.js";
+import { DATES, FORMS, pattern, words } from "./english.js";
 
-const SMALL = new Set(
-  (
-    "a an the this that these those i you he she it we they me him her us them my your his its our " +
-    "their who whom whose which what am is are was were be been being have has had having do does did " +
-    "will would shall should can could may might must to of in on at by for from with about into over " +
-    "under as than and or but so because if when while where there here"
-  ).split(" "),
-);
-
-export const FORMS = (
-  "take took taken|give gave given|go goes went gone|see saw seen|buy bought|bring brought|" +
-  "think thought|teach taught|catch caught|eat ate eaten|speak spoke spoken|get got gotten|" +
-  "say said|know knew known|tell told|stand stood|sell sold|make made|pay paid|lie lay lain|" +
-  "good well better best|bad badly worse worst|much many more most|person people|cannot cant|" +
-  "you u|your ur|are r|please pls plz|because cuz coz cos|thanks thx|though tho|want wanna|" +
-  "going gonna|okay ok|do does did done|wasnt werent isnt arent|dont doesnt didnt|" +
-  "havent hasnt hadnt|child children|man men|woman women|foot feet|tooth teeth"
-)
-  .split("|")
-  .map((group) => new Set(group.split(" "))); // irregular forms, and short ways to write a word
-export const WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split(" ");
-export const MONTHS = (
-  "january february march april may june july august september october november december"
-).split(" ");
-export const DATES = [...WEEKDAYS, ...MONTHS];
+export const [DIGIT, DAYS] = [pattern("digit"), [...DATES.values()].flat()];
+const SMALL = words("small");
 
 // Does this change leave the words as they are, but for their form?
 export function isGrammar(before, after) {
@@ -52,15 +30,17 @@ export function isGrammar(before, after) {
 }
 
 export const wordsOf = (text) =>
-  [...text.toLowerCase().replaceAll("’", "'").matchAll(WORD)].map(([word]) => word);
+  [...text.matchAll(WORD)]
+    .filter(([word]) => isWord(word))
+    .map(([word]) => word.toLowerCase().replaceAll("’", "'"));
 export const plain = (word) => word.replaceAll("'", "");
 
 // Are these spellings or forms of one word?
 function isForm(a, b) {
-  if (/\d/.test(a + b)) return a === b; // a number is not misspelt
+  if (DIGIT.test(a + b)) return a === b; // a number is not misspelt
   [a, b] = [plain(a), plain(b)];
   if (FORMS.some((group) => group.has(a) && group.has(b))) return true;
-  if (a.length > 2 && DATES.includes(b) && b.startsWith(a)) return true;
+  if (a.length > 2 && DAYS.includes(b) && b.startsWith(a)) return true;
   return distance(a, b) <= Math.max(1, Math.floor(0.4 * Math.max(a.length, b.length)));
 }
 

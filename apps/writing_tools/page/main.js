@@ -3,8 +3,9 @@
 import { showAbout } from "./about.js";
 import { Changes } from "./changes.js";
 import { element } from "./elements.js";
+import { BY_PARAGRAPH } from "./english.js";
 import { memoryOf, Panel } from "./panel.js";
-import { BY_PARAGRAPH, wrongForm } from "./parts.js";
+import { wrongForm } from "./parts.js";
 import { race, replay } from "./race.js";
 import { Record } from "./record.js";
 import { models, written } from "./server.js";

@@ -1,37 +1,19 @@
 // Which corrections change what a text says: those are somebody's to take, one by one.
 //
-// The rules are those of specstream_mlx/corrections.py, and both have the same tests.
+// corrections.py does the same by the same words (english.json), and both have the same tests.
 
 import { WORD } from "./diff.js";
-import { DATES, FORMS, MONTHS, WEEKDAYS, distance, isGrammar, plain, wordsOf } from "./grammar.js";
+import { CONTRACTIONS, DATES, EXCHANGES, FORMS, LIMITS, pattern, words } from "./english.js";
+import { DAYS, DIGIT, distance, isGrammar, plain, wordsOf } from "./grammar.js";
 
-const NUMBER = /\d+(?:[.,:/-]\d+)*/g;
-const MONEY = /[€£$¥%]/g;
-const ADDRESS = /\S*(?:@|:\/\/|www\.)\S*/g;
-const NUMBERS = new Set(
-  (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " +
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety " +
-    "hundred thousand million billion first second third half quarter dozen"
-  ).split(" "),
-);
-const NEGATIONS = new Set(
-  (
-    "not no never none nobody nothing nowhere neither nor without cannot " +
-    "dont cant wont isnt arent wasnt werent doesnt didnt hasnt havent hadnt shouldnt wouldnt " +
-    "couldnt mustnt aint neednt"
-  ).split(" "),
-);
-const GREETING = /(?:^|\n)[^\p{L}\p{N}]*(?:(?:hi|hello|hey|dear)[^\p{L}\p{N}]+|(?:thanks|cheers),\s*)$/iu;
-const TITLE = /\b(?:mr|mrs|ms|dr|prof|st)\.\s*$/i;
-const POSITIVES = new Set("does have would could should must need were want cant".split(" "));
-// Small words, of kinds, of which one in the place of another says something else.
-const SAYING = [
-  "i me my mine|you your yours u ur|he him his|she her hers|we us our ours|they them their theirs",
-  "and|or|but|if",
-].map((kind) => kind.split("|").map((group) => group.split(" ")));
-const MODALS = new Set("will would shall should can could may might must".split(" "));
-const MOST_WORDS = 3; // that may come or go with a correction
+const [NUMBER, MONEY, ADDRESS] = ["number", "money", "address"].map((name) => pattern(name, "g"));
+const [BEFORE_NUMBER, AFTER_NUMBER] = [pattern("before_number"), pattern("after_number")];
+const [ADDRESSED, TITLE] = [pattern("addressed"), pattern("title")];
+const [SENTENCE_START, SENTENCE_END] = [pattern("sentence_start"), pattern("sentence_end")];
+const [NUMBERS, NEGATIONS, MODALS] = [words("numbers"), words("negations"), words("modals")];
+const [NEAR_NEGATIONS, NO_NAMES] = [words("near_negations"), words("no_names")];
+const VERBS = words("verbs_in_small_letters"); // such as "may"
+const MOST_WORDS = LIMITS.words_more_or_less;
 
 // What a change {start, end, text} of `before` changes besides spelling and grammar, such as
 // "a number"; null: nothing.
@@ -46,9 +28,8 @@ export function meaningOf(before, { start, end, text }) {
   if (old.length - made.length > MOST_WORDS) return "words that are gone";
   if (differs(MONEY, was, text)) return "an amount";
   const written = new Set([...wordsAsWritten(was), ...wordsAsWritten(text)]);
-  for (const [name, dates] of [["a weekday", WEEKDAYS], ["a month", MONTHS]]) {
-    // "may" and "march" in small letters are verbs as well.
-    const known = dates.filter((date) => !(["may", "march"].includes(date) && written.has(date)));
+  for (const [name, dates] of DATES) {
+    const known = dates.filter((date) => !(VERBS.has(date) && written.has(date)));
     const short = old.filter((word) => word.length > 2 && known.some((one) => one.startsWith(word)));
     const isMeant = (date) => !short.length && date.length > 4 && spells(old, date, known);
     const gone =
@@ -66,10 +47,10 @@ export function meaningOf(before, { start, end, text }) {
 function changesNumber(before, start, end, text) {
   const [was, old, made] = [before.slice(start, end), ...[before.slice(start, end), text].map(wordsOf)];
   // What is written at the number, such as its other half, is part of it.
-  const front = before.slice(0, start).match(/[\d.,:/-]*$/)[0];
-  const rest = before.slice(end).match(/^[\d.,:/-]*/)[0];
+  const front = before.slice(0, start).match(BEFORE_NUMBER)[0];
+  const rest = before.slice(end).match(AFTER_NUMBER)[0];
   if (differs(NUMBER, front + was + rest, front + text + rest)) return true;
-  if (/\d/.test(was + text) && !isGrammar(was, text)) return true;
+  if (DIGIT.test(was + text) && !isGrammar(was, text)) return true;
   return old.some((word) => NUMBERS.has(word) && !made.includes(word)) || gains(old, made, NUMBERS);
 }
 
@@ -83,7 +64,8 @@ function signs(before, start) {
 }
 
 const isSign = (line) =>
-  !line || (line.split(/\s+/).length <= 4 && /^\p{L}/u.test(line) && !/[.!?]$/.test(line));
+  !line ||
+  (line.split(/\s+/).length <= LIMITS.signature_words && /^\p{L}/u.test(line) && !SENTENCE_END.test(line));
 
 // Are words the same but for a letter each?
 function isSpelling(old, made) {
@@ -99,9 +81,8 @@ function gains(old, made, kind) {
 }
 
 function exchanges(old, made) {
-  return SAYING.some((kind) => {
-    const groups = (words) =>
-      kind.filter((group) => words.some((word) => group.includes(word.split("'")[0])));
+  return EXCHANGES.some((kind) => {
+    const groups = (words) => kind.filter((group) => words.some((word) => group.has(word.split("'")[0])));
     const [was, is] = [groups(old), groups(made)];
     return was.some((group) => !is.includes(group)) && is.some((group) => !was.includes(group));
   });
@@ -117,9 +98,16 @@ function modals(words, others) {
   const same = others.map(plain);
   return words
     .filter((word) => !same.includes(plain(word)))
-    .map((word) => (word.endsWith("'ll") ? "will" : word.endsWith("'d") ? "would" : plain(word)))
-    .map((word) => ({ cannot: "can", cant: "can", wont: "will" })[word] ?? word.replace(/nt$/, ""))
+    .map(stemOf)
     .filter((word) => MODALS.has(word));
+}
+
+function stemOf(word) {
+  const { whole, not, modals } = CONTRACTIONS;
+  const ending = Object.keys(modals).find((one) => word.endsWith(one));
+  if (ending) return modals[ending];
+  const bare = plain(word);
+  return whole[bare] ?? (bare.endsWith(not) ? bare.slice(0, -not.length) : bare);
 }
 
 function losesLine(before, start, end, old, made) {
@@ -139,17 +127,16 @@ function isInAddress(before, start, end) {
 function changesName(before, start, end, made) {
   for (const { index, 0: word } of before.slice(start, end).matchAll(WORD)) {
     const small = word.toLowerCase();
-    const isSame = (one) => plain(one) === plain(small) || spells([small], one, DATES);
+    const isSame = (one) => plain(one) === plain(small) || spells([small], one, DAYS);
     if (made.some(isSame)) continue;
-    if (["I", "OK"].includes(word) || !/^\p{L}/u.test(word)) continue;
+    if (NO_NAMES.has(word) || !/^\p{L}/u.test(word)) continue;
     const front = before.slice(0, start + index);
     const line = before.slice(front.lastIndexOf("\n") + 1).split("\n")[0];
     const last = before.trimEnd().split("\n").at(-1).trim();
     const signs = line.trim() === last && before.trim().includes("\n") && wordsOf(line).length <= 2;
-    const sign = front.replace(/[ "'(“]+$/, "").slice(-1);
-    const begins = !front.trim() || (".!?\n:•*-".includes(sign) && !TITLE.test(front));
+    const begins = SENTENCE_START.test(front) && !TITLE.test(front);
     const isCapital = word[0] !== word[0].toLowerCase();
-    if (signs || GREETING.test(front) || (isCapital && !begins)) return true;
+    if (signs || ADDRESSED.test(front) || (isCapital && !begins)) return true;
   }
   return false;
 }
@@ -163,7 +150,7 @@ const isNear = (a, b) => a[0] === b[0] && distance(a, b) <= 2;
 function negations(words, others) {
   const known = others.map(plain).filter((word) => NEGATIONS.has(word));
   const isMisspelt = (word) =>
-    word.length > 3 && !POSITIVES.has(word) && known.some((one) => isNear(word, one));
+    word.length > 3 && !NEAR_NEGATIONS.has(word) && known.some((one) => isNear(word, one));
   return words.map(plain).filter((word) => NEGATIONS.has(word) || isMisspelt(word)).length;
 }
 

@@ -1,22 +1,19 @@
 // A text in parts, which are worked on side by side: what is between them stays as it is.
 //
-// The rules are those of specstream_mlx/bundled/parts.py, and both have the same tests.
+// parts.py does the same by the same patterns (english.json), and both have the same tests.
 
-const SENTENCES = 600; // bytes of a part that is written anew: the tools learned from short messages
-const WHOLE = 4000; // of one that is read as a whole; a token has a byte at least, so this always fits
+import { BY_PARAGRAPH, CUTS, LIMITS, pattern } from "./english.js";
+
 const MOST = 64; // parts
-const WIDE = 55; // characters of a line that goes on in the next one
-export const BY_PARAGRAPH = new Set(["proofread", "friendly", "professional", "concise"]);
-
-const ITEM = /^[\s>]*(?:(?:[-*•–+]|\d{1,3}[.)]|#{1,6})\s+)?(?:\[[ x]\]\s+)?/i; // what is in front of an item
-const CLOSING =
-  /^(?:(?:with|many|best|kind|warm|all|my)\s+)*(?:regards|wishes|greetings|greets|thanks|thank you|cheers|yours|love|sincerely|best)\b/i;
+const [ITEM, CLOSING, LINE] = [pattern("item"), pattern("closing"), pattern("line", "g")];
+const [SENTENCE_END, LINE_END] = [pattern("sentence_end"), pattern("paragraph_line_end")];
+const LEAD_END = pattern("lead_end");
 
 // The parts [{start, end}, ..] of a text that a tool is given. Throws an Error with one sentence.
 export function partsOf(text, tool) {
   const own = BY_PARAGRAPH.has(tool) ? paragraphs(text, tool !== "proofread") : [];
   const pieces = own.length ? own : [trimmed(text, 0, text.length)];
-  const most = own.length ? SENTENCES : WHOLE;
+  const most = own.length ? LIMITS.sentences_bytes : LIMITS.whole_bytes;
   const parts = pieces.flatMap((piece) => cut(text, piece, most));
   if (parts.length <= MOST) return parts;
   const fits = Math.floor((text.length * MOST) / parts.length / 1000) * 1000;
@@ -34,7 +31,7 @@ function paragraphs(text, written) {
     // May a line go on in the next one?
     const ons = lines.slice(1).map((_, i) => {
       const { said } = lines[i];
-      return said.length >= WIDE && !/[.!?:]$/.test(said) && !fronts[i + 1].trim();
+      return said.length >= LIMITS.line_characters && !LINE_END.test(said) && !fronts[i + 1].trim();
     });
     // Where the next word had room, somebody has broken the lines by hand.
     const fits = (i) => lines[i].said.length + 1 + lines[i + 1].said.match(/\S+/)[0].length <= widest;
@@ -52,11 +49,11 @@ function paragraphs(text, written) {
   for (const part of parts) {
     const said = text.slice(part.start, part.end);
     const count = said.split(/\s+/).length;
-    const isClosing = CLOSING.test(said) && count <= 6;
-    const leads = isClosing || isSigned || /[,:]$/.test(said);
-    const isShort = count <= 8 && (part.isItem || leads) && !/[.!?]$/.test(said);
+    const isClosing = CLOSING.test(said) && count <= LIMITS.closing_words;
+    const leads = isClosing || isSigned || LEAD_END.test(said);
+    const isShort = count <= LIMITS.lead_words && (part.isItem || leads) && !SENTENCE_END.test(said);
     isSigned ||= isClosing;
-    if (count > 3 && !isClosing && !isShort) sentences.push(part);
+    if (count > LIMITS.few_words && !isClosing && !isShort) sentences.push(part);
     if (!leads) others.push(part);
   }
   return [sentences, others].find((found) => found.length) ?? parts;
@@ -66,7 +63,7 @@ function paragraphs(text, written) {
 function blocks(text) {
   const found = [];
   let stop = -2;
-  for (const { index: start, 0: line } of text.matchAll(/.*\S.*/g)) {
+  for (const { index: start, 0: line } of text.matchAll(LINE)) {
     if (start !== stop + 1) found.push([]);
     found.at(-1).push({ start, line, said: line.trimEnd() });
     stop = start + line.length;
@@ -89,8 +86,7 @@ function cut(text, { start, end, isItem }, most) {
     let size = read;
     if (read < rest.length) {
       const said = rest.slice(0, read);
-      const kinds = [/[\s\S]*\n/, /[\s\S]*[.!?…]["'”’)]*\s/, /[\s\S]*\s/];
-      size = kinds.map((kind) => said.match(kind)?.[0].length).find((n) => n > read / 4) ?? read;
+      size = CUTS.map((kind) => said.match(kind)?.[0].length).find((n) => n > read / 4) ?? read;
     }
     parts.push({ ...trimmed(text, start, start + size), isItem });
     start += size;
@@ -104,5 +100,5 @@ export function wrongForm(text, name, tool) {
   if (!tool?.form) return null;
   const takes = `${name} takes ${tool.takes}, such as “${tool.example}”.`;
   if (!new RegExp(tool.pattern, "is").test(text)) return takes;
-  return text.length > WHOLE / 2 ? `${name} takes ${WHOLE / 2} characters at most.` : null;
+  return text.length > LIMITS.whole_bytes / 2 ? `${name} takes ${LIMITS.whole_bytes / 2} characters at most.` : null;
 }

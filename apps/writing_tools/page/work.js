@@ -1,10 +1,11 @@
 // One tool's work on a text: what is written of each of its parts.
 
 import { applied } from "./diff.js";
-import { BY_PARAGRAPH, partsOf } from "./parts.js";
+import { BY_PARAGRAPH, pattern } from "./english.js";
+import { partsOf } from "./parts.js";
 import { Record } from "./record.js";
 
-const GREETING = /^\s*((?:hi|hello|hey|dear)\b[^\n.!?]{0,40},)\s*\n/i;
+const [GREETING, POINT, POINT_END] = ["greeting", "point", "point_end"].map((name) => pattern(name));
 
 export class Work {
   // With an `instruction` the base does the work. Throws an Error with one sentence.
@@ -60,7 +61,7 @@ export class Work {
   // The points of a list, none twice.
   get points() {
     const said = this.records.map((record) => record.text).join("\n");
-    const points = said.split(/(?:^|\n|;\s)\s*[-•*]\s+|\n/).map((one) => one.trim().replace(/;(?:\s*-)?$/, ""));
+    const points = said.split(POINT).map((one) => one.trim().replace(POINT_END, ""));
     return [...new Set(points.filter(Boolean))];
   }
 

@@ -12,11 +12,11 @@ from tiny_training import rows_of
 
 from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
-from benchmarks.rivals.train_heads import Drafts, HeadSettings, write_head
+from benchmarks.rivals.train_heads import FrozenBase, HeadSettings, write_head
 from specstream_mlx import load
-from specstream_mlx.drafting.eagle3 import DEPTH
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.heads.eagle3 import DEPTH
 
 FORMS = {
     "medusa": {"kind": "medusa"},
@@ -42,27 +42,27 @@ def base(tied):
 def random_head(base, chosen):
     """A head with random weights, and what it drafts."""
     torch.manual_seed(1)
-    drafts = Drafts(base)
-    network = train_heads.build_head(chosen, drafts)
+    frozen = FrozenBase(base)
+    network = train_heads.build_head(chosen, frozen)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
-    return network.eval(), drafts
+    return network.eval(), frozen
 
 
 @torch.no_grad()
-def trained_logits(network, drafts, text, path):
+def trained_logits(network, frozen, text, path):
     """(n,) what the trainer's network says after a text and drafts."""
     tokens = torch.tensor([[*text, *path]])
-    read, _ = drafts.hidden(tokens, getattr(network, "boundaries", ()))
-    features = network(read, drafts.backbone.embedding(tokens), torch.tensor([[len(text) - 2]]))
-    own = [(head.weight, head.bias) for head in network.lm_heads] or [drafts.shared] * DEPTH
+    read, _ = frozen.hidden(tokens, getattr(network, "boundaries", ()))
+    features = network(read, frozen.backbone.embedding(tokens), torch.tensor([[len(text) - 2]]))
+    own = [(head.weight, head.bias) for head in network.lm_heads] or [frozen.shared] * DEPTH
     return torch.nn.functional.linear(features[0, 0, len(path)], *own[len(path)]).numpy()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_trained_is_what_mlx_runs(form, base, settings, tied_mlx, tmp_path):
-    network, drafts = random_head(base, settings(**FORMS[form], num_heads=DEPTH))
+    network, frozen = random_head(base, settings(**FORMS[form], num_heads=DEPTH))
     write_head(network, "base", tmp_path / "head")
     model, _ = load(tied_mlx)
     model.mount_head(mounted(tmp_path / "head", model))
@@ -72,7 +72,7 @@ def test_what_is_trained_is_what_mlx_runs(form, base, settings, tied_mlx, tmp_pa
     for step in islice(decode(model, asked), 4):
         text += step.tokens
         assert_guesses(
-            lambda *place: (trained_logits(network, drafts, *place), every), text, step, model
+            lambda *place: (trained_logits(network, frozen, *place), every), text, step, model
         )
 
 

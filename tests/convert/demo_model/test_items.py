@@ -35,7 +35,7 @@ def shared(text, typed_runs):
 
 def test_the_written_text_is_whole_and_has_nothing_of_the_typed(sentences, typed_runs):
     assert len(typed_runs) > 1000 and len(sentences) > 6000
-    lines = [tasks.Item(text, text) for text in sentences]
+    lines = [tasks.TaskItem(text, text) for text in sentences]
     for task in tasks.TASKS:
         lines += mixture.written(task) if task != "proofread" else []
     assert len(lines) > 13000 and all(item.content.strip() and item.target for item in lines)
@@ -66,8 +66,8 @@ def test_no_item_has_eight_words_in_a_row_of_a_typed_text(typed_runs, monkeypatc
         long = [mixture.longer(random.Random(seed), task) for seed in range(40)]
         texts = [text for item in items for text in item] + long
         assert not [text for text in texts if shared(text, typed_runs)]
-    leaking = tasks.Item("x", sorted(typed_runs)[0])
-    drawn = iter([leaking, leaking, good := tasks.Item("x", "y")])
+    leaking = tasks.TaskItem("x", sorted(typed_runs)[0])
+    drawn = iter([leaking, leaking, good := tasks.TaskItem("x", "y")])
     monkeypatch.setattr(mixture, "_drawn", lambda rng, task: next(drawn))
     assert mixture.draw(random.Random(0), "concise") == good
 

@@ -31,7 +31,7 @@ def test_a_tasks_streams_learn_what_the_tuned_base_answered(making, monkeypatch)
     """Its LoRA learns content and holds the instruction, other texts are answered, and the streams
     begin as the base's."""
     calls, work, template = [], making.work, tasks.prompt_template("concise")
-    monkeypatch.setattr(train_adapters, "Writer", lambda *paths: paths)
+    monkeypatch.setattr(train_adapters, "AnswerWriter", lambda *paths: paths)
     monkeypatch.setattr(train_adapters, "write_answers", lambda *given: calls.append(given))
 
     def trained(settings):

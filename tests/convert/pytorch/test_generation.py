@@ -7,9 +7,9 @@ import pytest
 from asking_base import WORDS, asking_base
 from specstream_mlx.convert.demo_model import own_answers
 from specstream_mlx.convert.pytorch import generation
-from specstream_mlx.convert.pytorch.generation import Writer, Written
+from specstream_mlx.convert.pytorch.generation import AnswerWriter, WrittenAnswer
 from specstream_mlx.convert.pytorch.trainer import train
-from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from specstream_mlx.convert.pytorch.training_settings import TorchTrainSettings
 from tiny_training import rows_of, write_rows
 
 from specstream_mlx import generate, load
@@ -37,13 +37,13 @@ def words(count):
 def test_answers_are_those_of_the_runtime(at_once, base, monkeypatch):
     """As many at once as the caches hold, to single prompts and after earlier turns."""
     monkeypatch.setattr(generation, "TOKENS_AT_ONCE", at_once)
-    writer = Writer(base)
+    writer = AnswerWriter(base)
     model, tokenizer = load(base)
     prompts = [chat_prompt(tokenizer, text, "de {text} ki") for text in words(12)]
     turns = messages_of(["lolo", "mumu dede", "ba ba"])
     prompts += [encode_prompt(tokenizer, turns), [5] * 2048]
     *found, too_long = writer.answers(prompts, 8)
-    assert too_long == Written("", True)
+    assert too_long == WrittenAnswer("", True)
     for prompt, answer in zip(prompts, found, strict=False):
         assert answer.text == generate(model, tokenizer, prompt, max_tokens=8)
 
@@ -53,13 +53,13 @@ def test_answers_are_those_of_the_lora(base, tmp_path):
     data = write_rows(tmp_path / "train.jsonl", 20 * [line])
     chosen = {"model": base, "data": data, "output": tmp_path / "out", "bf16": False}
     chosen |= {"iters": 30, "learning_rate": 2e-2, "batch_size": 4}
-    writer = Writer(base, train(TrainSettings(**chosen, lora_alone=True, lora_rank=4)))
+    writer = AnswerWriter(base, train(TorchTrainSettings(**chosen, lora_alone=True, lora_rank=4)))
     assert writer.answers([chat_prompt(writer.tokenizer, "ba")], 12) == [("mumu dede lolo", True)]
 
 
 def test_draws_keep_their_openings_and_begin_differently(base):
     """After a passage, what is said about it alone is judged: a passage repeats words."""
-    writer = Writer(base)
+    writer = AnswerWriter(base)
     openings = ["", *10 * ["baba lolo"], *[f"{word} " for word in WORDS]]
     kept = writer.draw(openings, seed=3)
     assert len(kept) > 8 and len({beginning(text) for text in kept}) == len(kept)
@@ -75,7 +75,8 @@ def varied(writer, prompts, most_tokens, *, sampled=False):
     """Answers in the place of the tiny base's, which are all the same."""
     texts = (" ".join(random.Random(str(prompt)).choices(WORDS, k=6)) for prompt in prompts)
     return [
-        Written(text, len(prompt) % 2 == 0) for text, prompt in zip(texts, prompts, strict=True)
+        WrittenAnswer(text, len(prompt) % 2 == 0)
+        for text, prompt in zip(texts, prompts, strict=True)
     ]
 
 
@@ -85,10 +86,10 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
     monkeypatch.setattr(own_answers, "_AT_ONCE", 7)
     monkeypatch.setattr(own_answers, "read_prompts", lambda _: ["dede lolo mumu", "kiki ba"])
     monkeypatch.setattr(own_answers, "_is_passage", lambda text: len(text.split()) > 2)
-    monkeypatch.setattr(Writer, "answers", varied)
+    monkeypatch.setattr(AnswerWriter, "answers", varied)
     for name in ("train.jsonl", "valid.jsonl"):  # of people, whose last line is the last
         write_rows(tmp_path / name, [{"prompt": name, "source": "people"}])
-    writer, arguments = Writer(base), (60, 0, tmp_path)
+    writer, arguments = AnswerWriter(base), (60, 0, tmp_path)
     own_answers.write_base_answers(writer, tmp_path / "whole", *arguments)
     learned, tried = (rows_of(tmp_path / "whole" / name) for name in ("train.jsonl", "valid.jsonl"))
     assert len(learned) > len(tried) > 1
@@ -108,7 +109,7 @@ def test_the_base_answers_what_it_asks_and_goes_on_where_it_was_stopped(
             raise InterruptedError
         return varied(*arguments, **values)
 
-    monkeypatch.setattr(Writer, "answers", stopped)
+    monkeypatch.setattr(AnswerWriter, "answers", stopped)
     with pytest.raises(InterruptedError):
         own_answers.write_base_answers(writer, halting, *arguments)
     assert not halting.exists()
@@ -123,7 +124,7 @@ def test_prompts_that_people_wrote_are_answered_turn_by_turn(base, tmp_path, mon
     wanted = [{"prompt": prompt, "source": "single"} for prompt in words(7)]
     wanted.append({"turns": ["baba", "lolo ki", "mumu"], "source": "talk"})
     prompts = write_rows(tmp_path / "prompts.jsonl", wanted)
-    writer, given = Writer(base), (prompts, tmp_path / "answers", 0)
+    writer, given = AnswerWriter(base), (prompts, tmp_path / "answers", 0)
     paths = own_answers.write_prompted_answers(writer, *given)
     found = [row for path in paths for row in rows_of(path)]
     talk = [row for row in found if row["source"] == "talk"]

@@ -10,7 +10,7 @@ from parity import TOKENS, close, torch_logits
 from specstream_mlx.convert.pytorch import trainer
 from specstream_mlx.convert.pytorch.load import load_base
 from specstream_mlx.convert.pytorch.losses import n_gram_loss
-from specstream_mlx.convert.pytorch.training_settings import TrainSettings
+from specstream_mlx.convert.pytorch.training_settings import TorchTrainSettings
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from torch_tiny import tiny_batch, tiny_model
@@ -65,6 +65,6 @@ def test_a_quantized_model_computes_what_it_computes_in_mlx(packed, data, tmp_pa
         assert close(expected, torch_logits(load_base(directory)))
     small = {"num_msa_layers": 1, "iters": 2, "batch_size": 4, "dtype": "bfloat16"}
     base = packed[4]
-    settings = TrainSettings(model=base, data=data, output=tmp_path / "run", **small)
+    settings = TorchTrainSettings(model=base, data=data, output=tmp_path / "run", **small)
     convert_adapter(trainer.train(settings), base, tmp_path / "streams")
     assert load(base, adapter_path=tmp_path / "streams")[0].streams is not None

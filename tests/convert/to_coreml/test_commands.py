@@ -23,7 +23,7 @@ from specstream_mlx.convert.to_coreml.executors import executor_of
 from specstream_mlx.convert.to_coreml.verify import main as verify
 
 from specstream_mlx import UserError, keyed_sampler
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 
 run_verify = partial(result_of, verify)
 
@@ -42,7 +42,7 @@ def test_a_text_does_not_depend_on_drafts(exported):
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert plain["target_calls"] == plain["generation_tokens"] == 8
-    assert drafted["tree"] == "best-first, 3 nodes, of streams and lookup"
+    assert drafted["tree"] == "best-first, 3 nodes, from streams and lookup"
     # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from specstream_mlx.convert.to_coreml import weights
-from specstream_mlx.convert.to_coreml.weights import Store, encode
+from specstream_mlx.convert.to_coreml.weights import WeightStore, encode
 
 GROUP = 32
 BITS = [(2, 4), (3, 4), (4, 4), (5, 8), (6, 8), (8, 8)]  # and those of the type that holds them
@@ -77,7 +77,7 @@ def test_groups_of_all_kinds(bits, container, monkeypatch):
 def test_what_no_offset_can_hold_is_dense():
     dense = purpose_made("usual", "positive", "usual", 0.3)
     dense[1] = 100 + 1e-3 * dense[1]
-    store, module = Store(release=True), quantized(dense, 8)
+    store, module = WeightStore(release=True), quantized(dense, 8)
     found = store.matrix("w", module)
     assert store.report[0].form == "fp16"
     assert found.astype(np.float64) == pytest.approx(dense, rel=1e-3, abs=1e-3)
