@@ -14,7 +14,7 @@ from tiny_models import VOCAB_SIZE, tiny_llama_directory
 
 from specstream_mlx import Chat, GenerationResponse, UserError, generate, load
 from specstream_mlx.cli import chat as command
-from specstream_mlx.cli.generate import Run, _generate
+from specstream_mlx.cli.generate import GenerationRun, _generate
 from specstream_mlx.cli.options import OutputOptions
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.wrapped import Wrapped
@@ -134,7 +134,7 @@ def test_thoughts_are_dimmed_and_left_out(tmp_path, monkeypatch, capsys):
     ):
         monkeypatch.setenv("FORCE_COLOR", colours)
         thoughts = ThoughtTokens(tokenizer, [5])
-        _generate(Run(*nothing, thoughts=thoughts), OutputOptions(quiet=True))
+        _generate(GenerationRun(*nothing, thoughts=thoughts), OutputOptions(quiet=True))
         assert capsys.readouterr().out == expected
 
 
