@@ -146,6 +146,8 @@ def generate(
     objection = tools.objection(source.adapter, text)
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
+    if not prompt.ignore_chat_template:
+        text = tools.read(source.adapter, text)
 
     from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule

@@ -34,9 +34,10 @@ def write(
     Standard output has the result and nothing else. The tools that write a text anew get its
     paragraphs, side by side, so that line breaks, greetings and lists stay. proofread leaves out
     corrections that change a number, name, date, address or negation, or that add or drop words,
-    and names them on standard error. A running serve or writing-tools writes, if there is one, and
-    the result begins at once. Exit codes: 0, all is written; 1, the result was cut off at
-    --max-tokens; 2, something was wrong. Without a name it lists the tools.
+    and names them on standard error. sql reads CREATE TABLE statements, too. A running serve or
+    writing-tools writes, if there is one, and the result begins at once. Exit codes: 0, all is
+    written; 1, the result was cut off at --max-tokens; 2, something was wrong. Without a name it
+    lists the tools.
 
     Examples:
 
