@@ -1,7 +1,7 @@
 """From the steps of a request to text: one response a token, up to where the text ends."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -42,7 +42,7 @@ def responses(
     steps: Iterator[Step],
     stop: tuple[str, ...],
     caches: list[Any] | None,
-) -> Iterator[GenerationResponse]:
+) -> Generator[GenerationResponse, None, None]:
     """Yield responses while the weights are wired; in the end ``caches`` get the rows."""
     text: list[int] = []
     written: Any = respond(tokenizer, request, steps, stop)

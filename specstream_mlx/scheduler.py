@@ -2,7 +2,7 @@
 
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -451,10 +451,10 @@ def _arrays(results: Sequence[StepResult]) -> list[mx.array]:
 def decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
     """Check that a model can do what is requested, and decode it, one ``Step`` per target call."""
     request.check(model)
-    return _decode(model, request)
+    return running.closed_at_exit(_decode(model, request))
 
 
-def _decode(model: SpeculativeModel, request: Request) -> Iterator[Step]:
+def _decode(model: SpeculativeModel, request: Request) -> Generator[Step, None, None]:
     yield from steps_of(TokenSequence(model, request))
 
 

@@ -1,13 +1,18 @@
 """Ends of commands: a user's mistake is one line and exit code 2; bars show on a terminal alone."""
 
 import contextlib
+import ctypes
 import errno
+import gc
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import time
+import weakref
+from functools import partial
 
 import pytest
 from command_line import result_of
@@ -55,6 +60,64 @@ def test_sigterm_is_not_taken_for_the_exit_of_an_import():
     with pytest.raises(SystemExit) as end, reported(), contextlib.suppress(SystemExit, Exception):
         signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 143
+
+
+class Deleted:
+    """Calls a function as it is deleted, where Python can raise nothing."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __del__(self):
+        self._call()
+
+
+def in_del(call):
+    Deleted(call)
+
+
+def in_weak_callback(call):
+    there = Deleted(lambda: None)
+    kept = weakref.ref(there, lambda _: call())  # noqa: F841
+    del there
+
+
+def in_gc_callback(call):
+    gc.callbacks.append(callback := lambda phase, _: phase == "start" and call())
+    gc.collect()
+    gc.callbacks.remove(callback)
+
+
+def in_c_callback(call):
+    ctypes.CFUNCTYPE(None)(call)()
+
+
+def twice(call):
+    """The second time as it is sent again."""
+    Deleted(call)
+    Deleted(partial(time.sleep, 0.3))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("place", [in_del, in_weak_callback, in_gc_callback, in_c_callback, twice])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_signal_is_not_lost_where_nothing_can_raise(goes_on, place, number, code, capsys):
+    before, began = sys.unraisablehook, time.monotonic()
+    with pytest.raises(SystemExit) as end, reported():
+        place(partial(signal.raise_signal, number))
+        if goes_on:
+            time.sleep(60)
+    assert (end.value.code, capsys.readouterr().err) == (code, "")
+    assert time.monotonic() - began < 30
+    assert sys.unraisablehook is before
+
+
+def test_other_faults_where_nothing_can_raise_are_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    with reported():
+        in_del(lambda: 1 / 0)
+    assert [one.exc_type for one in shown] == [ZeroDivisionError]
 
 
 def ended(module, *words, **how):
