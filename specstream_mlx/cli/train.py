@@ -122,7 +122,8 @@ def train(
             found = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {found}, expected a directory with train.jsonl in it")
     place = model_path(checked.model, note)
-    note("Measuring what the run will take here, on a little of each stage's work")
+    if estimate:
+        note("Measuring what the run will take here, on a little of each stage's work")
     start = start_of(checked, *load(place))
     if prompts is not None:
         prompts = _that_fit(start, checked, prompts)

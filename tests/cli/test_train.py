@@ -43,8 +43,7 @@ def test_from_a_base_to_streams_without_data(base, prompts, tmp_path):
     flags = ("--model", base, "--prompts", prompts, "--max-tokens", 12, "--adapter-path", out)
     result = succeeded(run("train", *flags, *SMALL))
     assert result.stdout == f"{out}\n"
-    measuring, *lines = result.stderr.splitlines()
-    assert measuring == MEASURING
+    lines = result.stderr.splitlines()
     assert re.match(r"About \d+ s here, [\d.]+ MB of memory, [\d.]+ MB of disk:$", lines[0])
     assert lines[1].startswith("  answers ") and lines[1].endswith("25 of up to 12 tokens")
     assert lines[2].startswith("  training ") and " parameters, 6 iterations, about " in lines[2]
@@ -77,7 +76,11 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
     assert run("train", *flags).exit_code == 0
     for limit, text, sentence in (
-        (9, prompts.read_text(), "answers.json: max_tokens was 8, expected 9: go on with the same"),
+        (
+            9,
+            prompts.read_text(),
+            "answers.json: max_tokens was 8 and is now 9: go on with what was",
+        ),
         (8, "check the report\nthe team\n", "answers.json: prompts was "),
         (8, "check the report\n", "1 of the prompts can be answered, expected"),
     ):
@@ -189,8 +192,11 @@ def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     shutil.rmtree(out)
     earlier = f"{tmp_path / 'out.training'} holds an earlier run, expected --resume"
     assert earlier in refusal(run("train", *flags))
-    other = (*flags, "--resume", "--learning-rate", 0.1)
-    assert "learning_rate was '1000000000.0', expected '0.1'" in last_line(run("train", *other))
+    other = (*flags, "--resume", "--learning-rate", 0.1, "--iters", 9)
+    refused = last_line(run("train", *other))
+    assert (
+        "learning_rate was '1000000000.0' and is now '0.1', iters was '6' and is now '9'" in refused
+    )
 
 
 def test_an_interrupt_within_the_last_validation_ends_the_run(base, data, tmp_path, monkeypatch):
@@ -241,7 +247,7 @@ def test_wrong_flags_and_configuration_files(wrong, sentence, base, data, tmp_pa
     if isinstance(wrong, str):
         (tmp_path / "c.yaml").write_text(wrong)
         flags = ("--data", data, "-c", "c.yaml")
-    assert sentence in last_line(run("train", "--model", base, *flags, "--adapter-path", "out"))
+    assert sentence in refusal(run("train", "--model", base, *flags, "--adapter-path", "out"))
     assert not (tmp_path / "out.training").exists()
 
 

@@ -20,6 +20,7 @@ from tiny_training import completions, write_rows
 
 from specstream_mlx import UserError
 from specstream_mlx.options import integer, option
+from specstream_mlx.terminal import progress
 from specstream_mlx.terminal.errors import reported
 
 
@@ -177,6 +178,25 @@ def test_bars_have_a_remaining_time_and_leave_and_short_work_has_none():
     assert re.search(r"\d:\d\d:\d\d left", re.sub(r"\x1b\[\d*m", "", written))
     assert re.search(r"\x1b\[2K\x1b\[\?25h\s*$", written)  # erased again, the cursor is back
     assert shown(seconds=30, pause=0.01) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shares"),
+    [
+        ([30, 31, 32, 33, 34], []),
+        ([1, 2, 61, 62, 63], [60, 100]),
+        ([1, 61, 121, 122, 182], [40, 60, 100]),
+    ],
+)
+def test_lines_end_with_the_whole(seconds, shares, monkeypatch, capsys):
+    """Where stderr is no terminal there is a line a minute, and a last one if there was any."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.progress("Timing both") as show:
+        for number, now in enumerate(seconds, 1):  # noqa: B007
+            show(number, 5)
+        show(5, 5)
+    assert capsys.readouterr().err.splitlines() == [f"Timing both: {share}%" for share in shares]
 
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(monkeypatch):
