@@ -1,7 +1,7 @@
 """What ``generate`` decodes, by this project and, with ``--compare``, by plain mlx_lm in turn.
 
 Both compute with the same arrays in the same dtype. mlx_lm by itself may hold others: as somebody
-would run it, it is timed, too.
+would run it, it is timed, too, on a CPU where that is asked for.
 """
 
 from collections import deque
@@ -15,6 +15,7 @@ import mlx_lm
 
 from ..drafting.settings import DraftSettings
 from ..generation import stream_generate
+from ..hardware import device
 from ..hardware.cpu import stock_modules
 from ..responses import decoding_rate
 from ..terminal.notes import note
@@ -105,8 +106,11 @@ class Comparison:
             note(f"By itself mlx_lm computes in {own}: near-ties may fall otherwise")
 
 
-def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
-    """Run both sides in turn; ``tokens`` are ours."""
+def compare(decoding: Decoding, as_stored: bool, tokens: list[int]) -> Comparison:
+    """Run both sides in turn; ``tokens`` are ours.
+
+    mlx_lm by itself is timed too, on a CPU only ``as_stored``: packed products are slow there.
+    """
     from specstream_mlx.benchmarks.runner import mlx_lm_by_itself
 
     model, held = decoding.model, decoding.model.held
@@ -125,7 +129,8 @@ def compare(decoding: Decoding, tokens: list[int]) -> Comparison:
             own = decoding.own | {"settings": DraftSettings(speculation=False)}
             expected = [one.token for one in replace(decoding, own=own).responses()]
         rates = _rates(decoding) if several else []
-        by_itself = mlx_lm_by_itself(model, decoding.prompt)
+        is_timed = as_stored or device.backend() != "cpu"
+        by_itself = mlx_lm_by_itself(model, decoding.prompt) if is_timed else None
     same = tokens == expected if as_plain else None
     speedups, middle = [ours / plain for ours, plain in rates], (len(rates) - 1) // 2
     ours, plain = rates[middle] if rates else (None, None)
