@@ -26,7 +26,7 @@ from .engine.compiled import CompiledSteps
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
-from .errors import Mode, UserError, naming, shown
+from .errors import Mode, UserError, install, naming, shown
 from .files import not_finite, read_json, reason, sampled_digest, tensor_headers, tokenizer_files
 from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
@@ -81,7 +81,7 @@ class SpeculativeModel:
     compiles: bool | None = None
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
-    _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
+    _others: "dict[tuple[Path | None, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
     _is_other: bool = field(default=False, init=False, repr=False, compare=False)
@@ -166,16 +166,20 @@ class SpeculativeModel:
         self.model, self.adapter, self.streams = model, adapter, streams
         vars(self).pop("layout", None)
 
-    def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
+    def with_adapter(self, directory: str | Path | None) -> "SpeculativeModel":
         """Return a model with another adapter, as of ``swap_adapter``, around the same weights.
 
+        ``None`` is the bare base.
         It stays in memory and needs only the adapter's bytes; it is made again if the directory has
         changed. Every function accepts it, so tasks with different adapters need not
         take turns.
         """
-        path = Path(adapter_directory(directory)).resolve()
-        config = path / ADAPTER_CONFIG
-        key = path, config.stat().st_mtime_ns if config.exists() else 0
+        path, made = None, 0
+        if directory is not None:
+            path = Path(adapter_directory(directory)).resolve()
+            config = path / ADAPTER_CONFIG
+            made = config.stat().st_mtime_ns if config.exists() else 0
+        key = path, made
         if key not in self._others:
             other = replace(self, model=self.base, adapter=None, streams=None)
             other.swap_adapter(path)
@@ -369,8 +373,7 @@ def head_directory(
         return directory
     if find_spec("torch") is None:  # said before a GB is downloaded
         raise UserError(
-            f"the draft head {text} is in torch's files, which need torch: "
-            "pip install 'specstream-mlx[torch]'"
+            f"the draft head {text} is in torch's files, which need torch: {install('torch')}"
         )
     return from_hub("the draft head", text, ["config.json", "*.bin"])
 

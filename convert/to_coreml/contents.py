@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.errors import Mode, UserError, shown
+from specstream_mlx.errors import Mode, UserError, install, shown
 from specstream_mlx.files import parse_json, reason, short
 from specstream_mlx.loading import read_tokenizer
 
@@ -106,7 +106,7 @@ class Contents:
 def require_coremltools(command: str) -> None:
     """Check that coremltools is installed."""
     if find_spec("coremltools") is None:
-        raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
+        raise UserError(f"{command} needs coremltools: {install('coreml')}")
 
 
 def model_file(path: Path) -> Path:

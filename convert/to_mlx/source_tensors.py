@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from specstream_mlx.adapters.description import tensor_file
-from specstream_mlx.errors import VOCABULARY, UserError
+from specstream_mlx.errors import VOCABULARY, UserError, install
 from specstream_mlx.files import read_arrays as read_safetensors
 
 
@@ -52,9 +52,7 @@ def read_torch(path: Path) -> dict[str, mx.array]:
     try:
         from ..pytorch.adapter_files import read_tensors
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"reading {path} needs {error.name}: pip install 'specstream-mlx[torch]'"
-        ) from None
+        raise UserError(f"reading {path} needs {error.name}: {install('torch')}") from None
     arrays = {}
     for name, tensor in read_tensors(path).items():
         if tensor.is_floating_point():

@@ -206,7 +206,7 @@ def generate(
         None if sampler is None else sampler.seed,
         length.max_tokens,
         decoding.responses,
-        partial(compare, decoding),
+        partial(compare, decoding, output.as_stored),
         hint,
         None if loaded.compiled is None else loaded.compiled.sentence,
         cache,

@@ -76,12 +76,16 @@ def identity(settings: Any) -> dict[str, str]:
 
 def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Check that what a file holds was made with these settings, so that it may go on."""
-    for name, value in expected.items():
-        if (before := found.get(name)) != value:
-            raise UserError(
-                f"{path}: {name} was {shown(before)}, expected {shown(value)}: go on with the same "
-                f"settings, write elsewhere, or remove {path.parent} to begin anew"
-            )
+    changes = [
+        f"{name} was {shown(found.get(name))} and is now {shown(value)}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    ]
+    if changes:
+        raise UserError(
+            f"{path}: {', '.join(changes)}: go on with what was, write elsewhere, or remove "
+            f"{path.parent} to begin anew"
+        )
 
 
 @dataclass(kw_only=True)
