@@ -131,7 +131,7 @@ def _check(file: Path) -> None:
 
 def _from_hub() -> Path:
     """The directory of the original weights, downloaded if need be."""
-    from .model_paths import model_directory
+    from .loading.model_paths import model_directory
 
     try:
         return model_directory(REPOSITORY)

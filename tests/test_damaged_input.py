@@ -22,10 +22,11 @@ from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_training import completions, write_rows
 
-from specstream_mlx import PromptCache, UserError, kv_store, load
-from specstream_mlx.inspection import inspect_directory
+from specstream_mlx import PromptCache, UserError, load
+from specstream_mlx.generation import kv_store
+from specstream_mlx.generation.batch import fill
+from specstream_mlx.loading.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
-from specstream_mlx.scheduler import fill
 from specstream_mlx.train.data import read_rows, read_split
 
 SECONDS = 10

@@ -15,10 +15,12 @@ import mlx.nn as nn
 from mlx_lm.models.llama import ModelArgs
 
 from specstream_mlx import UserError
-from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args
 from specstream_mlx.engine.borrowed_model import FINAL, NO_NORM, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
 from specstream_mlx.engine.kv import UncommittedRows
+from specstream_mlx.heads.eagle3 import DEPTH, Layer
+from specstream_mlx.heads.read_head import llama_args
+from specstream_mlx.heads.recurrence import RecurrentHead
 
 from .head_parts import Tensors
 

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import append, check_shapes, read_json, staged_file
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.data import read_split

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx.errors import Mode, UserError, install, shown
 from specstream_mlx.files import parse_json, reason, short
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 
 from .supported import Sizes
 

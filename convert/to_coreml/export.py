@@ -20,8 +20,8 @@ from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.errors import UserError, naming
 from specstream_mlx.files import not_finite, staged_directory
-from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model, read_tokenizer
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import Show

@@ -31,7 +31,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import sampling_of
 from specstream_mlx.errors import UserError, shown
 from specstream_mlx.files import read_json, reason, staged_file
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 from specstream_mlx.terminal.progress import Show
 
 from .contents import Contents

@@ -14,18 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from specstream_mlx.adapters.description import (
-    STREAM_FILE,
-    check_vocabulary,
-    describe,
-    tensor_file,
-)
+from specstream_mlx.adapters.description import STREAM_FILE, check_vocabulary, describe, tensor_file
 from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_shapes, staged_directory
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable

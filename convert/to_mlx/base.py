@@ -22,8 +22,8 @@ from mlx_lm.utils import get_total_parameters, make_shards, quantize_model, save
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_finite, not_finite, staged_directory
-from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.model_paths import weight_files
+from specstream_mlx.loading.load import read_model, read_tokenizer
+from specstream_mlx.loading.model_paths import weight_files
 
 from .overwrite import check_replaceable
 

@@ -17,8 +17,8 @@ from ..adapters.description import describe
 from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
 from ..errors import UserError
 from ..files import short
-from ..inspection import describe_adapter, inspect_directory
-from ..model_paths import adapter_named, model_directory, named_adapters, read_config
+from ..loading.inspection import describe_adapter, inspect_directory
+from ..loading.model_paths import adapter_named, model_directory, named_adapters, read_config
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
 from .options import JSON, ModelOptions
@@ -89,7 +89,7 @@ def add(
         raise UserError(f"{name} is an adapter of the package, expected another name")
     ModelOptions(model, adapter_path=directory).check()
     from ..adapters.files import read_adapter
-    from ..loading import read_model
+    from ..loading.load import read_model
 
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)

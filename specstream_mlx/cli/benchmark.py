@@ -152,7 +152,7 @@ def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
 
     from specstream_mlx.benchmarks.speedup import Subject
 
-    from ..model_paths import model_directory
+    from ..loading.model_paths import model_directory
 
     source = model.source()
     named = (model.model, model.adapter, model.adapter_path, prompts)

@@ -14,10 +14,10 @@ import mlx.core as mx
 import mlx_lm
 
 from ..drafting.settings import DraftSettings
-from ..generation import stream_generate
+from ..generation.stream_generate import stream_generate
+from ..generation.text import decoding_rate
 from ..hardware import device
 from ..hardware.cpu import stock_modules
-from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress, track
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mlx_lm.generate import GenerationResponse as PlainResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 PAIRS = 5
 

@@ -11,7 +11,7 @@ from .. import demonstration, options
 from ..adapters.description import describe
 from ..errors import UserError
 from ..files import decoded
-from ..model_paths import (
+from ..loading.model_paths import (
     adapter_named,
     check_head,
     local_directory,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings, Proposers
     from ..engine.sampling import KeyedSampler
-    from ..kv_store import PromptCache
-    from ..loading import SpeculativeModel
+    from ..generation.kv_store import PromptCache
+    from ..loading.speculative_model import SpeculativeModel
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
@@ -63,7 +63,7 @@ class Source:
     def load(
         self, tokenizer_config: dict[str, Any] | None = None
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
-        from ..loading import load
+        from ..loading.load import load
 
         return load(
             self.model,
@@ -138,7 +138,7 @@ class ModelOptions:
         if self.draft_head is not None:
             from specstream_mlx.convert.to_mlx.draft_head import runnable_head
 
-            from ..loading import head_directory
+            from ..loading.model_paths import head_directory
 
             path = model_directory(path)
             head = head_directory(self.draft_head, path, read_config(path), say)

@@ -14,7 +14,7 @@ from .options import ModelOptions
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
+    from ..loading.speculative_model import SpeculativeModel
 
 _NEEDED = "llguidance", "pydantic", "starlette", "uvicorn"
 
@@ -124,7 +124,7 @@ def _resident(
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
-    from ..model_paths import adapter_directory, named_adapters
+    from ..loading.model_paths import adapter_directory, named_adapters
     from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}

@@ -105,7 +105,7 @@ def train(
     prompts_file = answers.get("prompts", _SELF)
     if prompts_file != _SELF and not Path(prompts_file).exists():
         raise UserError(f"{prompts_file} is missing")
-    from ..loading import load
+    from ..loading.load import load
     from ..train.outcome import measure, texts_of
     from ..train.run import run_directory
     from ..train.start import start_of

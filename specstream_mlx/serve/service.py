@@ -13,7 +13,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
 from .client_request import ClientRequest

@@ -15,7 +15,7 @@ from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import NOTHING_VERIFIED
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 
 def bare(base="grouped heads, tied", seed=0):

@@ -13,8 +13,8 @@ from tiny_training import Reports, make_run
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.start import is_of_streams

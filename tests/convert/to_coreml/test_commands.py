@@ -23,7 +23,7 @@ from specstream_mlx.convert.to_coreml.executors import executor_of
 from specstream_mlx.convert.to_coreml.verify import main as verify
 
 from specstream_mlx import UserError, keyed_sampler
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 
 run_verify = partial(result_of, verify)
 

@@ -23,14 +23,14 @@ from mlx_lm.models.cache import (
 )
 from safetensors import SafetensorError, safe_open
 
-from .adapters.files import lora_digest
-from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
-from .engine.kv_quantization import KVQuantization
-from .errors import UserError, is_integer, shown
-from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
-from .loading import SpeculativeModel
-from .model_paths import check_prompt_cache_file
-from .models.architectures import layer_windows
+from ..adapters.files import lora_digest
+from ..engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from ..engine.kv_quantization import KVQuantization
+from ..errors import UserError, is_integer, shown
+from ..files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
+from ..loading.model_paths import check_prompt_cache_file
+from ..loading.speculative_model import SpeculativeModel
+from ..models.architectures import layer_windows
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"

@@ -7,10 +7,11 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny_models import tiny_llama_config
 
-from specstream_mlx import UserError, load, loading
-from specstream_mlx.inspection import describe_base
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx import UserError, load
+from specstream_mlx.loading import load as loading
+from specstream_mlx.loading.inspection import describe_base
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import explicit_fields, model_classes
 from specstream_mlx.models.fingerprint import fingerprint
 

@@ -14,20 +14,20 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting import Planner
-from .drafting.settings import DraftSettings, Proposers, chosen_drafts
-from .engine.kv_quantization import KVQuantization
-from .engine.verify.by_name import VerifyName
-from .engine.verify.rule import VerifyRule
-from .errors import UserError, shown
-from .hardware import running
+from ..drafting import Planner
+from ..drafting.settings import DraftSettings, Proposers, chosen_drafts
+from ..engine.kv_quantization import KVQuantization
+from ..engine.verify.by_name import VerifyName
+from ..engine.verify.rule import VerifyRule
+from ..errors import UserError, shown
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from ..models.architectures import text_limit
+from ..options import checked
+from ..prompts import Prompt, encode_prompt
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
-from .models.architectures import text_limit
-from .options import checked
-from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
-from .responses import GenerationResponse, responses
+from .text import GenerationResponse, responses
 
 
 @checked()

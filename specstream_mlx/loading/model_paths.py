@@ -1,23 +1,27 @@
 """Places of models and adapters, found by path, name or repository; MLX is not imported."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import bundled
-from .adapters.description import describe
-from .adapters.user_adapters import user_adapters
-from .errors import UserError, naming, shown
-from .files import model_headers, read_json, reason, short
-from .models.architectures import check_config, tied_where_untold
-from .models.fingerprint import fingerprint
-from .models.rope import with_changes
-from .options import SamplingOptions, check_arguments, kinds_of
+from .. import bundled
+from ..adapters.description import describe
+from ..adapters.user_adapters import user_adapters
+from ..errors import UserError, install, naming, shown
+from ..files import model_headers, read_json, reason, short
+from ..heads.published_heads import head_for, heads_of_size, repository_of
+from ..models.architectures import check_config, tied_where_untold
+from ..models.fingerprint import fingerprint
+from ..models.rope import with_changes
+from ..options import SamplingOptions, check_arguments, kinds_of
 
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
+
+Say = Callable[[str], None]
 
 
 def adapter_directory(directory: str | Path) -> str | Path:
@@ -128,6 +132,34 @@ def from_hub(what: str, text: str, patterns: list[str], revision: str | None = N
         raise UserError(
             f"{what} {text} is neither a directory nor a repository in reach: {reason(error)}"
         ) from None
+
+
+def head_directory(
+    draft_head: str | Path, model: Path, config: Mapping[str, Any], say: Say = lambda _: None
+) -> Path:
+    """Find the directory of a draft head; a Hugging Face repository is downloaded.
+
+    ``auto`` is the repository of the head that is published for the model.
+    """
+    if os.path.isdir(draft_head) or not is_repository(text := str(draft_head), "auto"):
+        return Path(draft_head)
+    if text == "auto":
+        head = head_for(model, config)
+        if head is None:
+            sentence = f"no published EAGLE-3 head is known for {repository_of(model) or model}"
+            for other in heads_of_size(config):
+                sentence += f"; if it is {other.base}, whose sizes it has: {other.repository}"
+            raise UserError(f"{sentence}, expected a head's directory or repository, not 'auto'")
+        say(f"Draft head: {head}")
+        text = head.repository
+    directory = from_hub("the draft head", text, ["config.json", "*.safetensors"])
+    if any(directory.glob("*.safetensors")):
+        return directory
+    if find_spec("torch") is None:  # said before a GB is downloaded
+        raise UserError(
+            f"the draft head {text} is in torch's files, which need torch: {install('torch')}"
+        )
+    return from_hub("the draft head", text, ["config.json", "*.bin"])
 
 
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
-from .errors import VOCABULARY, UserError, shown
-from .files import Headers, model_headers, read_json, short
+from ..adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
+from ..errors import VOCABULARY, UserError, shown
+from ..files import Headers, model_headers, read_json, short
+from ..models.architectures import check_config, completed, tied_where_untold
+from ..models.fingerprint import fingerprint
+from ..options import COUNT, OBJECT
 from .model_paths import WEIGHTS, weight_files
-from .models.architectures import check_config, completed, tied_where_untold
-from .models.fingerprint import fingerprint
-from .options import COUNT, OBJECT
 
 _LORA_TENSOR = re.compile(
     r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"

@@ -11,12 +11,13 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.draft_stats import DraftStats
-from .errors import UserError
-from .hardware import running
-from .loading import SpeculativeModel
+from ..drafting.draft_stats import DraftStats
+from ..errors import UserError
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from .batch import fill, steps_of
 from .request import Request
-from .scheduler import Step, TokenSequence, fill, steps_of
+from .sequence import Step, TokenSequence
 
 
 @dataclass
