@@ -9,7 +9,7 @@ from serving import running, until
 from starlette.testclient import TestClient
 
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.decoding import Decoding
+from specstream_mlx.serve.decoding import Batcher
 
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "noon"}], "max_tokens": 2}
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
@@ -111,13 +111,13 @@ def test_the_document_lists_what_is_read(client):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("words", [1, 900], ids=["text", "prompt"])
 def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
-    complete, end = [], Decoding.end
+    completes, remove = [], Batcher.remove
 
-    def seen(self, number, done):
-        complete.append(done)
-        end(self, number, done)
+    def seen(self, number, complete=False):
+        completes.append(complete)
+        remove(self, number, complete)
 
-    monkeypatch.setattr(Decoding, "end", seen)
+    monkeypatch.setattr(Batcher, "remove", seen)
     service = tiny.service(1900)
     worker = service.worker
     said = [{"role": "user", "content": " noon" * words}]
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             until(lambda: worker.decoding)
         until(lambda: not worker.decoding)
-        assert complete == [False]
+        assert completes == [False]
 
 
 def test_who_waits_learns_that_the_server_is_alive(tiny):

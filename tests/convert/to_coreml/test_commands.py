@@ -42,7 +42,7 @@ def test_a_text_does_not_depend_on_drafts(exported):
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert plain["target_calls"] == plain["generation_tokens"] == 8
-    assert drafted["tree"] == "best-first, 3 nodes, of streams and lookup"
+    assert drafted["tree"] == "best-first, 3 nodes, from streams and lookup"
     # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
