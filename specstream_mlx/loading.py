@@ -27,10 +27,20 @@ from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
 from .errors import Mode, UserError, naming, shown
-from .files import not_finite, read_json, reason, sampled_digest, tensor_headers, tokenizer_files
+from .files import (
+    for_libraries,
+    model_headers,
+    not_finite,
+    read_json,
+    reason,
+    sampled_digest,
+    tensor_headers,
+    tokenizer_files,
+)
 from .hardware import device
 from .hardware.weights import HeldWeights, hold_weights
 from .model_paths import (
+    WEIGHTS,
     adapter_directory,
     from_hub,
     is_repository,
@@ -43,11 +53,12 @@ from .models.architectures import (
     check_end_tokens,
     check_types,
     explicit_fields,
+    fp8_tensor,
     model_classes,
 )
 from .models.fingerprint import fingerprint
 from .models.streams import Streams
-from .options import checked
+from .options import HEAD_OF_ONES_OWN, checked
 from .stream_config import StreamConfig
 
 Say = Callable[[str], None]
@@ -172,9 +183,9 @@ class SpeculativeModel:
         It stays in memory, and takes the adapter's bytes alone; it is made again if the directory
         has changed. Any function takes it, so tasks with an adapter each need no turns.
         """
-        path = Path(adapter_directory(directory)).resolve()
+        path = Path(os.path.realpath(adapter_directory(directory)))
         config = path / ADAPTER_CONFIG
-        key = path, config.stat().st_mtime_ns if config.exists() else 0
+        key = path, config.stat().st_mtime_ns if os.path.exists(config) else 0
         if key not in self._others:
             other = replace(self, model=self.base, adapter=None, streams=None)
             other.swap_adapter(path)
@@ -208,7 +219,9 @@ class SpeculativeModel:
         if self.streams is not None:
             raise UserError("a draft head was given and streams are mounted, expected one of them")
         where = ""
-        if isinstance(head, str | Path):
+        if not isinstance(head, str | Path):
+            HEAD_OF_ONES_OWN.check("the draft head", head)
+        else:
             path = head_directory(head, self.path, self.config)
             where = f" {repository_of(path) or path}{_made_for(path)}"
             head = read_head(path, self.model, self.config)
@@ -363,7 +376,7 @@ def head_directory(
             raise UserError(f"{sentence}, expected a head's directory or repository, not 'auto'")
         say(f"Draft head: {head}")
         text = head.repository
-    directory = from_hub("the draft head", text, ["config.json", "*.safetensors"])
+    directory = from_hub("the draft head", text, ["config.json"], ["*.safetensors"])
     if any(directory.glob("*.safetensors")):
         return directory
     if find_spec("torch") is None:  # said before a GB is downloaded
@@ -371,7 +384,7 @@ def head_directory(
             f"the draft head {text} is in torch's files, which need torch: "
             "pip install 'specstream-mlx[torch]'"
         )
-    return from_hub("the draft head", text, ["config.json", "*.bin"])
+    return from_hub("the draft head", text, ["config.json"], ["*.bin"], "pytorch_model.bin")
 
 
 def read_model(
@@ -394,13 +407,16 @@ def read_model(
             check_end_tokens(said)
     with naming(path):
         check_types(own | fields, model_classes(config)[1])
-    try:
-        model, full_config = load_model(
-            directory, lazy=True, model_config=fields, get_model_classes=model_classes
-        )
-    except Exception as error:  # a wrong field may raise any error in mlx-lm
-        why = _field_at_fault(directory, own | fields) or reason(error)
-        raise UserError(f"{path} and the weights do not fit: {why}") from None
+    with for_libraries(directory, WEIGHTS) as readable:
+        try:
+            model, full_config = load_model(
+                readable, lazy=True, model_config=fields, get_model_classes=model_classes
+            )
+        except Exception as error:  # a wrong field may raise any error in mlx-lm
+            why = _field_at_fault(readable, own | fields) or reason(error)
+            if found := fp8_tensor(model_headers(weight_files(directory))):
+                why = f"{found}, and {why}"
+            raise UserError(f"{path} and the weights do not fit: {why}") from None
     _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
         with naming(path):
@@ -428,13 +444,13 @@ def read_tokenizer(
     """Read the tokenizer of a model with ``config``; no code that came with it is run."""
     arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
     if end is not None:  # transformers would add one that it does not know, which no model writes
-        with tokenizer_files(directory):
-            known = load_tokenizer(directory, arguments).get_vocab()
+        with tokenizer_files(directory) as readable:
+            known = load_tokenizer(readable, arguments).get_vocab()
         if str(end) not in known:
             raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
-    with tokenizer_files(directory):
+    with tokenizer_files(directory) as readable:
         ends = config.get("eos_token_id")
-        return load_tokenizer(directory, {**arguments, **(extra or {})}, eos_token_ids=ends)
+        return load_tokenizer(readable, {**arguments, **(extra or {})}, eos_token_ids=ends)
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:
@@ -451,7 +467,8 @@ def _check_dtypes(directory: Path, model: nn.Module) -> None:
                 fits, expected = tensor.dtype == mx.uint32, "uint32, since it has scales"
             if not fits:
                 where = _origin(directory, f"{path}.{name}")
-                raise UserError(f"{where} has dtype {tensor.dtype}, expected {expected}")
+                found = str(tensor.dtype).removeprefix("mlx.core.")
+                raise UserError(f"{where} has dtype {found}, expected {expected}")
 
 
 def _check_finite(directory: Path, model: nn.Module) -> None:

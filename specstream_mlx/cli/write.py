@@ -16,7 +16,7 @@ from ..bundled import tools
 from ..bundled.parts import Part, Work
 from ..corrections import Correction, careful
 from ..errors import UserError
-from ..files import decoded
+from ..files import prompt_text
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..serve import local
 from ..terminal.notes import note
@@ -63,7 +63,7 @@ def write(
         note(f"write NAME < FILE does one of these:\n\n{tools.listing()}")
         raise SystemExit(2)
     source = ModelOptions(model, adapter=adapter, weights=weights).source(quiet=True)
-    text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
+    text = standard_input() if file is None else prompt_text(file)
     if objection := tools.objection(source.adapter, text):
         if strict:
             raise UserError(objection)

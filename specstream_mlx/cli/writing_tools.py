@@ -7,7 +7,7 @@ from pathlib import Path
 from .. import bundled
 from ..bundled import tools
 from ..errors import UserError
-from ..files import decoded
+from ..files import decoded, prompt_text
 from ..options import FILE, FLAG, TEXTS, integer, option
 from ..terminal.notes import note
 from .options import ModelOptions
@@ -80,7 +80,7 @@ def _write_here(file: Path | None, names: list[str] | None) -> None:
     given = None
     piped = b"" if file is not None or sys.stdin.isatty() else sys.stdin.buffer.read()
     if file is not None or piped.strip():
-        given = decoded(file.read_bytes() if file else piped, str(file or "standard input"))
+        given = prompt_text(file) if file else decoded(piped, "standard input")
     tasks = []
     for one in chosen:
         text = given or (one if one.form else tools.TOOLS["proofread"]).example
