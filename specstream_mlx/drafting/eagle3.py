@@ -29,7 +29,7 @@ from ..engine.draft_head import AcceptedRows, DraftHead, HeadConfig, OwnRows, Ra
 from ..engine.guess import Candidates, guess
 from ..engine.kv import UncommittedRows
 from ..errors import UserError
-from ..files import read_arrays, read_json, reason
+from ..files import chosen_files, read_arrays, read_json, reason
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 from ..options import COUNT, OBJECT, POSITIVE, choice, integer
 
@@ -40,17 +40,28 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Layer(nn.Module):
-    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide."""
+    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide.
 
-    def __init__(self, args: ModelArgs, width: int, normed: bool = False):
+    ``names`` of its tensors say which linear layers have biases, and whether queries and keys are
+    normed.
+    """
+
+    def __init__(self, args: ModelArgs, width: int, names: Collection[str]):
         super().__init__()
-        family: Any = qwen3.Attention if normed else Attention  # whose queries and keys are
+        family: Any = Attention
+        if "self_attn.q_norm.weight" in names:
+            family = qwen3.Attention
         self.self_attn = attention = family(args)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            rows, _ = attention[name].weight.shape
-            attention[name] = nn.Linear(width, rows, bias=args.attention_bias)
-        attention["rope"] = PositionedRope(attention["rope"])
         self.mlp = MLP(args)
+        for part in ("self_attn", "mlp"):
+            for name, linear in list(self[part].items()):
+                if isinstance(linear, nn.Linear):
+                    rows, columns = linear.weight.shape
+                    if name in ("q_proj", "k_proj", "v_proj"):
+                        columns = width
+                    bias = f"{part}.{name}.bias" in names
+                    self[part][name] = nn.Linear(columns, rows, bias=bias)
+        attention["rope"] = PositionedRope(attention["rope"])
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def after(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
@@ -58,6 +69,11 @@ class Layer(nn.Module):
         mask: Any = rows.make_mask(len(x))  # mlx-lm's attention takes "causal" too
         y = residual + self.self_attn(x[None], mask, rows)[0]
         return y + self.mlp(self.post_attention_layernorm(y))
+
+
+def within(prefix: str, names: Collection[str]) -> set[str]:
+    """The names that begin with a prefix, without it."""
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
 class _Network(nn.Module):
@@ -68,10 +84,10 @@ class _Network(nn.Module):
     ):
         super().__init__()
         hidden, epsilon = args.hidden_size, args.rms_norm_eps
-        self.midlayer = Layer(args, 2 * hidden, "midlayer.self_attn.q_norm.weight" in names)
+        self.midlayer = Layer(args, 2 * hidden, within("midlayer.", names))
         self.midlayer.input_layernorm = nn.RMSNorm(hidden, eps=epsilon)
         self.midlayer.hidden_norm = nn.RMSNorm(hidden, eps=epsilon)
-        self.fc = nn.Linear(width, hidden, bias=False)
+        self.fc = nn.Linear(width, hidden, bias="fc.bias" in names)
         self.norm = nn.RMSNorm(hidden, eps=epsilon)
         self.lm_head = nn.Linear(hidden, vocab[0], bias=False)
         if "input_norm.weight" in names:
@@ -239,7 +255,7 @@ def head_files(directory: Path) -> list[Path]:
     """List the safetensors of a draft head, without reading one, or refuse the directory."""
     if not os.path.isdir(directory):
         raise UserError(f"the draft head {directory} is not a directory, expected one")
-    files = sorted(directory.glob("*.safetensors"))
+    files = chosen_files(directory, "*.safetensors")
     if not files:
         raise UserError(
             f"the draft head {directory} has no safetensors, expected an EAGLE-3 head's: "
@@ -269,9 +285,7 @@ def head_of(
     kind = values.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise UserError(f"{directory}: speculators_model_type is {kind!r}, expected 'eagle3'")
-    biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
-    fields = {field: f"midlayer.{name}" in named for field, name in biases.items()}
-    args = llama_args(directory, values.get("transformer_layer_config", values), **fields)
+    args = llama_args(directory, values.get("transformer_layer_config", values))
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     if "embed_tokens.weight" not in named and args.hidden_size != hidden:
         raise UserError(
@@ -316,7 +330,7 @@ def load_weights(
     return sum(array.size for _, array in weights)
 
 
-def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
+def llama_args(directory: Path, config: Any) -> ModelArgs:
     """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'."""
     OBJECT.check(f"{directory}: the layer", config)
     choice("silu").check(f"{directory}: hidden_act", config.get("hidden_act", "silu"))
@@ -329,7 +343,7 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
     values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
     rope = rope_parameters(config)
     check_rope(rope, config, POSITION_ONLY)
-    values |= {**config, **rope_fields(rope, config), **fields}
+    values |= {**config, **rope_fields(rope, config), "attention_bias": False, "mlp_bias": False}
     POSITIVE.check(f"{directory}: rms_norm_eps", values["rms_norm_eps"])
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
