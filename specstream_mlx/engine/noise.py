@@ -111,7 +111,8 @@ class Coupling:
         if judged is not None:
             scores, ids = judged
             if ids is None:
-                own = scores[:, tokens[0]]
+                known = mx.minimum(tokens[0], scores.shape[-1] - 1)  # a draft model may have fewer
+                own = mx.where(known == tokens[0], scores[:, known], -mx.inf)
             else:
                 own = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
             log_probs = own - mx.logsumexp(scores, axis=-1)

@@ -98,7 +98,9 @@ class Gathered:
 
     def __init__(self, adapters: Sequence[Mounted]):
         first = max(adapters, key=lambda one: len(one.lora))
-        streams = max(adapters, key=lambda one: len(one.stream_tensors)).streams
+        # Streams may be without tensors, so that the number of these tells nothing.
+        each = [one for one in adapters if one.streams is not None]
+        streams = max(each, key=lambda one: len(one.stream_tensors)).streams if each else None
         self._names, self._layouts = _names_of(adapters), {one.layout for one in adapters}
         self._model = shared_copy(first.model)
         self.streams = None if streams is None else _GatheredStreams(streams.config)
@@ -118,7 +120,7 @@ class Gathered:
         self._model.load_weights(_stacked([one.lora for one in adapters]), strict=False)
         if self.streams is not None:
             each = [one.stream_tensors for one in adapters]
-            usual = next(own for own in each if own)
+            usual = max(each, key=len)
             self.streams.gather([dict(own or usual) for own in each])
             self.borrowed.release_vocabulary()
 
@@ -157,7 +159,8 @@ def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
 
 
 def _names_of(adapters: Sequence[Mounted]) -> set[str]:
-    return {name for one in adapters for name in (*one.lora, *one.stream_tensors)}
+    names = {name for one in adapters for name in (*one.lora, *one.stream_tensors)}
+    return names | {"streams" for one in adapters if one.streams is not None}
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:
