@@ -1,5 +1,6 @@
 """``specstream-mlx train``."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -352,7 +353,7 @@ def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
     template = start.streams.config.prompt_template
     further = settings.max_seq_length, start.base.config["vocab_size"], template
     training, valid = read_split(data / "train.jsonl", start.tokenizer, *further), None
-    if (data / "valid.jsonl").exists():
+    if os.path.lexists(data / "valid.jsonl"):
         valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
     else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")

@@ -6,7 +6,7 @@ from textwrap import indent
 from specstream_mlx.apps.writing_tools import tools
 
 from ..errors import UserError
-from ..files import decoded
+from ..files import prompt_text
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..terminal.notes import note
 from .options import WEIGHTS, ModelOptions, standard_input
@@ -49,7 +49,7 @@ def write(
         note(f"write NAME < FILE does one of these:\n\n{tools.listing()}")
         raise SystemExit(2)
     source = ModelOptions(model, adapter=adapter, weights=weights).source(quiet=True)
-    text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
+    text = standard_input() if file is None else prompt_text(file)
     if objection := tools.objection(source.adapter, text):
         if strict:
             raise UserError(objection)

@@ -1,5 +1,6 @@
 """``SpeculativeModel``: a base with at most one adapter or draft head, which change on it."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..heads.published_heads import repository_of
 from ..heads.read_head import head_config, read_head
 from ..models.fingerprint import fingerprint
 from ..models.streams import Streams
+from ..options import HEAD_OF_ONES_OWN
 from ..stream_config import StreamConfig
 from .model_paths import adapter_directory, head_directory
 
@@ -149,9 +151,9 @@ class SpeculativeModel:
         """
         path, made = None, 0
         if directory is not None:
-            path = Path(adapter_directory(directory)).resolve()
+            path = Path(os.path.realpath(adapter_directory(directory)))
             config = path / ADAPTER_CONFIG
-            made = config.stat().st_mtime_ns if config.exists() else 0
+            made = config.stat().st_mtime_ns if os.path.exists(config) else 0
         key = path, made
         if key not in self._others:
             other = replace(self, model=self.base, adapter=None, streams=None)
@@ -186,7 +188,9 @@ class SpeculativeModel:
         if self.streams is not None:
             raise UserError("a draft head was given and streams are mounted, expected one of them")
         where = ""
-        if isinstance(head, str | Path):
+        if not isinstance(head, str | Path):
+            HEAD_OF_ONES_OWN.check("the draft head", head)
+        else:
             path = head_directory(head, self.path, self.config)
             where = f" {repository_of(path) or path}{_made_for(path)}"
             head = read_head(path, self.model, self.config)

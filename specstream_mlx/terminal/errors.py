@@ -1,7 +1,6 @@
 """Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
 import _thread
-import errno
 import logging
 import os
 import signal
@@ -14,10 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..errors import UserError
-from ..files import short
+from ..files import OF_WRITING, short
 from .notes import note
-
-_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class _Terminated(BaseException):
@@ -60,9 +57,9 @@ def _without_stray_warnings() -> Iterator[None]:
 
 def _file_error(error: OSError) -> str:
     if error.filename is not None:
-        verb = " cannot be written" if error.errno in _OF_WRITING else ""
+        verb = " cannot be written" if error.errno in OF_WRITING else ""
         return f"{short(str(error.filename))}{verb}: {error.strerror}"
-    if error.errno not in _OF_WRITING:
+    if error.errno not in OF_WRITING:
         raise error
     sys.stdout = None  # else Python tries to write the rest of it when it ends
     return f"standard output cannot be written: {error.strerror}"

@@ -22,8 +22,9 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
-from ..errors import VOCABULARY, UserError
+from ..errors import VOCABULARY, UserError, naming
 from ..files import append, other_file, staged_directory
+from ..options import integer, made_of, number, option
 from .batches import Batches, Item, most_frequent
 from .checkpoint import Checkpoint
 from .forward import StreamForward
@@ -39,11 +40,11 @@ from .validation import validate
 class Progress:
     """Progress of a run."""
 
-    iterations: int = 0
-    trained_tokens: int = 0  # of completions, with repetitions
-    best_length: float | None = None  # the longest accepted length of a validation
-    best_iteration: int = 0  # iterations done at that validation
-    waited: int = 0  # validations since
+    iterations: int = option(0, integer(0))
+    trained_tokens: int = option(0, integer(0, 2**63))  # of completions, with repetitions
+    best_length: float | None = option(None, number(0))  # the longest accepted of a validation
+    best_iteration: int = option(0, integer(0))  # iterations done at that validation
+    waited: int = option(0, integer(0))  # validations since
 
 
 class TrainingRun:
@@ -97,7 +98,8 @@ class TrainingRun:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint."""
         checkpoint = Checkpoint.load(path, self._state())
-        self.progress = Progress(**checkpoint.progress)
+        with naming(f"{path} is no checkpoint of a run"):
+            self.progress = made_of(Progress, checkpoint.progress)
         self.trained.load(checkpoint.parameters)
         self._optimizer.state = tree_unflatten(list(checkpoint.optimizer.items()))
 

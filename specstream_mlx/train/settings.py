@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import Mode, UserError, is_integer, is_number, shown
+from ..errors import MOST, Mode, UserError, is_integer, is_number, shown
 from ..options import (
     COUNT,
     DIRECTORY,
@@ -42,7 +42,7 @@ def _is_lora(value: Any) -> bool:
     match value:
         case {"rank": rank, "scale": scale, "dropout": dropout, **more}:
             keys = more.pop("keys", [])
-            right = is_integer(rank) and rank > 0 and is_number(scale) and scale >= 0
+            right = is_integer(rank) and 0 < rank <= MOST and is_number(scale) and scale >= 0
             right = right and is_number(dropout) and 0 <= dropout < 1 and not more
             return right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     return False

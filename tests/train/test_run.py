@@ -82,11 +82,27 @@ def test_other_checkpoints_and_what_is_no_number(base, tmp_path, monkeypatch):
     run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
     whole, checkpoint = run.last.read_bytes(), Checkpoint.load(run.last)
     nan, name = mx.array(np.nan), "streams.embeddings"
+    as_integers = checkpoint.parameters | {name: checkpoint.parameters[name].astype(mx.int32)}
     for changes, sentence in (
         ({"identity": checkpoint.identity | {"iters": "3"}}, "iters was '3' and is now '2'"),
         ({"parameters": {name: mx.zeros(1)}}, rf"{name} has shape \(1,\)"),
         ({"parameters": {name: nan}}, f"{name} holds NaN"),
         ({"optimizer": {}}, "no tensor optimizer "),
+        ({"identity": []}, r"its identity is \[\], expected an object"),
+        ({"progress": 3}, "is no checkpoint of a run: its progress is 3, expected an object"),
+        *(
+            ({"progress": checkpoint.progress | {field: value}}, f"of a run: {field} is {value!r}")
+            for field, values in {
+                "iterations": ("x", -1, 2.5, None, True, 10**30),
+                "trained_tokens": (None, "x", -1),
+                "best_length": ("x", -1.0, True),
+                "best_iteration": (None, -1),
+                "waited": ({}, "x", -1),
+            }.items()
+            for value in values
+        ),
+        ({"progress": checkpoint.progress | {"more": 1}}, "unknown field 'more'"),
+        ({"parameters": as_integers}, f"{name} is of int32, expected float32"),
     ):
         replace(checkpoint, **changes).save(tmp_path / "last.safetensors")
         with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
