@@ -110,7 +110,8 @@ class Task:
         self._began = self._now = 0.0
         edit = self._corrected if tool and tool.name == "proofread" else None
         self.work = TextInParts(tool.name if tool else None, text, edit)
-        self.chats = [AdapterText(name, adapter, prompt) for prompt in self.work.prompts]
+        read = tool.read if tool else str
+        self.chats = [AdapterText(name, adapter, read(prompt)) for prompt in self.work.prompts]
 
     def add(self, part: int, piece: Piece) -> str:
         """Take in what came of a part; returns what follows of the result, as far as it is sure."""

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def export(
         check: see whether the package writes what the model does, in half precision.
         show: called as it goes on.
     """
-    names = [path.resolve().name.replace("-", "_") for path in adapters]
+    names = [os.path.basename(os.path.realpath(path)).replace("-", "_") for path in adapters]
     check_names(names)
     sources = dict(zip(names, adapters, strict=True))
     if output.suffix != ".mlpackage":

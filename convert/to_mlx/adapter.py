@@ -4,6 +4,7 @@ Streams and pruner keep their names and shapes. An adapter of mlx-lm's form is c
 as it is.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -86,7 +87,7 @@ def _convert(
 
 def adapter_name(source: Path) -> str:
     """The directory's name, or its parent's: a training run writes to ``<run>/adapter``."""
-    path = source.resolve()
+    path = Path(os.path.realpath(source))
     return path.parent.name if path.name == "adapter" else path.name
 
 

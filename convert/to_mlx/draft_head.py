@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import sampled_digest, staged_directory
+from specstream_mlx.files import chosen_files, sampled_digest, staged_directory
 from specstream_mlx.hardware import user_cache
 from specstream_mlx.heads.eagle3 import Eagle3
 from specstream_mlx.heads.published_heads import repository_of
@@ -24,7 +24,7 @@ def runnable_head(source: Path, base: Path) -> Path:
     Raises:
         UserError: see ``convert_head``.
     """
-    files = sorted(source.glob("*.bin")) if source.is_dir() else []
+    files = chosen_files(source, "*.bin", whole="pytorch_model.bin")
     if not files or any(source.glob("*.safetensors")):
         return source
     name = (repository_of(source) or source.name).replace("/", "--")

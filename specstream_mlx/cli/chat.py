@@ -246,7 +246,8 @@ def _lines() -> Iterator[str]:
     if at_terminal:
         import readline  # lets input() edit lines and recall earlier ones
     else:
-        cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")  # checked line by line
+        piped = cast(TextIOWrapper, sys.stdin)
+        piped.reconfigure(encoding="utf-8-sig", errors="surrogateescape")  # checked line by line
     lines: list[str] = []
     warned = False
     while True:

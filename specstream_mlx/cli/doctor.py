@@ -9,6 +9,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from .. import bundled, demonstration
+from ..errors import install
 from ..hardware import user_cache
 from ..hardware.blas import OPENBLAS_HINT
 from ..loading.model_paths import model_directory, read_config
@@ -125,7 +126,7 @@ def _facts(model: str | None) -> dict[str, Any]:
             packages[name] = version(name)
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     optional = {
-        name: f"{use}, pip install 'specstream-mlx[{extra}]' brings it"
+        name: f"{use}, {install(extra)} brings it"
         for name, (use, extra) in _EXTRAS.items()
         if packages[name] is None
     }

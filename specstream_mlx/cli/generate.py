@@ -149,6 +149,8 @@ def generate(
     objection = tools.objection(source.adapter, text)
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
+    if not prompt.ignore_chat_template:
+        text = tools.read(source.adapter, text)
 
     from ..engine.verify.by_name import find_rule
     from ..generation.kv_store import PromptCache
@@ -209,7 +211,7 @@ def generate(
         None if sampler is None else sampler.seed,
         length.max_tokens,
         decoding.responses,
-        partial(compare, decoding),
+        partial(compare, decoding, output.as_stored),
         hint,
         None if loaded.compiled is None else loaded.compiled.sentence,
         cache,

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
+_AS_STORED = (
+    "Also time mlx_lm on the weights as the files have them, which is slow on a CPU; on a GPU it "
+    "is always timed."
+)
+AS_STORED = option(False, FLAG, _AS_STORED, "--as-stored")
 WEIGHTS = option(
     "auto", HELD, "How quantized weights are kept; auto: whichever is faster here, see doctor."
 )
@@ -275,6 +280,7 @@ class OutputOptions:
         "Also run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
         "output is the same, where the verify rule draws as mlx_lm does.",
     )
+    as_stored: bool = option(False, FLAG, _AS_STORED, needs=("compare",))
     verbose: bool = option(False, FLAG, "All statistics.", "--verbose", "-v", without=("quiet",))
     quiet: bool = option(
         False, FLAG, "No statistics and no notes before the text.", "--quiet", "-q"

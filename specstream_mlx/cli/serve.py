@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, install
 from ..options import DIRECTORY, MODEL, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched
@@ -168,6 +168,4 @@ def check_extra() -> None:
     """Check that what a server needs is installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"the server needs {', '.join(missing)}: pip install 'specstream-mlx[serve]'"
-        )
+        raise UserError(f"the server needs {', '.join(missing)}: {install('serve')}")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -128,7 +129,7 @@ def stream_generate(
         progress=prompt_progress_callback,
     )
     request.check(model)
-    return responses(model, tokenizer, request, stop, caches)
+    return running.closed_at_exit(responses(model, tokenizer, request, stop, caches))
 
 
 def drafting_of(
@@ -185,7 +186,8 @@ async def astream_generate(
         while (response := await run(_THREAD, next, written, None)) is not None:
             yield response
     finally:
-        _THREAD.submit(written.close)
+        with suppress(RuntimeError):  # at the end of the program, where it is closed already
+            _THREAD.submit(written.close)
 
 
 def room(

@@ -1,7 +1,7 @@
 """From steps to text: one response a token, up to where the text ends."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -145,7 +145,7 @@ def responses(
     request: Request,
     stop: Sequence[str],
     caches: list[Any] | None,
-) -> Iterator[GenerationResponse]:
+) -> Generator[GenerationResponse, None, None]:
     """Decode a request while the weights are wired; in the end ``caches`` get the rows."""
     tokens: list[int] = []
     with running.wired(model.model):

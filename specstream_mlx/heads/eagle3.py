@@ -29,17 +29,28 @@ DEPTH = 6
 
 
 class Layer(nn.Module):
-    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide."""
+    """The parts of a Llama layer that EAGLE's layers have; its rows x are ``width`` wide.
 
-    def __init__(self, args: ModelArgs, width: int, normed: bool = False):
+    ``names`` of its tensors say which linear layers have biases, and whether queries and keys are
+    normed.
+    """
+
+    def __init__(self, args: ModelArgs, width: int, names: Collection[str]):
         super().__init__()
-        family: Any = qwen3.Attention if normed else Attention  # whose queries and keys are
+        family: Any = Attention
+        if "self_attn.q_norm.weight" in names:
+            family = qwen3.Attention
         self.self_attn = attention = family(args)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            rows, _ = attention[name].weight.shape
-            attention[name] = nn.Linear(width, rows, bias=args.attention_bias)
-        attention["rope"] = PositionedRope(attention["rope"])
         self.mlp = MLP(args)
+        for part in ("self_attn", "mlp"):
+            for name, linear in list(self[part].items()):
+                if isinstance(linear, nn.Linear):
+                    rows, columns = linear.weight.shape
+                    if name in ("q_proj", "k_proj", "v_proj"):
+                        columns = width
+                    bias = f"{part}.{name}.bias" in names
+                    self[part][name] = nn.Linear(columns, rows, bias=bias)
+        attention["rope"] = PositionedRope(attention["rope"])
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def after(self, x: mx.array, residual: mx.array, rows: UncommittedRows) -> mx.array:
@@ -47,6 +58,11 @@ class Layer(nn.Module):
         mask: Any = rows.make_mask(len(x))  # mlx-lm's attention takes "causal" too
         y = residual + self.self_attn(x[None], mask, rows)[0]
         return y + self.mlp(self.post_attention_layernorm(y))
+
+
+def within(prefix: str, names: Collection[str]) -> set[str]:
+    """The names that begin with a prefix, without it."""
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
 class Eagle3Network(nn.Module):
@@ -57,10 +73,10 @@ class Eagle3Network(nn.Module):
     ):
         super().__init__()
         hidden, epsilon = args.hidden_size, args.rms_norm_eps
-        self.midlayer = Layer(args, 2 * hidden, "midlayer.self_attn.q_norm.weight" in names)
+        self.midlayer = Layer(args, 2 * hidden, within("midlayer.", names))
         self.midlayer.input_layernorm = nn.RMSNorm(hidden, eps=epsilon)
         self.midlayer.hidden_norm = nn.RMSNorm(hidden, eps=epsilon)
-        self.fc = nn.Linear(width, hidden, bias=False)
+        self.fc = nn.Linear(width, hidden, bias="fc.bias" in names)
         self.norm = nn.RMSNorm(hidden, eps=epsilon)
         self.lm_head = nn.Linear(hidden, vocab[0], bias=False)
         if "input_norm.weight" in names:

@@ -14,7 +14,7 @@ from mlx_lm.models.llama import ModelArgs
 from ..adapters.lora import activations_dtype
 from ..engine.draft_head import HeadConfig
 from ..errors import UserError
-from ..files import read_arrays, read_json, reason
+from ..files import chosen_files, read_arrays, read_json, reason
 from ..models.rope import POSITION_ONLY, check_rope, rope_fields, rope_parameters
 from ..options import COUNT, OBJECT, POSITIVE, choice, integer
 from .eagle3 import DEPTH, Eagle3, Eagle3Network
@@ -34,7 +34,7 @@ def head_files(directory: Path) -> list[Path]:
     """List the safetensors of a draft head, without reading one, or refuse the directory."""
     if not os.path.isdir(directory):
         raise UserError(f"the draft head {directory} is not a directory, expected one")
-    files = sorted(directory.glob("*.safetensors"))
+    files = chosen_files(directory, "*.safetensors")
     if not files:
         raise UserError(
             f"the draft head {directory} has no safetensors, expected an EAGLE-3 head's: "
@@ -64,9 +64,7 @@ def head_of(
     kind = values.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise UserError(f"{directory}: speculators_model_type is {kind!r}, expected 'eagle3'")
-    biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
-    fields = {field: f"midlayer.{name}" in named for field, name in biases.items()}
-    args = llama_args(directory, values.get("transformer_layer_config", values), **fields)
+    args = llama_args(directory, values.get("transformer_layer_config", values))
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     if "embed_tokens.weight" not in named and args.hidden_size != hidden:
         raise UserError(
@@ -111,7 +109,7 @@ def load_weights(
     return sum(array.size for _, array in weights)
 
 
-def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
+def llama_args(directory: Path, config: Any) -> ModelArgs:
     """Read the sizes and the rope of a Llama layer from a ``config.json`` of transformers'."""
     OBJECT.check(f"{directory}: the layer", config)
     choice("silu").check(f"{directory}: hidden_act", config.get("hidden_act", "silu"))
@@ -124,7 +122,7 @@ def llama_args(directory: Path, config: Any, **fields: Any) -> ModelArgs:
     values: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}  # transformers'
     rope = rope_parameters(config)
     check_rope(rope, config, POSITION_ONLY)
-    values |= {**config, **rope_fields(rope, config), **fields}
+    values |= {**config, **rope_fields(rope, config), "attention_bias": False, "mlp_bias": False}
     POSITIVE.check(f"{directory}: rms_norm_eps", values["rms_norm_eps"])
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]

@@ -18,7 +18,16 @@ from ..distributed.ranks import ranks_of
 from ..distributed.sharding import check_divisible, shard
 from ..engine.self_check import check_tree
 from ..errors import UserError, naming, shown
-from ..files import not_finite, read_json, reason, sampled_digest, tensor_headers, tokenizer_files
+from ..files import (
+    for_libraries,
+    model_headers,
+    not_finite,
+    read_json,
+    reason,
+    sampled_digest,
+    tensor_headers,
+    tokenizer_files,
+)
 from ..hardware.weights import hold_weights
 from ..heads.read_head import head_files
 from ..models.architectures import (
@@ -26,10 +35,12 @@ from ..models.architectures import (
     check_end_tokens,
     check_types,
     explicit_fields,
+    fp8_tensor,
     model_classes,
 )
 from ..options import checked
 from .model_paths import (
+    WEIGHTS,
     adapter_directory,
     head_directory,
     model_directory,
@@ -158,13 +169,16 @@ def read_model(
             check_end_tokens(said)
     with naming(path):
         check_types(stored | fields, model_classes(config)[1])
-    try:
-        model, full_config = load_model(
-            directory, lazy=True, model_config=fields, get_model_classes=model_classes
-        )
-    except Exception as error:  # a wrong field may raise any error in mlx-lm
-        why = _field_at_fault(directory, stored | fields) or reason(error)
-        raise UserError(f"{path} and the weights do not fit: {why}") from None
+    with for_libraries(directory, WEIGHTS) as readable:
+        try:
+            model, full_config = load_model(
+                readable, lazy=True, model_config=fields, get_model_classes=model_classes
+            )
+        except Exception as error:  # a wrong field may raise any error in mlx-lm
+            why = _field_at_fault(readable, stored | fields) or reason(error)
+            if tensor := fp8_tensor(model_headers(weight_files(directory))):
+                why = f"{tensor}, and {why}"
+            raise UserError(f"{path} and the weights do not fit: {why}") from None
     _check_dtypes(directory, model)
     if to_run and not architecture_of(config["model_type"]).tested:
         with naming(path):
@@ -192,13 +206,13 @@ def read_tokenizer(
     """Read the tokenizer of a model with ``config``; no code that came with it is run."""
     arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
     if end is not None:  # transformers would add one that it does not know, which no model writes
-        with tokenizer_files(directory):
-            known = load_tokenizer(directory, arguments).get_vocab()
+        with tokenizer_files(directory) as readable:
+            known = load_tokenizer(readable, arguments).get_vocab()
         if str(end) not in known:
             raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
-    with tokenizer_files(directory):
+    with tokenizer_files(directory) as readable:
         ends = config.get("eos_token_id")
-        return load_tokenizer(directory, {**arguments, **(extra or {})}, eos_token_ids=ends)
+        return load_tokenizer(readable, {**arguments, **(extra or {})}, eos_token_ids=ends)
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:
@@ -215,7 +229,8 @@ def _check_dtypes(directory: Path, model: nn.Module) -> None:
                 fits, expected = tensor.dtype == mx.uint32, "uint32, since it has scales"
             if not fits:
                 where = _origin(directory, f"{path}.{name}")
-                raise UserError(f"{where} has dtype {tensor.dtype}, expected {expected}")
+                found = str(tensor.dtype).removeprefix("mlx.core.")
+                raise UserError(f"{where} has dtype {found}, expected {expected}")
 
 
 def _check_finite(directory: Path, model: nn.Module) -> None:

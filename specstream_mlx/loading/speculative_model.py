@@ -1,5 +1,6 @@
 """``SpeculativeModel``: a base with at most one adapter or draft head, which change on it."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..heads.published_heads import repository_of
 from ..heads.read_head import head_config, read_head
 from ..models.fingerprint import fingerprint
 from ..models.streams import Streams
+from ..options import HEAD_OF_ONES_OWN
 from ..stream_config import StreamConfig
 from .model_paths import adapter_directory, head_directory
 
@@ -54,7 +56,7 @@ class SpeculativeModel:
     compiles: bool | None = None
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
-    _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
+    _others: "dict[tuple[Path | None, int], SpeculativeModel]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # models of other adapters, by directory and the time of its last change
     _is_other: bool = field(default=False, init=False, repr=False, compare=False)
@@ -139,16 +141,20 @@ class SpeculativeModel:
         self.model, self.adapter, self.streams = model, adapter, streams
         vars(self).pop("layout", None)
 
-    def with_adapter(self, directory: str | Path) -> "SpeculativeModel":
+    def with_adapter(self, directory: str | Path | None) -> "SpeculativeModel":
         """Return a model with another adapter, as of ``swap_adapter``, around the same weights.
 
+        ``None`` is the bare base.
         It stays in memory and needs only the adapter's bytes; it is made again if the directory has
         changed. Every function accepts it, so tasks with different adapters need not
         take turns.
         """
-        path = Path(adapter_directory(directory)).resolve()
-        config = path / ADAPTER_CONFIG
-        key = path, config.stat().st_mtime_ns if config.exists() else 0
+        path, made = None, 0
+        if directory is not None:
+            path = Path(os.path.realpath(adapter_directory(directory)))
+            config = path / ADAPTER_CONFIG
+            made = config.stat().st_mtime_ns if os.path.exists(config) else 0
+        key = path, made
         if key not in self._others:
             other = replace(self, model=self.base, adapter=None, streams=None)
             other.swap_adapter(path)
@@ -182,7 +188,9 @@ class SpeculativeModel:
         if self.streams is not None:
             raise UserError("a draft head was given and streams are mounted, expected one of them")
         where = ""
-        if isinstance(head, str | Path):
+        if not isinstance(head, str | Path):
+            HEAD_OF_ONES_OWN.check("the draft head", head)
+        else:
             path = head_directory(head, self.path, self.config)
             where = f" {repository_of(path) or path}{_made_for(path)}"
             head = read_head(path, self.model, self.config)

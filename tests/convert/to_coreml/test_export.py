@@ -87,7 +87,7 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "coremltools", None)
     sentence = refusal(export(base, tmp_path / "x.mlpackage"))
-    assert "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'" in sentence
+    assert 'export-coreml needs coremltools: .venv/bin/pip install -e ".[coreml]"' in sentence
 
 
 # What can be exported, from the configuration alone ----------------------------------------------
