@@ -24,7 +24,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from .drafting.settings import DraftSettings, Proposers
 from .engine.sampling import KeyedSampler
 from .errors import UserError, shown
-from .generation import check_kv_size, drafting_of, refuse_stream, room
+from .generation import check_kv_size, drafting_of, refuse_stream, room, with_schema
+from .grammar import Schema
 from .hardware import running
 from .kv_store import PromptCache
 from .loading import SpeculativeModel
@@ -73,6 +74,7 @@ def batch_generate(
     samplers: Sequence[Sampler | None] | None = None,
     adapters: str | Path | Sequence[str | Path | None] | None = None,
     settings: DraftSettings | Proposers | None = CHAINS,
+    schema: Schema | None = None,
     **overrides: Any,
 ) -> BatchResponse:
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
@@ -98,6 +100,7 @@ def batch_generate(
             through one pass, others one after the other, as do all of a model with sliding windows.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
+        schema: a JSON schema that every text is to fit.
 
     Raises:
         UserError: an argument is wrong, or there is not one number, sampler, adapter or cache for
@@ -134,7 +137,7 @@ def batch_generate(
             end_tokens=tokenizer.eos_token_ids,
             prefill_step_size=prefill_step_size,
             sampler=own_sampler,
-            logits_processors=logits_processors,
+            logits_processors=with_schema(logits_processors, schema, mounted, tokenizer, ids),
             prompt_cache=cache if keeps_rows else None,
         )
         request.check(mounted)

@@ -13,6 +13,11 @@ class UserError(ValueError):
     """A mistake in the user's input; the message is one sentence that says what to change."""
 
 
+def install(extra: str) -> str:
+    """The command that brings a group of optional packages, as README has it."""
+    return f'.venv/bin/pip install -e ".[{extra}]"'
+
+
 @contextmanager
 def naming(where: object) -> Iterator[None]:
     """Let a ``UserError`` in the context begin with the place that it is about."""

@@ -49,6 +49,7 @@ from .models.fingerprint import fingerprint
 from .models.streams import Streams
 from .options import checked
 from .stream_config import StreamConfig
+from .vocabulary import mend_decoder
 
 Say = Callable[[str], None]
 
@@ -427,7 +428,8 @@ def read_tokenizer(
     directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> TokenizerWrapper:
     """Read the tokenizer of a model with ``config``; no code that came with it is run."""
-    arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
+    arguments: dict[str, Any] = {"trust_remote_code": False}
+    end = (extra or {}).get("eos_token")
     if end is not None:  # transformers would add one that it does not know, which no model writes
         with tokenizer_files(directory):
             known = load_tokenizer(directory, arguments).get_vocab()
@@ -435,7 +437,10 @@ def read_tokenizer(
             raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
     with tokenizer_files(directory):
         ends = config.get("eos_token_id")
-        return load_tokenizer(directory, {**arguments, **(extra or {})}, eos_token_ids=ends)
+        arguments |= extra or {}
+        tokenizer = load_tokenizer(directory, arguments, eos_token_ids=ends)
+    mend_decoder(tokenizer)
+    return tokenizer
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:

@@ -410,6 +410,7 @@ _KINDS = {
     "sampler": _FUNCTION,
     "logits_processors": optional(each(_LIST, callable)),
     "xtc_special_tokens": each("a list of token ids", is_integer),
+    "schema": optional(instance("a JSON schema, as an object or as text", dict, bool, str)),
     "max_kv_size": optional(integer(1)),
     "prompt_progress_callback": _FUNCTION,
     "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),

@@ -1,6 +1,7 @@
 """mlx_lm's filters and logits processors on a tree, and draws that follow from a key."""
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -210,6 +211,14 @@ def sampling_of(sampler: Sampler | None) -> Sampling | None:
     return inner if isinstance(inner, Sampling) else None
 
 
+_is_draft = ContextVar("is_draft", default=False)
+
+
+def is_draft() -> bool:
+    """Tell a logits processor whether the last of its tokens is a draft's, not yet accepted."""
+    return _is_draft.get()
+
+
 class NodeProcessors:
     """mlx_lm's logits processors on a tree: each node's logits with the tokens up to that node."""
 
@@ -226,11 +235,15 @@ class NodeProcessors:
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         logits = rows_of_all(logits, kept, len(tree))
-        processed = []
-        for node in range(len(tree)):
-            drafted = mx.array(tree.tokens[tree.path(node)[1:]])
-            tokens = mx.concatenate([self._committed, drafted]) if node else self._committed
-            processed.append(self._applied(tokens, logits[node : node + 1]))
+        processed = [self.root(logits[:1])]
+        reset = _is_draft.set(True)
+        try:
+            for node in range(1, len(tree)):
+                drafted = mx.array(tree.tokens[tree.path(node)[1:]])
+                tokens = mx.concatenate([self._committed, drafted])
+                processed.append(self._applied(tokens, logits[node : node + 1]))
+        finally:
+            _is_draft.reset(reset)
         logits = mx.concatenate(processed)
         return logits if kept is None else logits[kept]
 

@@ -13,13 +13,13 @@ from mlx_lm.sample_utils import make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
+from ..grammar import grammars_of
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
 from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
-from .grammar import Grammars
 from .worker import Worker
 
 BASE = "base"
@@ -65,7 +65,7 @@ class Service:
         self.models, self.tokenizer, self.aliases = models, tokenizer, aliases or {}
         self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
-        self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
+        self._grammars = grammars_of(tokenizer, models[BASE].config["vocab_size"])
         self._one_at_a_time = asyncio.Lock()
 
     @property

@@ -10,8 +10,8 @@ from tiny_models import VOCAB_SIZE
 
 from specstream_mlx import stream_generate
 from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.grammar import Grammars
 from specstream_mlx.serve.fields import integer, shape, some, text
-from specstream_mlx.serve.grammar import Grammars
 
 TREE = {"tree_width": 4, "tree_size": 8, "lookup": True}
 
