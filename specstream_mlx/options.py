@@ -303,7 +303,7 @@ class SamplerOptions:
     temp: float = option(
         0.0, number(0), "Sampling temperature; 0 takes the likeliest token.", metavar="T"
     )
-    top_p: float = option(0.0, SHARE, "Sampling top-p; 0 or 1: all.")
+    top_p: float = option(1.0, SHARE, "Sampling top-p; 1: all, 0 takes the likeliest token.")
     min_p: float = option(0.0, SHARE, "Sampling min-p; 0: all.")
     min_tokens_to_keep: int = option(1, integer(1), "Tokens that min-p leaves at least.")
     top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")

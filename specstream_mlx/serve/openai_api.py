@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..vocabulary import vocabulary_of
 from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
 from .decoding import Token
 from .fields import RefusedError, without_nulls
@@ -91,14 +92,12 @@ class CompletionWriter(Writer):
         return self.message(pieces)
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        name = vocabulary_of(self.tokenizer).name_of
         return {
-            "tokens": [self.word(token.id) for token in tokens],
+            "tokens": [name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self.word(i): p for i, p in token.top} for token in tokens],
+            "top_logprobs": [{name(i): p for i, p in token.top} for token in tokens],
         }
-
-    def word(self, token: int) -> str:
-        return self.tokenizer.decode([token])
 
     @property
     def _with_usage(self) -> bool:
@@ -149,8 +148,9 @@ class ChatWriter(CompletionWriter):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self.word(token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+        vocabulary = vocabulary_of(self.tokenizer)
+        word, raw = vocabulary.name_of(token), vocabulary.bytes_of(token)
+        return {"token": word, "logprob": logprob, "bytes": list(raw)}
 
 
 def _text_and_calls(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:

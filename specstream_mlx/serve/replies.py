@@ -84,7 +84,7 @@ class Writer:
             "seen": sum(seen[1:], seen[0]).values() if seen else None,
             "draft": first.client_request.draft,
             "mode": first.model.mode,
-            "seed": first.seed if first.client_request.sampling.temp else None,
+            "seed": None if first.client_request.sampling.takes_arg_max else first.seed,
         } | ({"ignored": [*ignored]} if (ignored := first.client_request.ignored) else {})
 
 
@@ -214,7 +214,7 @@ def sentence_of(error: Exception) -> str:
 
 def event(value: Any, name: str | None = None) -> str:
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value)}\n\n"
+    return f"{head}data: {json.dumps(value, allow_nan=False)}\n\n"
 
 
 def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -> dict:

@@ -17,6 +17,7 @@ from ..grammar import grammars_of
 from ..loading import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
+from ..vocabulary import vocabulary_of
 from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
@@ -93,6 +94,8 @@ class Service:
             if token >= (size := model.config["vocab_size"]):
                 sentence = f"logit_bias has token {token}, expected one of 0 to {size - 1}"
                 raise RefusedError(400, sentence, "logit_bias")
+        if request.top_logprobs is not None:
+            vocabulary_of(self.tokenizer)  # which takes a second, not in the thread of all replies
         penalties = make_logits_processors(**request.penalties)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         context, room = context_length(model.config), self.most_tokens
