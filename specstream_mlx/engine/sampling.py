@@ -25,7 +25,6 @@ from .noise import Noise
 from .plan import DraftTree
 from .prune import rows_of_all
 
-
 _LEAST_TOP_P = 1e-30  # smaller ones are 0 in float32, at which mlx_lm drops all tokens
 
 

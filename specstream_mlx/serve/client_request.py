@@ -1,11 +1,13 @@
 """What a client asks for, in the words of no API."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.sampling import Sampling
+from ..errors import shown
 from ..prompts import Prompt
 from .fields import PENALTIES, RefusedError
 from .tool_calls import called
@@ -29,6 +31,7 @@ class ClientRequest:
     ignored: Sequence[str] = ()  # what the client offers and the model does not get
 
 
+_ID = re.compile("[0-9]{1,10}")
 _SAME = "model max_tokens seed stop n draft".split()
 
 
@@ -39,9 +42,9 @@ def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientReq
         same["stop"] = [same["stop"]]
     penalties = {name: body[name] for name in PENALTIES if name in body}
     if bias := penalties.get("logit_bias"):
-        wrong = next((name for name in bias if not name.isdecimal()), None)
+        wrong = next((name for name in bias if not _ID.fullmatch(name)), None)
         if wrong is not None:
-            sentence = f"logit_bias has the key {wrong!r}, expected the id of a token"
+            sentence = f"logit_bias has the key {shown(wrong)}, expected the id of a token"
             raise RefusedError(400, sentence, "logit_bias")
         penalties["logit_bias"] = {int(name): value for name, value in bias.items()}
     filters = {name: body[name] for name in ("top_p", "top_k", "min_p") if name in body}

@@ -43,6 +43,14 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
     return turn
 
 
+def bodies_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a body for each chat or prompt of a request, each of which is answered by itself."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        return [body | {"prompt": one} for one in prompt]
+    return [*map(without_nulls, body.get("chats", [body]))]
+
+
 def request_of_completion(body: dict[str, Any]) -> ClientRequest:
     return request_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
 

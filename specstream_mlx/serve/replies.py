@@ -220,11 +220,13 @@ def event(value: Any, name: str | None = None) -> str:
 def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -> dict:
     """Return OpenAI's counts of tokens; a prompt of several texts counts once."""
     read, written = words
-    prompt = len(choices[0].job.prompt)
+    of_prompts = {id(choice.job.client_request): choice for choice in reversed(choices)}.values()
+    prompt = sum(len(choice.job.prompt) for choice in of_prompts)
+    cached = sum(choice.ended.cached_tokens for choice in of_prompts)
     tokens = sum(choice.ended.last.generation_tokens for choice in choices)
     return {
         f"{read}_tokens": prompt,
         f"{written}_tokens": tokens,
         "total_tokens": prompt + tokens,
-        f"{read}_tokens_details": {"cached_tokens": choices[0].ended.cached_tokens},
+        f"{read}_tokens_details": {"cached_tokens": cached},
     }
