@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
+from importlib import util
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class Grammars:
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":  # takes a second
-        if find_spec("llguidance") is None:
+        if util.find_spec("llguidance") is None:
             raise UserError(f"schemas need llguidance: {install('serve')}")
         from llguidance import LLTokenizer
 

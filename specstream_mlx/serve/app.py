@@ -206,8 +206,8 @@ def _no_route(request: Request, error: HTTPException) -> Response:
     """Answer a request for which there is no route, and say which there are."""
     path, method = request.url.path, request.method
     if error.status_code == 405:
-        takes = (error.headers or {}).get("Allow", "")
-        error.detail = f"{shown(path)} was asked by {method}, expected {takes}"
+        takes = sorted((error.headers or {}).get("Allow", "").split(", "))
+        error.detail = f"{shown(path)} was asked by {method}, expected {', '.join(takes)}"
     elif error.status_code == 404:
         other = next((word for word in _OTHER_SERVICES if word in path), None)
         begin = f"there is no {shown(path)} here"

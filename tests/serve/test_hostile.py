@@ -115,7 +115,7 @@ def test_another_method(client):
     for method, path, takes in [("GET", POSTS[0], "POST"), ("DELETE", "/v1/models", "GET, HEAD")]:
         response = client.request(method, path)
         assert response.status_code == 405
-        assert response.headers["allow"] == takes
+        assert {*response.headers["allow"].split(", ")} == {*takes.split(", ")}
         message = f"'{path}' was asked by {method}, expected {takes}"
         assert response.json()["error"]["message"] == message
 
