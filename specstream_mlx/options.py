@@ -166,6 +166,20 @@ def check_options(group: Any) -> None:
         spec.kind.check(each.name, getattr(group, each.name))
 
 
+def made_of(group: Callable[..., R], values: Mapping[str, Any]) -> R:
+    """Make an instance of a dataclass of options from a JSON object, or say what is wrong there."""
+    specs = {each.name: (each, spec) for each, spec in options_of(group)}
+    for name in sorted(values.keys() - specs.keys()):
+        raise UserError(f"unknown field {shown(name)}")
+    for name, (each, spec) in specs.items():
+        required = each.default is MISSING and each.default_factory is MISSING
+        if required and name not in values:
+            raise UserError(f"{name} is missing, expected {spec.kind.objection(None)}")
+    made = group(**values)
+    check_options(made)
+    return made
+
+
 def _biases(text: str) -> dict[int, float]:
     values = json.loads(text)
     if not isinstance(values, dict):
@@ -384,6 +398,10 @@ def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+HEAD_OF_ONES_OWN = having(
+    "a directory, a repository, 'auto', None or a head with config, boundaries and begin",
+    *("config", "boundaries", "begin"),
+)
 _FIELDS = optional(instance("a dictionary or None", Mapping))
 _FUNCTION = optional(what("a function or None", callable))
 _LIST = "a list of functions or None"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..model_paths import adapter_named, named_adapters, own_sampling
+from ..loading.model_paths import adapter_named, named_adapters, own_sampling
 from ..options import FLAG, TEXT, LengthOptions, number, option
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
@@ -22,9 +22,9 @@ from . import launched
 from .options import CliSamplingOptions, ModelOptions, Source
 
 if TYPE_CHECKING:
-    from ..chat import Chat
-    from ..loading import SpeculativeModel
-    from ..responses import GenerationResponse
+    from ..generation.chat import Chat
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
@@ -72,7 +72,7 @@ def chat(
         specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
     source = model.source()
-    from ..chat import Chat
+    from ..generation.chat import Chat
 
     loaded, tokenizer = source.load()
     drawn, how = _sampling(sampling, loaded.path)
@@ -240,7 +240,8 @@ def _lines() -> Iterator[str]:
     if at_terminal:
         import readline  # lets input() edit lines and recall earlier ones
     else:
-        cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")  # checked line by line
+        piped = cast(TextIOWrapper, sys.stdin)
+        piped.reconfigure(encoding="utf-8-sig", errors="surrogateescape")  # checked line by line
     lines: list[str] = []
     warned = False
     while True:

@@ -16,7 +16,7 @@ from specstream_mlx.apps.writing_tools import tools
 from .. import demonstration
 from ..errors import UserError
 from ..hardware import blas
-from ..model_paths import check_prompt_cache_file, local_directory
+from ..loading.model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -32,9 +32,9 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..drafting.settings import DraftSettings, Proposers
-    from ..kv_store import PromptCache
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.kv_store import PromptCache
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
     from .comparison import Comparison
 
 
@@ -129,7 +129,7 @@ def generate(
     made_by: str | None = None
     tokenizer_config: dict[str, Any] = {}
     if prompt_cache_file is not None:
-        from ..kv_store import read_metadata
+        from ..generation.kv_store import read_metadata
 
         made_by, tokenizer_config = read_metadata(prompt_cache_file)
     if model.model is None and made_by != str(demonstration.directory()):
@@ -146,13 +146,15 @@ def generate(
     objection = tools.objection(source.adapter, text)
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
+    if not prompt.ignore_chat_template:
+        text = tools.read(source.adapter, text)
 
-    from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule
+    from ..generation.kv_store import PromptCache
     from ..hardware import device
-    from ..kv_store import PromptCache
-    from ..loading import load_draft_model
-    from ..model_paths import model_directory
+    from ..heads.published_heads import head_for
+    from ..loading.load import load_draft_model
+    from ..loading.model_paths import model_directory
     from .comparison import ComparedDecoding, compare
 
     if device.slow_blas() and not quiet:
@@ -204,7 +206,7 @@ def generate(
         None if sampler is None else sampler.seed,
         length.max_tokens,
         decoding.responses,
-        partial(compare, decoding),
+        partial(compare, decoding, output.as_stored),
         hint,
         None if loaded.compiled is None else loaded.compiled.sentence,
         cache,
@@ -231,7 +233,7 @@ def _package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
 
     from ..drafting.settings import describe
-    from ..request import Request
+    from ..generation.request import Request
 
     contents = Contents.read(path)
     chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()

@@ -1,4 +1,4 @@
-"""What a client asks for, in the words of no API."""
+"""A parsed request, independent of the API that it came by."""
 
 import json
 import re

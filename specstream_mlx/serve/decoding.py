@@ -23,11 +23,12 @@ from ..distributed.ranks import Ranks
 from ..drafting.settings import DraftSettings
 from ..engine.guess import NO_GUESSES
 from ..engine.sampling import keyed_sampler
-from ..kv_store import PromptCache
-from ..loading import SpeculativeModel
-from ..request import Request
-from ..responses import GenerationResponse, Text
-from ..scheduler import Batch, Step, TokenSequence
+from ..generation.batch import Batch
+from ..generation.kv_store import PromptCache
+from ..generation.request import Request
+from ..generation.sequence import Step, TokenSequence
+from ..generation.text import GenerationResponse, Text
+from ..loading.speculative_model import SpeculativeModel
 from .client_request import ClientRequest
 
 _CHUNK = 512  # prompt tokens that are read before others have a turn

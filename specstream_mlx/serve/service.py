@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
 from ..grammar import grammars_of
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import encode_prompt, in_template
 from ..vocabulary import vocabulary_of

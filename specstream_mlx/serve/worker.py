@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
 from ..hardware import running
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from .decoding import ActiveText, Batcher, Event, Finished, Job
 from .fields import RefusedError
 

@@ -11,7 +11,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, LoraPart, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from ..options import choice

@@ -168,10 +168,10 @@ def test_the_document_lists_what_is_read(client):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("words", [1, 900], ids=["text", "prompt"])
 def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
-    completed, remove = [], Batcher.remove
+    completes, remove = [], Batcher.remove
 
     def seen(self, number, complete=False):
-        completed.append(complete)
+        completes.append(complete)
         remove(self, number, complete)
 
     monkeypatch.setattr(Batcher, "remove", seen)
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             until(lambda: worker.decoding)
         until(lambda: not worker.decoding)
-        assert completed == [False]
+        assert completes == [False]
 
 
 def test_who_waits_learns_that_the_server_is_alive(tiny):

@@ -6,17 +6,17 @@ from typing import Any
 
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 
-from .drafting import Planner
-from .drafting.draft_model import check_draft_model
-from .drafting.settings import DraftSettings, Proposers
-from .engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from .engine.sampling import sampling_of
-from .engine.verify.by_name import VerifyName, find_rule
-from .engine.verify.rule import VerifyRule
-from .errors import UserError, shown
+from ..drafting import Planner
+from ..drafting.draft_model import check_draft_model
+from ..drafting.settings import DraftSettings, Proposers
+from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
+from ..engine.sampling import sampling_of
+from ..engine.verify.by_name import VerifyName, find_rule
+from ..engine.verify.rule import VerifyRule
+from ..errors import UserError, shown
+from ..loading.speculative_model import SpeculativeModel
+from ..prompts import check_prompt
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
-from .prompts import check_prompt
 
 Progress = Callable[[int, int], Any]
 """Called with the number of a prompt's tokens that have been read, and of all."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,21 +14,21 @@ from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting import Planner
-from .drafting.settings import DraftSettings, Proposers, chosen_drafts
-from .engine.kv_quantization import KVQuantization
-from .engine.verify.by_name import VerifyName
-from .engine.verify.rule import VerifyRule
-from .errors import UserError, shown
-from .grammar import Schema, grammars_of
-from .hardware import running
+from ..drafting import Planner
+from ..drafting.settings import DraftSettings, Proposers, chosen_drafts
+from ..engine.kv_quantization import KVQuantization
+from ..engine.verify.by_name import VerifyName
+from ..engine.verify.rule import VerifyRule
+from ..errors import UserError, shown
+from ..grammar import Schema, grammars_of
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from ..models.architectures import text_limit
+from ..options import checked
+from ..prompts import Prompt, encode_prompt
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
-from .models.architectures import text_limit
-from .options import checked
-from .prompts import Prompt, encode_prompt
 from .request import Progress, Request
-from .responses import GenerationResponse, responses
+from .text import GenerationResponse, responses
 
 
 @checked()
@@ -132,7 +133,7 @@ def stream_generate(
         progress=prompt_progress_callback,
     )
     request.check(model)
-    return responses(model, tokenizer, request, stop, caches)
+    return running.closed_at_exit(responses(model, tokenizer, request, stop, caches))
 
 
 def drafting_of(
@@ -203,7 +204,8 @@ async def astream_generate(
         while (response := await run(_THREAD, next, written, None)) is not None:
             yield response
     finally:
-        _THREAD.submit(written.close)
+        with suppress(RuntimeError):  # at the end of the program, where it is closed already
+            _THREAD.submit(written.close)
 
 
 def room(

@@ -1,7 +1,7 @@
 """From steps to text: one response a token, up to where the text ends."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -11,12 +11,13 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.draft_stats import DraftStats
-from .errors import UserError
-from .hardware import running
-from .loading import SpeculativeModel
+from ..drafting.draft_stats import DraftStats
+from ..errors import UserError
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from .batch import fill, steps_of
 from .request import Request
-from .scheduler import Step, TokenSequence, fill, steps_of
+from .sequence import Step, TokenSequence
 
 
 @dataclass
@@ -114,7 +115,7 @@ def responses(
     request: Request,
     stop: Sequence[str],
     caches: list[Any] | None,
-) -> Iterator[GenerationResponse]:
+) -> Generator[GenerationResponse, None, None]:
     """Decode a request while the weights are wired; in the end ``caches`` get the rows."""
     tokens: list[int] = []
     with running.wired(model.model):

@@ -1,29 +1,32 @@
 """Places of models and adapters, found by path, name or repository; MLX is not imported."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import bundled
-from .adapters.description import describe
-from .adapters.user_adapters import user_adapters
-from .errors import UserError, naming, shown
-from .files import model_headers, read_json, reason, short
-from .models.architectures import check_config, tied_where_untold
-from .models.fingerprint import fingerprint
-from .models.rope import with_changes
-from .options import SamplingOptions, check_arguments, kinds_of
+from .. import bundled
+from ..adapters.description import describe
+from ..adapters.user_adapters import user_adapters
+from ..errors import UserError, install, naming, shown
+from ..files import chosen_files, listed_files, model_headers, read_json, reason, short
+from ..heads.published_heads import head_for, heads_of_size, repository_of
+from ..models.architectures import check_config, tied_where_untold
+from ..models.fingerprint import fingerprint
+from ..models.rope import with_changes
+from ..options import SamplingOptions, check_arguments, kinds_of
 
-INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS = "model*.safetensors"
+
+Say = Callable[[str], None]
 
 
 def adapter_directory(directory: str | Path) -> str | Path:
     """Return an adapter's directory, by its path or else by its name; it may be missing."""
     check_arguments(adapter_path=directory)
-    if Path(directory).exists():
+    if os.path.exists(directory):
         return directory
     return named_adapters().get(str(directory), directory)
 
@@ -84,8 +87,8 @@ def model_directory(path_or_hf_repo: str | Path, revision: str | None = None) ->
     """Find the directory of a model; a Hugging Face repository is downloaded."""
     if (path := local_directory(path_or_hf_repo)) is not None:
         return path
-    patterns = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja", "*.txt"]
-    return from_hub("the model", str(path_or_hf_repo), patterns, revision)
+    patterns = ["*.json", "tokenizer*", "*.jinja", "*.txt"]
+    return from_hub("the model", str(path_or_hf_repo), patterns, [WEIGHTS], revision=revision)
 
 
 def check_prompt_cache_file(path: Path) -> None:
@@ -110,8 +113,27 @@ def is_repository(text: str, *further: str) -> bool:
     return text in further or (is_name and len(text) <= 200)
 
 
-def from_hub(what: str, text: str, patterns: list[str], revision: str | None = None) -> Path:
-    """Return the snapshot of a repository, downloaded if need be."""
+def from_hub(
+    what: str,
+    text: str,
+    patterns: list[str],
+    weights: list[str],
+    whole: str = "model.safetensors",
+    revision: str | None = None,
+) -> Path:
+    """Return the snapshot of a repository, downloaded if need be.
+
+    Its weights are those that ``chosen_files`` would choose, and no others are downloaded.
+    """
+    directory = _snapshot(what, text, [*patterns, f"{whole}.index.json"], revision)
+    listed = listed_files(directory, whole)
+    directory = _snapshot(what, text, [whole] if listed is None else sorted(listed), revision)
+    if listed is None and not (directory / whole).exists():
+        directory = _snapshot(what, text, weights, revision)
+    return directory
+
+
+def _snapshot(what: str, text: str, patterns: list[str], revision: str | None) -> Path:
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -130,11 +152,39 @@ def from_hub(what: str, text: str, patterns: list[str], revision: str | None = N
         ) from None
 
 
+def head_directory(
+    draft_head: str | Path, model: Path, config: Mapping[str, Any], say: Say = lambda _: None
+) -> Path:
+    """Find the directory of a draft head; a Hugging Face repository is downloaded.
+
+    ``auto`` is the repository of the head that is published for the model.
+    """
+    if os.path.isdir(draft_head) or not is_repository(text := str(draft_head), "auto"):
+        return Path(draft_head)
+    if text == "auto":
+        head = head_for(model, config)
+        if head is None:
+            sentence = f"no published EAGLE-3 head is known for {repository_of(model) or model}"
+            for other in heads_of_size(config):
+                sentence += f"; if it is {other.base}, whose sizes it has: {other.repository}"
+            raise UserError(f"{sentence}, expected a head's directory or repository, not 'auto'")
+        say(f"Draft head: {head}")
+        text = head.repository
+    directory = from_hub("the draft head", text, ["config.json"], ["*.safetensors"])
+    if any(directory.glob("*.safetensors")):
+        return directory
+    if find_spec("torch") is None:  # said before a GB is downloaded
+        raise UserError(
+            f"the draft head {text} is in torch's files, which need torch: {install('torch')}"
+        )
+    return from_hub("the draft head", text, ["config.json"], ["*.bin"], "pytorch_model.bin")
+
+
 def read_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Read a model's ``config.json``, with the fields of ``changes`` in place of its own."""
     path = directory / "config.json"
     config = with_changes(read_json(path), changes or {})
-    headers = model_headers(sorted(directory.glob(WEIGHTS)))
+    headers = model_headers(chosen_files(directory, WEIGHTS))
     config = tied_where_untold(config, headers)
     with naming(path):
         check_config(config, headers)
@@ -149,6 +199,8 @@ def own_sampling(directory: Path) -> dict[str, Any] | None:
         name: name for name in ("top_p", "top_k", "min_p", "repetition_penalty")
     }
     values, kinds = dict[str, Any](), kinds_of(SamplingOptions)
+    if said.get("top_k") == -1:  # vLLM's word for all
+        del said["top_k"]
     for name, option in names.items():
         if said.get(name) is not None:
             kinds[option].check(f"{path}: {name}", said[name])
@@ -162,7 +214,7 @@ def own_sampling(directory: Path) -> dict[str, Any] | None:
 
 def weight_files(directory: Path) -> list[Path]:
     """List the safetensors files of a model; one at least, and all that the index lists."""
-    files = sorted(directory.glob(WEIGHTS))
+    files = chosen_files(directory, WEIGHTS)
     if not files:
         sentence = f"{directory} has no model*.safetensors, expected weights in that format"
         if any(directory.glob("pytorch_model*.bin")):
@@ -171,12 +223,4 @@ def weight_files(directory: Path) -> list[Path]:
                 ".from_pretrained(...).save_pretrained(..., safe_serialization=True)"
             )
         raise UserError(sentence)
-    index = directory / INDEX_FILE
-    if os.path.lexists(index):
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
-            raise UserError(f"{index} has no weight_map, expected names of files by tensor")
-        missing = sorted(set(listed.values()) - {file.name for file in files})
-        if missing:
-            raise UserError(f"{directory} lacks {shown(missing[0])}, which {INDEX_FILE} lists")
     return files

@@ -1,5 +1,8 @@
 """Where a generation ends, what it reports, and that drafts change neither."""
 
+import os
+import subprocess
+import sys
 from operator import attrgetter
 
 import mlx_lm
@@ -115,3 +118,35 @@ def test_calls_of_trained_streams_bring_more_than_a_token(adapter, toy_directory
         *_, last = stream_generate(model, tokenizer, prompt, 64, tree_width=1)
         tokens, calls = tokens + last.generation_tokens, calls + last.target_calls
     assert tokens / calls > 1.5
+
+
+_LEAVES = """
+import asyncio
+import sys
+from specstream_mlx import Chat, PromptCache, astream_generate, load, stream_generate
+from mlx_lm.models.cache import make_prompt_cache
+
+model, tokenizer = load(sys.argv[1])
+tokenizer.eos_token_ids = []
+rows, loop, unfinished = make_prompt_cache(model.model), asyncio.new_event_loop(), []
+for more in (
+    {}, {"prompt_cache": rows}, {"prompt_cache": PromptCache()}, {"lookup": False},
+    {"draft_model": load(sys.argv[1])[0]}, {"stop": "zzz"},
+):
+    unfinished.append(stream_generate(model, tokenizer, [5, 6, 7], max_tokens=100, **more))
+    for _ in range(6):
+        next(unfinished[-1])
+unfinished.append(Chat(model, tokenizer).reply("hello", max_tokens=100))
+next(unfinished[-1])
+waits = astream_generate(model, tokenizer, [5, 6, 7], max_tokens=100)
+loop.run_until_complete(anext(waits))
+"""
+
+
+def test_a_program_that_leaves_texts_unfinished_ends_without_a_word(base, tmp_path):
+    """And what its steps took is kept."""
+    command = [sys.executable, "-c", _LEAVES, str(base)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "timings" in "".join(path.read_text() for path in tmp_path.rglob("*.json"))

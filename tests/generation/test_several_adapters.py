@@ -66,6 +66,9 @@ def test_other_adapters_share_the_weights_and_change_nothing(pair, folder, texts
     assert all(after[key] is weights[key] for key in weights)  # no copy, and none was changed
     with pytest.raises(UserError, match="none"):
         model.with_adapter("none")
+    bare = model.with_adapter(None)
+    assert bare is model.with_adapter(None) is not model
+    assert (bare.adapter, bare.streams, bare.model) == (None, None, model.base)
     with pytest.raises(UserError, match=r"called on a model of with_adapter\(..\)"):
         other.swap_adapter(None)
 

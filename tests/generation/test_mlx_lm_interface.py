@@ -236,3 +236,7 @@ def test_what_is_templated(pair):
     bare.chat_template = None
     with pytest.raises(UserError, match="the tokenizer has no chat template, expected text or"):
         generate(pair[0], bare, MESSAGES)
+
+
+def test_public_names_are_listed_before_they_are_imported():
+    assert set(specstream_mlx.__all__) < set(dir(specstream_mlx))

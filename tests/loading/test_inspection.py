@@ -15,7 +15,7 @@ from torch_tiny import saved, tiny_model
 from torch_tiny import tiny_llama as torch_llama
 
 from specstream_mlx import UserError
-from specstream_mlx.inspection import describe_base, inspect_directory
+from specstream_mlx.loading.inspection import describe_base, inspect_directory
 
 
 def refused(path):

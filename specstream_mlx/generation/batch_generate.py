@@ -5,12 +5,10 @@ token of every stream (arXiv 2402.11131, App. L).
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -21,19 +19,19 @@ from mlx_lm.generate import BatchStats as PlainStats
 from mlx_lm.sample_utils import LogitsProcessor, Sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .drafting.settings import DraftSettings, Proposers
-from .engine.sampling import KeyedSampler
-from .errors import UserError, shown
-from .generation import check_kv_size, drafting_of, refuse_stream, room, with_schema
-from .grammar import Schema
-from .hardware import running
+from ..drafting.settings import DraftSettings, Proposers
+from ..engine.sampling import KeyedSampler
+from ..errors import UserError, shown
+from ..grammar import Schema
+from ..hardware import running
+from ..loading.speculative_model import SpeculativeModel
+from ..options import COUNT, checked
+from ..prompts import Prompt, encode_prompt
+from .batch import Batch, fill
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
-from .options import COUNT, checked
-from .prompts import Prompt, encode_prompt
-from .request import Progress, Request
-from .responses import GenerationResponse, Text
-from .scheduler import Batch, Step, TokenSequence, fill
+from .request import Request
+from .sequence import Step, TokenSequence
+from .stream_generate import check_kv_size, drafting_of, refuse_stream, with_schema
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 
@@ -165,48 +163,6 @@ def batch_generate(
         logprobs=[text.log_probs for text in texts] if return_logprobs else None,
         finish_reasons=[text.reason for text in texts],
     )
-
-
-def stream_batch(
-    texts: Sequence[tuple[SpeculativeModel, Sequence[int]]],
-    tokenizer: TokenizerWrapper,
-    max_tokens: int,
-    reading: Progress = lambda read, of: None,
-    size: int = 16,
-) -> Iterator[tuple[int, GenerationResponse]]:
-    """Write after prompts of token ids, ``size`` at once, and yield responses with their numbers.
-
-    Between steps one more prompt is read, so the first one's text comes first; what prompts begin
-    with alike is read once. ``reading`` is called with the prompt tokens read so far, and of all.
-    """
-    waiting, before, of = deque(enumerate(texts)), 0, sum(len(prompt) for _, prompt in texts)
-    going: dict[TokenSequence, tuple[int, Text]] = {}
-    batch, firsts = Batch(), dict[int, PromptCache]()  # of each model's first text
-    with running.wired(texts[0][0].model):
-        while waiting or batch:
-            if waiting and len(batch) < size and not batch.unread:
-                number, (model, prompt) = waiting.popleft()
-                first = firsts.get(id(model))
-                cache = first.without_spare_rows() if first else PromptCache()
-                firsts.setdefault(id(model), cache)
-                request = Request(
-                    prompt,
-                    max_tokens=room(model, prompt, None, max_tokens),
-                    end_tokens=tokenizer.eos_token_ids,
-                    prompt_cache=cache,
-                    progress=partial(lambda before, read, _: reading(before + read, of), before),
-                )
-                before += len(prompt)
-                request.check(model)
-                sequence = TokenSequence(model, request)
-                batch.add(sequence)
-                going[sequence] = number, Text(tokenizer, request)
-            for sequence, step in batch.step():
-                number, text = going[sequence]
-                if step.finish_reason:
-                    del going[sequence]
-                for response in text.take(step):
-                    yield number, response
 
 
 def _for_each(name: str, values: Any, count: int) -> list[Any]:

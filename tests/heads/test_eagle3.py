@@ -22,11 +22,11 @@ from random_models import (
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx import UserError, load
-from specstream_mlx.drafting import published_heads
-from specstream_mlx.drafting.eagle3 import read_head
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.draft_head import STEPS
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.heads import published_heads
+from specstream_mlx.heads.read_head import read_head
 
 
 def test_torchs_files_are_converted_and_generate_mounts_them(tmp_path):

@@ -13,12 +13,7 @@ from command_line import generate as run_generate
 from command_line import refusal, run, succeeded
 from mlx.utils import tree_flatten
 from mlx_lm import cache_prompt
-from mlx_lm.models.cache import (
-    KVCache,
-    load_prompt_cache,
-    make_prompt_cache,
-    save_prompt_cache,
-)
+from mlx_lm.models.cache import KVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache
 from random_models import (
     assert_same_rows,
     plain_caches,
@@ -38,9 +33,9 @@ from tiny_models import (
 from specstream_mlx import PromptCache, UserError, load
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.generation.batch import decode, fill
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.prompts import chat_suffix
-from specstream_mlx.scheduler import decode, fill
 
 FIRST, MORE = random_prompt(12), random_prompt(6, seed=1)
 SETTINGS = {

@@ -23,14 +23,14 @@ from mlx_lm.models.cache import (
 )
 from safetensors import SafetensorError, safe_open
 
-from .adapters.files import lora_digest
-from .engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
-from .engine.kv_quantization import KVQuantization
-from .errors import UserError, is_integer, shown
-from .files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
-from .loading import SpeculativeModel
-from .model_paths import check_prompt_cache_file
-from .models.architectures import layer_windows
+from ..adapters.files import lora_digest
+from ..engine.kv import WindowedKVCache, WindowedQuantizedKVCache, make_caches
+from ..engine.kv_quantization import KVQuantization
+from ..errors import UserError, is_integer, shown
+from ..files import check_tokens, not_finite, parse_json, reason, sampled_digest, short, staged_file
+from ..loading.model_paths import check_prompt_cache_file, weight_files
+from ..loading.speculative_model import SpeculativeModel
+from ..models.architectures import layer_windows
 
 _OURS = "specstream_mlx"
 _SUFFIX = ".safetensors"
@@ -137,11 +137,8 @@ class PromptCache:
         }
         pairs = zip(self.caches, make_prompt_cache(model.model), strict=True)
         layers = [_as_mlx_lm(layer, self.rows, theirs) for layer, theirs in pairs]
-        try:
-            with staged_file(path) as scratch:
-                save_prompt_cache(str(scratch), layers, metadata)
-        except RuntimeError as error:  # MLX's
-            raise UserError(f"the prompt cache file {path} cannot be written: {error}") from None
+        with staged_file(path) as scratch:
+            save_prompt_cache(str(scratch), layers, metadata)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PromptCache":
         """Branch a conversation; model and adapter stay the same objects."""
@@ -248,9 +245,9 @@ def _check_target(path: Path) -> None:
     """Check that a prompt cache may be written to ``path``."""
     if path.suffix != _SUFFIX:
         raise UserError(f"the prompt cache file is {path}, expected a name that ends in {_SUFFIX}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UserError(f"the directory {path.parent} of the prompt cache file does not exist")
-    if path.exists():
+    if os.path.exists(path):
         try:
             _metadata(path)
         except UserError:
@@ -290,7 +287,7 @@ _MADE = {
 
 def _maker(model: SpeculativeModel) -> dict[str, str | None]:
     """Digests of everything that rows depend on; of the weights only samples."""
-    weights = sampled_digest(sorted(model.path.glob(f"model*{_SUFFIX}")))
+    weights = sampled_digest(weight_files(model.path))
     adapter = lora_digest(model.adapter)
     return {"base_fingerprint": model.base_fingerprint, "weights": weights, "adapter": adapter}
 

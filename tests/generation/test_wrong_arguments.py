@@ -7,8 +7,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from random_models import speculative_model
 from tiny_models import tiny_llama, tiny_llama_config, tokenizer_ending
 
-from specstream_mlx import UserError, batch_generate, generate, keyed_sampler
-from specstream_mlx.generation import check_kv_size
+from specstream_mlx import UserError, batch_generate, generate, keyed_sampler, stream_generate
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
+from specstream_mlx.generation.stream_generate import check_kv_size
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +64,9 @@ GENERATE = [
 @pytest.mark.parametrize(("name", "value", "message"), GENERATE)
 def test_generate(name, value, message, model):
     arguments = {"model": model, "tokenizer": tokenizer_ending(), "prompt": [5, 6], name: value}
+    is_called_later = name in ("sampler", "logits_processors")
     with pytest.raises(UserError, match=message) as caught:
-        generate(**arguments)
+        (generate if is_called_later else stream_generate)(**arguments)  # at the call itself
     assert "\n" not in str(caught.value)
 
 
@@ -85,6 +88,11 @@ def test_generate(name, value, message, model):
 def test_batch_generate(name, value, message, model):
     with pytest.raises(UserError, match=message):
         batch_generate(model, tokenizer_ending(), **{"prompts": [[5, 6], [7]], name: value})
+
+
+def test_a_request_is_checked_before_its_first_step_is_asked_for(model):
+    with pytest.raises(UserError, match="which needs the target"):
+        decode(model, Request([5, 6], verify="rejection"))
 
 
 def test_a_text_that_may_not_fit():

@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
-from .errors import VOCABULARY, UserError, shown
-from .files import Headers, model_headers, read_json, short
+from ..adapters.description import ADAPTER_CONFIG, STREAM_CONFIG, AdapterDescription, describe
+from ..errors import VOCABULARY, UserError, shown
+from ..files import Headers, chosen_files, model_headers, read_json, short
+from ..models.architectures import check_config, completed, fp8_tensor, tied_where_untold
+from ..models.fingerprint import fingerprint
+from ..options import COUNT, OBJECT
 from .model_paths import WEIGHTS, weight_files
-from .models.architectures import check_config, completed, tied_where_untold
-from .models.fingerprint import fingerprint
-from .options import COUNT, OBJECT
 
 _LORA_TENSOR = re.compile(
     r"(.*)\.(?:lora_(?:a|b|[AB](?:\.\w+)?\.weight|embedding_[AB]|magnitude_vector(?:\.\w+)*)|m)"
@@ -105,7 +105,7 @@ def _part(name: str) -> str:
 def describe_base(directory: Path) -> dict[str, Any]:
     """Describe a base model; ``refusal`` says why streams cannot run on it."""
     path = directory / "config.json"
-    outer, loaded = read_json(path), model_headers(sorted(directory.glob(WEIGHTS)))
+    outer, loaded = read_json(path), model_headers(chosen_files(directory, WEIGHTS))
     outer = tied_where_untold(outer, loaded)
     for name in ("text_config", "quantization"):
         OBJECT.check(f"{path}: {name}", outer.get(name) or {})
@@ -147,7 +147,7 @@ def describe_base(directory: Path) -> dict[str, Any]:
 def _parameters(path: Path, config: Mapping[str, Any], headers: Headers) -> Counter[str]:
     """Count parameters as they were before packing; bits follow from the words per scale."""
     settings, foreign = config.get("quantization") or {}, config.get("quantization_config")
-    if foreign is not None and not settings:
+    if foreign is not None and not settings and not fp8_tensor(headers):
         raise UserError(
             f"{path}: the weights are quantized by {shown(foreign)}, expected MLX's own "
             "quantization or none"

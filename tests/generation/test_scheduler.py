@@ -20,17 +20,11 @@ from random_models import (
 from tiny_models import tokenizer_ending
 from trees import KINDS, AnyDrafting, Planned
 
-from specstream_mlx import (
-    PromptCache,
-    UserError,
-    batch_generate,
-    keyed_sampler,
-    scheduler,
-    stream_generate,
-)
-from specstream_mlx.batch import stream_batch
+from specstream_mlx import PromptCache, UserError, batch_generate, keyed_sampler, stream_generate
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
+from specstream_mlx.engine.step import Decoder
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.sequence import TokenSequence
 
 LENGTHS = [9, 1, 30, 2, 17]
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
@@ -77,17 +71,13 @@ def test_end_tokens():
 
 @pytest.mark.parametrize("case", CASES)
 def test_architectures(case):
-    """The text alone, in one pass or, of models that stay alone, in passes of their own."""
+    """Texts in one pass or, of models that stay alone, in passes of their own."""
     model = pair(case).model
     vocab_size = model.config["vocab_size"]
     prompts = [random_prompt(length, seed=length, vocab_size=vocab_size) for length in (5, 9, 2)]
     prompts[2] = prompts[1][:7] + prompts[2]
     expected = [tokens_of(model, prompt, 8)[:8] for prompt in prompts]
     assert together(model, prompts, 8).token_ids == expected
-    found = [[], [], []]
-    for number, one in stream_batch([(model, p) for p in prompts], tokenizer_ending(), 8):
-        found[number].append(one.token)
-    assert found == expected
 
 
 PLACES = [{"num_streams": 0, "lookup": True}, {}, {"max_nodes": 7, "prune_threshold": 1e-3}]
@@ -229,8 +219,8 @@ def calls(monkeypatch):
         return method(self, *args)
 
     for name in ("next_token", "step", "uncommit"):
-        method = getattr(scheduler.Decoder, name)
-        monkeypatch.setattr(scheduler.Decoder, name, partialmethod(call, name, method))
+        method = getattr(Decoder, name)
+        monkeypatch.setattr(Decoder, name, partialmethod(call, name, method))
     return made
 
 

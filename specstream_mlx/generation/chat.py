@@ -5,12 +5,12 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .errors import UserError
-from .generation import stream_generate
+from ..errors import UserError
+from ..loading.speculative_model import SpeculativeModel
+from ..prompts import in_template
 from .kv_store import PromptCache
-from .loading import SpeculativeModel
-from .prompts import in_template
-from .responses import GenerationResponse
+from .stream_generate import stream_generate
+from .text import GenerationResponse
 
 
 class Chat:

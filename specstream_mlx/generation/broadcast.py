@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .distributed.ranks import Ranks
-from .engine.plan import DraftTree, Plan
-from .errors import UserError
+from ..distributed.ranks import Ranks
+from ..engine.plan import DraftTree, Plan
+from ..errors import UserError
 
 
 class Broadcast:
