@@ -317,7 +317,7 @@ class SamplerOptions:
     temp: float = option(
         0.0, number(0), "Sampling temperature; 0 takes the likeliest token.", metavar="T"
     )
-    top_p: float = option(0.0, SHARE, "Sampling top-p; 0 or 1: all.")
+    top_p: float = option(1.0, SHARE, "Sampling top-p; 1: all, 0 takes the likeliest token.")
     min_p: float = option(0.0, SHARE, "Sampling min-p; 0: all.")
     min_tokens_to_keep: int = option(1, integer(1), "Tokens that min-p leaves at least.")
     top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")
@@ -428,6 +428,7 @@ _KINDS = {
     "sampler": _FUNCTION,
     "logits_processors": optional(each(_LIST, callable)),
     "xtc_special_tokens": each("a list of token ids", is_integer),
+    "schema": optional(instance("a JSON schema, as an object or as text", dict, bool, str)),
     "max_kv_size": optional(integer(1)),
     "prompt_progress_callback": _FUNCTION,
     "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),

@@ -22,6 +22,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..drafting.settings import DraftSettings, Proposers
 from ..engine.sampling import KeyedSampler
 from ..errors import UserError, shown
+from ..grammar import Schema
 from ..hardware import running
 from ..loading.speculative_model import SpeculativeModel
 from ..options import COUNT, checked
@@ -30,7 +31,7 @@ from .batch import Batch, fill
 from .kv_store import PromptCache
 from .request import Request
 from .sequence import Step, TokenSequence
-from .stream_generate import check_kv_size, drafting_of, refuse_stream
+from .stream_generate import check_kv_size, drafting_of, refuse_stream, with_schema
 
 CHAINS = DraftSettings(tree_width=1, tree_size=None)
 
@@ -71,6 +72,7 @@ def batch_generate(
     samplers: Sequence[Sampler | None] | None = None,
     adapters: str | Path | Sequence[str | Path | None] | None = None,
     settings: DraftSettings | Proposers | None = CHAINS,
+    schema: Schema | None = None,
     **overrides: Any,
 ) -> BatchResponse:
     """Complete several prompts at once, as ``mlx_lm.batch_generate`` does.
@@ -96,6 +98,7 @@ def batch_generate(
             through one pass, others one after the other, as do all of a model with sliding windows.
         settings: settings of every step's drafts. ``None``, without ``overrides``: the rule plans
             every step, as in ``generate``.
+        schema: a JSON schema that every text is to fit.
 
     Raises:
         UserError: an argument is wrong, or there is not one number, sampler, adapter or cache for
@@ -132,7 +135,7 @@ def batch_generate(
             end_tokens=tokenizer.eos_token_ids,
             prefill_step_size=prefill_step_size,
             sampler=own_sampler,
-            logits_processors=logits_processors,
+            logits_processors=with_schema(logits_processors, schema, mounted, tokenizer, ids),
             prompt_cache=cache if keeps_rows else None,
         )
         request.check(mounted)

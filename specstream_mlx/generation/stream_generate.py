@@ -20,6 +20,7 @@ from ..engine.kv_quantization import KVQuantization
 from ..engine.verify.by_name import VerifyName
 from ..engine.verify.rule import VerifyRule
 from ..errors import UserError, shown
+from ..grammar import Schema, grammars_of
 from ..hardware import running
 from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import text_limit
@@ -52,6 +53,7 @@ def stream_generate(
     num_draft_tokens: int = 2,
     settings: DraftSettings | Proposers | Planner | None = None,
     stop: Sequence[str] = (),
+    schema: Schema | None = None,
     verify: VerifyName | type[VerifyRule] | None = None,
     **overrides: Any,
 ) -> Iterator[GenerationResponse]:
@@ -82,6 +84,7 @@ def stream_generate(
             ``proposers`` alone say of what. Or a ``drafting.Planner`` of one's own.
         stop: strings that end the text, outside of thoughts; only the text before the first of them
             is yielded.
+        schema: a JSON schema, as an object or as text, that the text is to fit; see ``grammar``.
         verify: the verify rule. ``None``: ``greedy`` without a sampler or temperature, else
             ``keyed``; either writes what plain decoding writes, in less precision than float32 up
             to near-ties. ``rejection`` has its distribution, and ``typical`` is lossy.
@@ -89,7 +92,8 @@ def stream_generate(
 
     Raises:
         UserError: an argument is wrong or does not fit model, KV cache or verify rule, or the
-            prompt the context; later, the sampler drew a token outside the vocabulary.
+            prompt the context; the schema cannot be followed; later, the sampler drew a token
+            outside the vocabulary or one that the schema forbids.
     """
     refuse_stream(stream)
     if input_embeddings is not None:
@@ -107,6 +111,7 @@ def stream_generate(
     ids = encode_prompt(tokenizer, prompt, model.prompt_template)
     if model.ranks is not None:
         ids = model.ranks.same(ids)
+    logits_processors = with_schema(logits_processors, schema, model, tokenizer, ids)
     quantization = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
     caches = None  # mlx_lm's list
     if prompt_cache is None:
@@ -144,6 +149,20 @@ def drafting_of(
             f"settings is a planner and {next(iter(overrides))} was given too, expected one"
         )
     return settings
+
+
+def with_schema(
+    processors: Sequence[LogitsProcessor] | None,
+    schema: Schema | None,
+    model: SpeculativeModel,
+    tokenizer: TokenizerWrapper,
+    prompt: Sequence[int],
+) -> Sequence[LogitsProcessor] | None:
+    """Return logits processors and, as the last one, the mask of a schema, if there is one."""
+    if schema is None:
+        return processors
+    grammars = grammars_of(tokenizer, model.config["vocab_size"])
+    return [*(processors or ()), grammars.json(schema, len(prompt))()]
 
 
 def refuse_stream(stream: Any) -> None:

@@ -179,9 +179,10 @@ def _every_token(tokenizer: TokenizerWrapper) -> Iterator[None]:
 
 def _cut(text: str, stop: Sequence[str]) -> tuple[str, str, str | None]:
     """What may be shown, what may begin a stop string, and the one that was met."""
-    if met := [word for word in stop if word in text]:
-        first = min(met, key=text.find)
-        return text[: text.find(first)], "", first
+    if met := [(text.find(word), word) for word in stop if word in text]:
+        # The one that is complete first, as if the text came by single characters.
+        place, first = min(met, key=lambda one: (one[0] + len(one[1]), one[0]))
+        return text[:place], "", first
     for size in range(min(len(text), max((len(word) for word in stop), default=1) - 1), 0, -1):
         if any(word.startswith(text[-size:]) for word in stop):
             return text[:-size], text[-size:], None

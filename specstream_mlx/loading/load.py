@@ -39,6 +39,7 @@ from ..models.architectures import (
     model_classes,
 )
 from ..options import checked
+from ..vocabulary import mend_decoder
 from .model_paths import (
     WEIGHTS,
     adapter_directory,
@@ -204,7 +205,8 @@ def read_tokenizer(
     directory: Path, config: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> TokenizerWrapper:
     """Read the tokenizer of a model with ``config``; no code that came with it is run."""
-    arguments, end = {"trust_remote_code": False}, (extra or {}).get("eos_token")
+    arguments: dict[str, Any] = {"trust_remote_code": False}
+    end = (extra or {}).get("eos_token")
     if end is not None:  # transformers would add one that it does not know, which no model writes
         with tokenizer_files(directory) as readable:
             known = load_tokenizer(readable, arguments).get_vocab()
@@ -212,7 +214,10 @@ def read_tokenizer(
             raise UserError(f"eos_token is {shown(end)}, expected one of the tokenizer's tokens")
     with tokenizer_files(directory) as readable:
         ends = config.get("eos_token_id")
-        return load_tokenizer(readable, {**arguments, **(extra or {})}, eos_token_ids=ends)
+        arguments |= extra or {}
+        tokenizer = load_tokenizer(readable, arguments, eos_token_ids=ends)
+    mend_decoder(tokenizer)
+    return tokenizer
 
 
 def _check_dtypes(directory: Path, model: nn.Module) -> None:

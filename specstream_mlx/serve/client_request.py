@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..engine.sampling import Sampling
+from ..errors import shown
 from ..prompts import Prompt
 from .fields import PENALTIES, RefusedError, without_nulls
 from .tool_calls import called
@@ -40,6 +42,7 @@ class ClientRequest:
         return not isinstance(self.prompt, str) and isinstance(self.prompt[0], dict)
 
 
+_ID = re.compile("[0-9]{1,10}")
 _SAME = "model max_tokens seed stop n draft".split()
 
 
@@ -51,9 +54,9 @@ def request_of(body: dict[str, Any], prompt: Prompt, **others: Any) -> ClientReq
         same["stop"] = [same["stop"]]
     penalties = {name: body[name] for name in PENALTIES if name in body}
     if bias := penalties.get("logit_bias"):
-        wrong = next((name for name in bias if not name.isdecimal()), None)
+        wrong = next((name for name in bias if not _ID.fullmatch(name)), None)
         if wrong is not None:
-            sentence = f"logit_bias has the key {wrong!r}, expected the id of a token"
+            sentence = f"logit_bias has the key {shown(wrong)}, expected the id of a token"
             raise RefusedError(400, sentence, "logit_bias")
         penalties["logit_bias"] = {int(name): value for name, value in bias.items()}
     filters = {name: body[name] for name in ("top_p", "top_k", "min_p") if name in body}

@@ -4,6 +4,7 @@ What a ``Batcher`` does reaches the device, so all ranks do it: rank 0 broadcast
 others repeat it. What is written, and which stop string ends it, rank 0 alone reads.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from .client_request import ClientRequest
 
 _CHUNK = 512  # prompt tokens that are read before others have a turn
 _LEAST = 8  # tokens; copying the rows of fewer is not worth it
+_UNLIKELY = -9999.0  # the log-probability that OpenAI gives for none
 
 
 @dataclass(frozen=True)
@@ -248,8 +250,11 @@ def _token(response: GenerationResponse, drafter: str | None, top: int | None) -
         return Token(response.text, response.token, drafted_by=drafter)
     log_probs = response.logprobs
     best: Any = []
-    if top:
+    if top := min(top, log_probs.size):
         best = mx.argpartition(-log_probs, top - 1)[:top].tolist()
     scores: Any = log_probs[mx.array([response.token, *best])].tolist()
-    pairs = sorted(zip(best, scores[1:], strict=True), key=lambda pair: -pair[1])
-    return Token(response.text, response.token, scores[0], pairs, drafter)
+    # What cannot come is no likely token, and JSON has no word for minus infinity.
+    pairs = [pair for pair in zip(best, scores[1:], strict=True) if math.isfinite(pair[1])]
+    own = scores[0] if math.isfinite(scores[0]) else _UNLIKELY
+    pairs.sort(key=lambda pair: -pair[1])
+    return Token(response.text, response.token, own, pairs, drafter)

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants this one on Python 3.11
 
-from ..errors import UserError, shown
+from ..errors import MOST, UserError, shown
 
 
 class RefusedError(UserError):
@@ -45,8 +45,8 @@ def shape(required: str = "", /, **kinds: Any) -> Any:
     return made
 
 
-def integer(least: int | None = None, most: int | None = None) -> Any:
-    """Make the kind of integers in a range; 1.0 is one in JSON."""
+def integer(least: int | None = None, most: int = MOST) -> Any:
+    """Make the kind of integers in a range, for MLX in 32 bits; 1.0 is one in JSON."""
     whole = BeforeValidator(lambda v: int(v) if isinstance(v, float) and v.is_integer() else v)
     return Annotated[int, Field(ge=least, le=most), whole]
 
@@ -97,7 +97,7 @@ SAMPLED = {
     "stream": bool,
     "temperature": number(0, 2),
     "top_p": number(0, 1),
-    "seed": Annotated[integer(0), Field(lt=1 << 63)],
+    "seed": Annotated[integer(0, 1 << 63), Field(lt=1 << 63)],
     "draft": bool,
     "enable_thinking": bool,
 }
@@ -203,11 +203,27 @@ CHAT = shape(
     metadata=LABELS,
     store=NOTHING,
 )
+IDS = some(integer(0))
+
+
+def _kind_of_prompt(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, str | list):
+        return "texts" if isinstance(first, str) else "lists"
+    return "ids" if isinstance(value, list) else "text"
+
+
 TOGETHER = shape("chats", chats=some(CHAT, 512))  # browsers open six connections at most
 COMPLETION = shape(
     "model prompt",
     **OPENAI,
-    prompt=text(least=1) | some(integer()),
+    prompt=Annotated[
+        Annotated[text(least=1), Tag("text")]
+        | Annotated[IDS, Tag("ids")]
+        | Annotated[some(text(least=1), 512), Tag("texts")]
+        | Annotated[some(IDS, 512), Tag("lists")],
+        Discriminator(_kind_of_prompt),
+    ],
     logprobs=integer(0, 20),
     echo=NOTHING,
 )
@@ -349,7 +365,7 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge:g}",
     "int_type": "an integer",
     "less_than": "less than {lt}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:.10g}",
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_attributes_type": "an object",

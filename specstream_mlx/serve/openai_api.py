@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..thoughts import Thought
+from ..vocabulary import vocabulary_of
 from .client_request import (
     ClientRequest,
     earlier_call,
@@ -66,6 +67,14 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
     return turn
 
 
+def bodies_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a body for each chat or prompt of a request, each of which is answered by itself."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        return [body | {"prompt": one} for one in prompt]
+    return [*map(without_nulls, body.get("chats", [body]))]
+
+
 def request_of_completion(body: dict[str, Any]) -> ClientRequest:
     return request_of(body, body["prompt"], top_logprobs=body.get("logprobs"))
 
@@ -115,14 +124,12 @@ class CompletionWriter(Writer):
         return self.message(pieces)
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        name = vocabulary_of(self.tokenizer).name_of
         return {
-            "tokens": [self.word(token.id) for token in tokens],
+            "tokens": [name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self.word(i): p for i, p in token.top} for token in tokens],
+            "top_logprobs": [{name(i): p for i, p in token.top} for token in tokens],
         }
-
-    def word(self, token: int) -> str:
-        return self.tokenizer.decode([token])
 
     @property
     def _with_usage(self) -> bool:
@@ -175,8 +182,9 @@ class ChatWriter(CompletionWriter):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self.word(token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+        vocabulary = vocabulary_of(self.tokenizer)
+        word, raw = vocabulary.name_of(token), vocabulary.bytes_of(token)
+        return {"token": word, "logprob": logprob, "bytes": list(raw)}
 
 
 def _parts(pieces: Sequence[Piece]) -> tuple[str, str, list[dict[str, Any]]]:

@@ -99,7 +99,7 @@ class Writer:
             "seen": sum(seen[1:], seen[0]).values() if seen else None,
             "draft": first.client_request.draft,
             "mode": first.model.mode,
-            "seed": first.seed if first.client_request.sampling.temp else None,
+            "seed": None if first.client_request.sampling.takes_arg_max else first.seed,
         } | ({"ignored": [*ignored]} if (ignored := first.client_request.ignored) else {})
 
 
@@ -231,13 +231,15 @@ def sentence_of(error: Exception) -> str:
 
 def event(value: Any, name: str | None = None) -> str:
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value)}\n\n"
+    return f"{head}data: {json.dumps(value, allow_nan=False)}\n\n"
 
 
 def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -> dict:
     """Return OpenAI's counts of tokens; a prompt of several texts counts once."""
     read, written = words
-    prompt = len(choices[0].job.prompt)
+    of_prompts = {id(choice.job.client_request): choice for choice in reversed(choices)}.values()
+    prompt = sum(len(choice.job.prompt) for choice in of_prompts)
+    cached = sum(choice.ended.cached_tokens for choice in of_prompts)
     tokens = sum(choice.ended.last.generation_tokens for choice in choices)
     thought = sum(choice.thought_tokens for choice in choices)
     details = {f"{written}_tokens_details": {"reasoning_tokens": thought}} if thought else {}
@@ -245,5 +247,5 @@ def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -
         f"{read}_tokens": prompt,
         f"{written}_tokens": tokens,
         "total_tokens": prompt + tokens,
-        f"{read}_tokens_details": {"cached_tokens": choices[0].ended.cached_tokens},
+        f"{read}_tokens_details": {"cached_tokens": cached},
     }

@@ -13,14 +13,15 @@ from mlx_lm.sample_utils import LogitsProcessor, make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
+from ..grammar import grammars_of
 from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import context_length
 from ..prompts import chat_text, check_messages, encode_prompt
 from ..thoughts import AfterThought
+from ..vocabulary import vocabulary_of
 from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
-from .grammar import Grammars
 from .rendering import shared_renderer
 from .worker import Worker
 
@@ -67,7 +68,7 @@ class Service:
         self.models, self.tokenizer, self.aliases = models, tokenizer, aliases or {}
         self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
-        self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
+        self._grammars = grammars_of(tokenizer, models[BASE].config["vocab_size"])
         self._renderer, self._one_at_a_time = shared_renderer(), Lock()
 
     @property
@@ -99,6 +100,8 @@ class Service:
             if token >= (size := model.config["vocab_size"]):
                 sentence = f"logit_bias has token {token}, expected one of 0 to {size - 1}"
                 raise RefusedError(400, sentence, "logit_bias")
+        if request.top_logprobs is not None:
+            vocabulary_of(self.tokenizer)  # which takes a second, not in the thread of all replies
         penalties = make_logits_processors(**request.penalties)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         context, room = context_length(model.config), self.most_tokens

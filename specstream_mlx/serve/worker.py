@@ -59,6 +59,10 @@ class Worker:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put jobs into the queue, all or none."""
+        most = self._most_waiting + self._most_texts
+        if len(jobs) > most:
+            sentence = f"the request asks for {len(jobs)} texts, expected at most {most}"
+            raise RefusedError(400, sentence)
         with self._changed:
             if self._stopping:
                 raise RefusedError(*_STOPPED)

@@ -329,3 +329,79 @@ def test_arguments_of_the_chat_template(tiny, monkeypatch):
     for name in ("chat_template", "tokenize", "messages", "add_generation_prompt", "bos_token"):
         with pytest.raises(RefusedError, match=rf"^chat_template_kwargs\.{name} is not supported"):
             request_of_chat(body | {"chat_template_kwargs": {name: "{{ messages }}"}})
+
+
+def prompts(openai_client, prompt, **further):
+    asked = {"model": "base", "prompt": prompt, "max_tokens": 6, **further}
+    return openai_client.completions.create(**asked)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("kind", ["texts", "ids"])
+def test_several_prompts_are_one_choice_each(openai_client, tiny, kind, n):
+    asked = ["please send", "the team", "noon"]
+    if kind == "ids":
+        asked = [tiny.tokenizer.encode(one) for one in asked]
+    drawn = {"temperature": 1, "seed": 4, "n": n}
+    alone = [prompts(openai_client, one, **drawn) for one in asked]
+    expected = [choice.text for one in alone for choice in one.choices]
+    whole = prompts(openai_client, asked, **drawn)
+    assert [(one.index, one.text) for one in whole.choices] == [*enumerate(expected)]
+    assert whole.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    assert whole.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    texts = dict.fromkeys(range(len(expected)), "")
+    for chunk in prompts(openai_client, asked, stream=True, **drawn):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == expected
+    assert prompts(openai_client, asked[:1], **drawn).choices[0].text == expected[0]
+
+
+def test_more_texts_than_the_queue_holds(openai_client):
+    with pytest.raises(openai.BadRequestError, match="asks for 74 texts, expected at most 36"):
+        prompts(openai_client, ["noon"] * 37, n=2)
+
+
+@pytest.mark.parametrize("top_p", [0, 1e-300, 1e-50, 1e-9, 1e-6])
+@pytest.mark.parametrize("extra", [{}, {"top_k": 5}, {"min_p": 0.01}], ids=str)
+def test_the_least_top_p_is_the_likeliest_token(address, tiny, top_p, extra):
+    asked = {"model": "base", "temperature": 1, "top_p": top_p, "seed": 7}
+    expected = tiny.solo("base", CHAT, 12)[0]
+    further = {"messages": CHAT, "max_tokens": 12, **extra}
+    found = httpx2.post(f"{address}/v1/chat/completions", json=asked | further, timeout=60).json()
+    assert found["choices"][0]["message"]["content"] == expected
+    assert found["specstream"]["seed"] == (None if top_p == 0 else 7)
+
+
+def test_a_temperature_next_to_0_is_the_likeliest_token(address, tiny):
+    expected = tiny.solo("base", CHAT, 12)[0]
+    for temperature in (1e-30, 1e-300, 5e-324):
+        asked = {"model": "base", "messages": CHAT, "max_tokens": 12, "temperature": temperature}
+        found = httpx2.post(f"{address}/v1/chat/completions", json=asked, timeout=60).json()
+        assert found["choices"][0]["message"]["content"] == expected
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-x", "a/b/c", "x y/é", "base:x/y", "tail/"])
+def test_names_with_slashes(tiny, name):
+    service = tiny.service(aliases={name: "base"})
+    with TestClient(make_app(service), "http://127.0.0.1") as client:
+        asked = openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=client)
+        assert asked.models.retrieve(name).id == name
+        assert client.get(f"/v1/models/{name}").json()["id"] == name
+        missing = client.get("/v1/models/no/such")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert [one["id"] for one in client.get("/v1/models/").json()["data"]][-1] == name
+
+
+def test_the_stop_sequence_that_was_met(anthropic_client, tiny):
+    """Of several in one text the one that is complete first, whole and streamed."""
+    text = tiny.solo("base", CHAT, MESSAGES["max_tokens"])[0]
+    inner, outer = text[5:7], text[4:9]
+    for stops, met in [([outer, inner], inner), ([text[4:7], inner], text[4:7])]:
+        whole = anthropic_client.messages.create(**MESSAGES, stop_sequences=stops)
+        with anthropic_client.messages.stream(**MESSAGES, stop_sequences=stops) as stream:
+            streamed = stream.get_final_message()
+        for found in (whole, streamed):
+            assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", met)
+            assert found.content[0].text == text[: text.index(met)]
