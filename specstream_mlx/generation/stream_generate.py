@@ -26,6 +26,7 @@ from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import text_limit
 from ..options import checked
 from ..prompts import Prompt, encode_prompt
+from ..thoughts import AfterThought
 from .kv_store import PromptCache
 from .request import Progress, Request
 from .text import GenerationResponse, responses
@@ -158,11 +159,16 @@ def with_schema(
     tokenizer: TokenizerWrapper,
     prompt: Sequence[int],
 ) -> Sequence[LogitsProcessor] | None:
-    """Return logits processors and, as the last one, the mask of a schema, if there is one."""
+    """Return logits processors and, as the last one, the mask of a schema, if there is one.
+
+    A thought comes before the schema.
+    """
     if schema is None:
         return processors
-    grammars = grammars_of(tokenizer, model.config["vocab_size"])
-    return [*(processors or ()), grammars.json(schema, len(prompt))()]
+    mask = grammars_of(tokenizer, model.config["vocab_size"]).json(schema, len(prompt))()
+    if tokenizer.has_thinking:
+        mask = AfterThought(mask, tokenizer, prompt)
+    return [*(processors or ()), mask]
 
 
 def refuse_stream(stream: Any) -> None:

@@ -4,16 +4,17 @@ import json
 import re
 import threading
 import time
+from functools import partial
 
 import httpx2
 import pytest
-from planting import FLAT_TOOLS, TOOLS, WEATHER, Planting
+from planting import FLAT_TOOLS, TOOLS, WEATHER, Planting, only
 from serving import Resident
 from thinking import OPENING, SWITCHED, thinking_tokenizer
 from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directory
 
-from specstream_mlx import UserError
-from specstream_mlx.prompts import chat_text
+from specstream_mlx import UserError, generate
+from specstream_mlx.prompts import chat_prompt, chat_text
 from specstream_mlx.serve.rendering import Renderer, shared_renderer
 
 CALL = '<tool_call>{"name": "noon", "arguments": {}}</tool_call>'
@@ -189,6 +190,25 @@ def test_a_schema_begins_after_the_thought(openai_client, planting, api, opened)
     planting.text = '{"noon": false}'
     for thought, text, *_ in replies(False, **ask, extra_body={"enable_thinking": False}):
         assert (thought, text) == (None, planting.text)
+
+
+@pytest.mark.parametrize("template", [SWITCHED, OPENING])
+def test_a_schema_from_python_begins_after_the_thought(planting, template):
+    model, tokenizer = planting.service.model("base"), planting.service.tokenizer
+    tokenizer._tokenizer.chat_template = template
+    prompt = chat_prompt(tokenizer, "is it noon?")
+    thought = '{"moon": 1\n</think>'
+    thought = thought if template is OPENING else f"<think>\n{thought}"
+    ids = tokenizer.encode(thought + '{"noon": true}', add_special_tokens=False)
+    planted = partial(only, [*ids, tokenizer.eos_token_id], len(prompt))
+    for speculation in (True, False):
+        options = {"schema": SCHEMA, "speculation": speculation, "logits_processors": [planted]}
+        text = generate(model, tokenizer, prompt, max_tokens=60, **options)
+        assert json.loads(text.partition("</think>")[2]) == {"noon": True}
+    ids[-2:] = tokenizer.encode("1234", add_special_tokens=False)
+    planted = partial(only, ids, len(prompt))
+    options["logits_processors"] = [planted]
+    assert "1234" not in generate(model, tokenizer, prompt, max_tokens=60, **options)
 
 
 SWITCHES = [
