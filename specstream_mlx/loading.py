@@ -22,7 +22,7 @@ from .distributed.ranks import Ranks, ranks_of
 from .distributed.sharding import check_divisible, shard
 from .drafting.eagle3 import head_config, head_files, read_head
 from .drafting.published_heads import head_for, heads_of_size, repository_of
-from .engine.compiled import CompiledSteps
+from .engine.compiled import TRACED_AT, CompiledSteps
 from .engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from .engine.self_check import check_tree
 from .engine.several_adapters import Layout, layout_of
@@ -68,6 +68,7 @@ class SpeculativeModel:
         ranks: the processes that run the model together; ``None``: it is this one alone.
         head: the mounted draft head, which guesses where there are no streams, or ``None``.
         compiles: whether steps are compiled; ``None``: where that pays, see ``device.compiles``.
+        reproducible: whether texts are the same however often they are written, see ``load``.
     """
 
     model: nn.Module
@@ -79,6 +80,7 @@ class SpeculativeModel:
     ranks: Ranks | None = None
     head: MountedHead | None = None
     compiles: bool | None = None
+    reproducible: bool = False
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
     _others: "dict[tuple[Path, int], SpeculativeModel]" = field(
@@ -137,7 +139,8 @@ class SpeculativeModel:
             return None
         steps = self._compiled
         if steps is None or steps.model is not self.model or steps.streams is not self.streams:
-            self._compiled = steps = CompiledSteps(self.model, self.streams)
+            traced_at = 1 if self.reproducible else TRACED_AT
+            self._compiled = steps = CompiledSteps(self.model, self.streams, traced_at)
         return steps
 
     def swap_adapter(self, directory: str | Path | None) -> None:
@@ -271,6 +274,7 @@ def load(
     group: mx.distributed.Group | None = None,
     draft_head: str | Path | None = None,
     compiled: bool | None = None,
+    reproducible: bool = False,
 ) -> tuple[Any, ...]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
@@ -290,6 +294,9 @@ def load(
         draft_head: directory or repository of a published EAGLE-3 head for the base; ``auto``: that
             of ``drafting.published_heads``.
         compiled: whether steps are compiled; ``None``: where that pays.
+        reproducible: let no timing and no earlier text decide how much is drafted and how weights
+            are kept, and build all steps of a shape in the same way: in 16 bit, too, a prompt (or a
+            batch of them) then has the same text on this machine however often it is written.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -310,20 +317,27 @@ def load(
     config = read_config(path, model_config)
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
     if ranks is None:
-        model, held = hold_weights(model, weights)
+        model, held = hold_weights(model, weights, measures=not reproducible)
     else:
         check_divisible(model, config, ranks)
         ranks.agree(
             f"the digest of {path}", sampled_digest([path / "config.json", *weight_files(path)])
         )
         # Rank 0 measures which form is faster; the others follow it.
-        model, held = hold_weights(model, weights if ranks.is_first else ranks.receive("weights"))
+        choice = weights if ranks.is_first else ranks.receive("weights")
+        model, held = hold_weights(model, choice, measures=not reproducible)
         if ranks.is_first:
             ranks.send("weights", held.form)
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
-    speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks, compiles=compiled)
+    speculative = SpeculativeModel(
+        *(model, config, path),
+        held=held,
+        ranks=ranks,
+        compiles=compiled,
+        reproducible=reproducible,
+    )
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     speculative.mount_head(draft_head)

@@ -19,7 +19,7 @@ from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import CliSamplingOptions, ModelOptions, Source
+from .options import CliSamplingOptions, Source, WritingModelOptions
 
 if TYPE_CHECKING:
     from ..chat import Chat
@@ -52,7 +52,7 @@ class _Sampling(CliSamplingOptions):
 
 def chat(
     *,
-    model: ModelOptions,
+    model: WritingModelOptions,
     system_prompt: str | None = option(
         None, TEXT, "System prompt. Default: the chat template's own.", panel=LengthOptions.PANEL
     ),
@@ -74,7 +74,7 @@ def chat(
     source = model.source()
     from ..chat import Chat
 
-    loaded, tokenizer = source.load()
+    loaded, tokenizer = source.load(reproducible=model.reproducible)
     drawn, how = _sampling(sampling, loaded.path)
     options = {
         "max_tokens": length.max_tokens,

@@ -56,7 +56,7 @@ class Source:
         return self.options.weights
 
     def load(
-        self, tokenizer_config: dict[str, Any] | None = None
+        self, tokenizer_config: dict[str, Any] | None = None, reproducible: bool = False
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
         from ..loading import load
 
@@ -68,6 +68,7 @@ class Source:
             group=launched.group(),
             draft_head=self.head,
             compiled=self.options.compiled,
+            reproducible=reproducible,
         )
 
 
@@ -148,6 +149,18 @@ class ModelOptions:
             if streams := streams_for(read_config(path)):
                 return Source(path, name, *streams, self, by_default=True)
         return Source(path, name, None, None, self, head=head)
+
+
+@dataclass(frozen=True)
+class WritingModelOptions(ModelOptions):
+    """A model whose texts are read, not timed."""
+
+    reproducible: bool = option(
+        False,
+        FLAG,
+        "Let no timing decide what is drafted: in 16 bit, too, a prompt then has the same text on "
+        "this machine however often it is written.",
+    )
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,11 @@ class HeldWeights:
 
 
 def hold_weights(
-    model: nn.Module, choice: str = "auto", *, measure_again: bool = False
+    model: nn.Module, choice: str = "auto", *, measure_again: bool = False, measures: bool = True
 ) -> tuple[nn.Module, HeldWeights]:
     """Leave quantized weights packed or expand them: what is faster here, or ``choice`` says.
+
+    Without ``measures`` it is what is usually faster: on the CPU expanded, elsewhere packed.
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
@@ -84,6 +86,8 @@ def hold_weights(
         form, reason = "packed" if choice == "packed" else "expanded", "as asked"
     elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
+    elif not measures:
+        form, reason = "expanded" if device.backend() == "cpu" else "packed", "not measured"
     else:
         probe = cached_probe(layer, measure_again)
         form, reason = probe.faster, probe.sentence
@@ -93,7 +97,7 @@ def hold_weights(
     if form == "expanded":
         model = dequantize_model(model)
         dense = _largest_product(model, nn.Linear)
-        blocks = dense is not None and blocks_pay(dense, measure_again)
+        blocks = measures and dense is not None and blocks_pay(dense, measure_again)
         if blocks:
             exchange(model, BLOCKED)
     return model, HeldWeights(
