@@ -362,4 +362,6 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     }
     if model.compiled is not None:
         facts["steps"] = "compiled"
+    if held is not None and held.few_rows:
+        facts["products"] = "few rows"
     return json.loads(json.dumps(facts, default=str))

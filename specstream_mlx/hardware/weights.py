@@ -18,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
 from ..options import HELD
-from . import device, user_cache
+from . import device, few_rows, user_cache
 from .cpu import BLOCKED, blocks_pay, exchange, least_seconds
 
 Weights = Literal["packed", "expanded"]
@@ -62,6 +62,7 @@ class HeldWeights:
     stored_dtype: str  # of what is not packed, in the files, in which mlx_lm computes
     dtype: str  # of the same in memory
     row_blocks: bool = False  # whether products pad their rows, see ``cpu``
+    few_rows: bool = False  # whether a kernel of ours may compute products of 2 to 16 rows
 
 
 def hold_weights(
@@ -93,7 +94,9 @@ def hold_weights(
         form, reason = probe.faster, probe.sentence
     # Before expanding, which rounds to the dtype of the scales.
     model.update(tree_map(_fast, model.parameters()))
-    blocks = False
+    blocks, few = False, form == "packed" and measures and few_rows.has_won()
+    if few:
+        exchange(model, few_rows.KINDS)
     if form == "expanded":
         model = dequantize_model(model)
         dense = _largest_product(model, nn.Linear)
@@ -101,7 +104,7 @@ def hold_weights(
         if blocks:
             exchange(model, BLOCKED)
     return model, HeldWeights(
-        form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks
+        form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks, few
     )
 
 
