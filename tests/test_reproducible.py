@@ -8,6 +8,7 @@ import threading
 
 import mlx.core as mx
 import pytest
+from command_line import run, succeeded
 from mlx.utils import tree_map
 from random_models import request, speculative_model
 from tiny_models import tiny_llama_directory
@@ -113,6 +114,16 @@ def test_loading_goes_by_no_clock(tmp_path, monkeypatch):
     assert load(base, reproducible=True)[0].held.form == "packed"
     with pytest.raises(AssertionError, match="timed"):
         load(base)
+
+
+def test_the_flag_asks_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    costs = tmp_path / "specstream-mlx" / "step-costs"
+    base = tiny_llama_directory(tmp_path / "base")
+    words = ("generate", "--model", base, "--ignore-chat-template", "-p", "abc abc", "-m", 12)
+    text = succeeded(run(*words, "--reproducible")).stdout
+    assert not costs.exists()
+    assert succeeded(run(*words)).stdout == text and costs.exists()
 
 
 @pytest.mark.parametrize("said", [None, "1"])
