@@ -15,10 +15,10 @@ import mlx.core as mx
 from specstream_mlx import Chat, DraftSettings, SpeculativeModel, load
 from specstream_mlx.bundled import streams_path
 from specstream_mlx.demonstration import base_path
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.hardware import device
 from specstream_mlx.options import integer, option
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

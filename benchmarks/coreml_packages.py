@@ -26,9 +26,9 @@ from specstream_mlx.convert.to_coreml.faithful import NEAR_TIE
 from specstream_mlx.convert.to_coreml.supported import Sizes
 
 from specstream_mlx import DraftSettings, bundled, demonstration, load, stream_generate
+from specstream_mlx.generation.request import Request
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

@@ -24,11 +24,11 @@ from mlx_lm.generate import GenerationResponse as PlainResponse
 
 from specstream_mlx import UserError, demonstration, load, stream_generate
 from specstream_mlx.files import read_json
+from specstream_mlx.generation.text import decoding_rate
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu import stock_modules
 from specstream_mlx.options import FILE, TEXT, choice, option
 from specstream_mlx.prompts import encode_prompt
-from specstream_mlx.responses import decoding_rate
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

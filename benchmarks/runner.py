@@ -37,8 +37,10 @@ from specstream_mlx import (
 )
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.settings import USUAL, Proposers
+from specstream_mlx.files import for_libraries
 from specstream_mlx.hardware import device
 from specstream_mlx.hardware.cpu import stock_modules
+from specstream_mlx.loading.model_paths import WEIGHTS
 from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import progress
@@ -252,7 +254,8 @@ class Base:
         if self._held == "packed":
             return load(self._directory, adapter_path=adapter, weights="expanded")[0].model
         lora = None if adapter is None else str(adapter)
-        model = load_plain(str(self._directory), adapter_path=lora)[0]
+        with for_libraries(self._directory, WEIGHTS) as readable:
+            model = load_plain(str(readable), adapter_path=lora)[0]
         model.set_dtype(device.fast_dtype(mx.float16))  # the CPU is slow in half precision
         return model
 
@@ -291,7 +294,8 @@ def mlx_lm_by_itself(model: SpeculativeModel, prompt: Sequence[int]) -> dict[str
     adapter = model.adapter
     lora = str(adapter.path) if adapter is not None and adapter.lora else None
     with progress("Timing mlx_lm as a user runs it"):
-        plain = load_plain(str(model.path), adapter_path=lora)[0]
+        with for_libraries(model.path, WEIGHTS) as readable:
+            plain = load_plain(str(readable), adapter_path=lora)[0]
         tokens = generate_step(mx.array(list(prompt[-_FEW_READ:])), plain, max_tokens=32)
         next(tokens)
         began, count = time.perf_counter(), 0

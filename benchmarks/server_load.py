@@ -29,7 +29,7 @@ from starlette.applications import Starlette
 
 from specstream_mlx import bundled, demonstration, keyed_sampler, load, stream_generate
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.options import POSITIVE, integer, option
 from specstream_mlx.prompts import in_template
 from specstream_mlx.serve.app import make_app

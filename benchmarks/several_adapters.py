@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specstream_mlx import UserError, batch_generate, bundled, demonstration, load
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.options import FLAG, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track

@@ -41,11 +41,12 @@ from specstream_mlx.engine.plan import Plan
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import Mode
+from specstream_mlx.generation.batch import steps_of
+from specstream_mlx.generation.request import Request
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.hardware import device
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.options import FLAG, option
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import TokenSequence, steps_of
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 from specstream_mlx.train.settings import StreamSettings

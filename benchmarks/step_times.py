@@ -24,10 +24,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.llama import Model, ModelArgs
 
 from specstream_mlx import SpeculativeModel, UserError, bundled, demonstration, load
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.hardware import device
 from specstream_mlx.options import TEXT, integer, option
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

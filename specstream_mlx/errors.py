@@ -1,6 +1,7 @@
 """Mistakes of the user, limits, and checks of single values. Pure Python."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -11,6 +12,17 @@ Mode = Literal["lossless", "shared"]
 
 class UserError(ValueError):
     """A mistake in the user's input; the message is one sentence that says what to change."""
+
+    def __init__(self, sentence: str):
+        super().__init__(_LONG.sub(r"\1 ..", sentence))
+
+
+_LONG = re.compile(r"(\S{400})\S+")  # a path or another word that nobody reads to its end
+
+
+def install(extra: str) -> str:
+    """The command that brings a group of optional packages, as README has it."""
+    return f'.venv/bin/pip install -e ".[{extra}]"'
 
 
 @contextmanager
@@ -31,11 +43,17 @@ MOST_STREAMS = 1024
 MAX_TREE_SIZE = 4096
 
 
+_ADDRESS = re.compile(
+    r"<(?:(?:bound method|class|function) )?(?:[\w.<>]*\.)?(\w+).{0,80} at 0x\w+>+"
+)
+"""What Python says of an object that has no other text."""
+
+
 def shown(value: Any, limit: int = 80) -> str:
     """A value as text for a sentence, on one line and cut to ``limit`` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return "a number of more digits than fit here"
-    text = " ".join(repr(value).split())
+    text = _ADDRESS.sub(r"a \1", " ".join(repr(value).split()))
     return text if len(text) <= limit else f"{text[:limit]} .."
 
 

@@ -3,6 +3,7 @@
 Any error in a file becomes a ``UserError``, one sentence that names the file.
 """
 
+import codecs
 import errno
 import json
 import math
@@ -30,15 +31,32 @@ Headers = Mapping[str, tuple[tuple[int, ...], str]]
 _MOST_DIGITS = 38  # of an integer, which then fits a float32 too
 
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_READ_IF_THERE = ("chat_template.jinja", "chat_template.json", "tokenizer.json", "tokenizer.model")
+_TEXTS = (".json", ".jinja", ".txt")  # what libraries read as text
+
+_OF_PYTHON = re.compile(
+    r"NoneType|object has no attribute|subscriptable|positional argument|keyword argument"
+    r"|\b0x[0-9a-f]{8,}|is not iterable|not callable|unhashable|<class '|not supported between"
+    r"|unsupported operand|incompatible function arguments|indices must be|must be a mapping"
+    r"|not JSON serializable|local variable|dict_keys|mlx\.core\."
+    r"|\b(Type|Key|Attribute|Index|Value|Runtime)Error\b"
+)
 
 
 def reason(error: BaseException, limit: int = 160) -> str:
     """The reason of another library's error: its first sentence, without its advice."""
     if "trust_remote_code" in str(error):
         return "it asks for code that comes with it, which is never run"
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        return f"it lacks {shown(error.args[0])}"
+    if isinstance(error, TypeError | AttributeError | LookupError) or _OF_PYTHON.search(str(error)):
+        return "a value in it is of another kind than is expected there"
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(said.strip().partition("\n")[0].split()).partition(". ")[0]
-    text = text.rstrip(".:") or type(error).__name__
+    text = re.sub(r"^\[\w+\] ", "", text)  # a function's name, as MLX has it
+    text = text.rstrip(".:") or "it gives no reason"
     return text if len(text) <= limit else f"{text[:limit]} ..."
 
 
@@ -63,21 +81,37 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file; its line ends stay."""
+    """Read a UTF-8 file without its signature, if it has one; its line ends stay."""
     try:
-        return path.read_bytes().decode()
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
+        return without_signature(_read(path)).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: see byte {error.start}") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
     except OSError as error:
         raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
     except ValueError:  # a zero byte
         raise UserError(f"{short(path)!r} is no name of a file") from None
 
 
+def without_signature(text: bytes) -> bytes:
+    """The bytes of a text without the UTF-8 signature that some editors put at the head of one."""
+    return text.removeprefix(codecs.BOM_UTF8)
+
+
+def prompt_text(path: Path) -> str:
+    """Read a file's text that a model is to read."""
+    return decoded(_read(path), str(path))
+
+
 def decoded(text: bytes, origin: str) -> str:
     """Decode a text to be read by a model, without newlines at its end."""
+    text = without_signature(text)
     try:
         characters = text.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -126,8 +160,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     values = parse_json(read_text(path), path)
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds a {type(values).__name__}, expected a JSON object")
+        raise UserError(f"{path} holds {json_kind(values)}, expected a JSON object")
     return values
+
+
+def json_kind(value: Any) -> str:
+    """What a JSON value is, as a part of a sentence."""
+    kinds: dict[type, str] = {str: "a text", bool: "true or false", int: "a number"}
+    kinds |= {float: "a number", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "null")
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -138,18 +179,28 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 @contextmanager
-def tokenizer_files(directory: Path) -> Iterator[None]:
-    """Turn any error of a library that reads a tokenizer in the context into one sentence."""
+def tokenizer_files(directory: Path) -> Iterator[Path]:
+    """Yield a tokenizer's directory as a library should find it; any error becomes one sentence."""
     for name in _TOKENIZER_FILES:
         if os.path.lexists(path := directory / name):
-            NUMBER.check(f"{path}: model_max_length", read_json(path).get("model_max_length", 0))
-    try:
-        yield
-    except Exception as error:  # transformers and tokenizers raise many types
-        large = directory / "tokenizer.json"
-        if os.path.lexists(large):
-            read_json(large)
-        raise UserError(f"{directory}: the tokenizer cannot be read: {reason(error)}") from None
+            values = read_json(path)
+            NUMBER.check(f"{path}: model_max_length", values.get("model_max_length", 0))
+            if not isinstance(kind := values.get("tokenizer_class") or "", str):
+                raise UserError(
+                    f"{path}: tokenizer_class is {shown(kind)}, expected the name of a class"
+                )
+    for name in _READ_IF_THERE:
+        if os.path.islink(path := directory / name) and not os.path.exists(path):
+            raise UserError(f"{path} is a link to nothing, expected a file or none")
+    with for_libraries(directory) as readable:
+        try:
+            yield readable
+        except Exception as error:  # transformers and tokenizers raise many types
+            large = directory / "tokenizer.json"
+            if os.path.lexists(large):
+                read_json(large)
+            why = reason(error).replace(str(readable), str(directory))
+            raise UserError(f"{directory}: the tokenizer cannot be read: {why}") from None
 
 
 def tensor_headers(path: Path) -> Headers:
@@ -168,11 +219,78 @@ def tensor_headers(path: Path) -> Headers:
         ) from None
 
 
+def chosen_files(directory: Path, *patterns: str, whole: str = "model.safetensors") -> list[Path]:
+    """List a directory's weights among the files of some patterns; empty without such files.
+
+    As for transformers, those are the ones that an index lists; without one ``whole``, the file of
+    all tensors, if it is there, else every file. Others are of an older upload, or a variant.
+    """
+    files = sorted(path for pattern in patterns for path in directory.glob(pattern))
+    listed = listed_files(directory, whole)
+    if not files or listed is None:
+        return [file for file in files if file.name == whole] or files
+    missing = sorted(listed - {file.name for file in files})
+    if missing:
+        raise UserError(f"{directory} lacks {shown(missing[0])}, which {whole}.index.json lists")
+    return [file for file in files if file.name in listed]
+
+
+def listed_files(directory: Path, whole: str = "model.safetensors") -> set[str] | None:
+    """Read the names of the files that a directory's index lists; ``None``: it has no index."""
+    index = directory / f"{whole}.index.json"
+    if not os.path.lexists(index):
+        return None
+    listed = read_json(index).get("weight_map")
+    if not (
+        isinstance(listed, dict) and listed and all(isinstance(v, str) for v in listed.values())
+    ):
+        raise UserError(f"{index} has no weight_map, expected names of files by tensor")
+    return set(listed.values())
+
+
+@contextmanager
+def for_libraries(directory: Path, *patterns: str) -> Iterator[Path]:
+    """Yield a directory as a library should find it, which reads all that is there as it is.
+
+    That is the directory itself, or one of links: without files of ``patterns`` that are not chosen
+    (see ``chosen_files``), and with texts that have no signature.
+    """
+    left_out = {path for pattern in patterns for path in directory.glob(pattern)}
+    left_out -= set(chosen_files(directory, *patterns))
+    more = "additional_chat_templates"
+    found = [*directory.glob("*"), *directory.glob(f"{more}/*")]
+    texts = [path for path in found if path.suffix in _TEXTS and path.is_file()]
+    if not left_out and not any(map(_has_signature, texts)):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        for path in found:
+            place = scratch / path.relative_to(directory)
+            if path in texts:
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(without_signature(_read(path)))
+            elif path not in left_out and path.parent == directory and path.name != more:
+                place.symlink_to(path.absolute())
+        yield scratch
+
+
+def _has_signature(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not without_signature(file.read(3)) and path.stat().st_size > 2
+
+
 def model_headers(files: Sequence[Path]) -> Headers:
     """Read shape and dtype of every tensor of a model's weight files; empty without files."""
     headers: dict[str, tuple[tuple[int, ...], str]] = {}
     for file in files:
-        headers |= tensor_headers(file)
+        own = tensor_headers(file)
+        for name in headers.keys() & own.keys():
+            raise UserError(
+                f"{file} and another file of {file.parent} both hold {name}, expected one of them, "
+                "or an index that lists the model's files"
+            )
+        headers |= own
     if files and not headers:
         raise UserError(f"{files[0]} has no tensor, expected a model's weights")
     return headers
@@ -264,6 +382,8 @@ def check_shapes(
         raise UserError(f"{path} has an unexpected tensor {unknown[0]}")
 
 
+OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_WRITING = re.compile(r"FileWriter|Unable to write|failed writing|while writing")
 _FULL = 2**20  # bytes free on a disk that is taken for full
 _PATIENCE = 60.0  # seconds to wait for another process that writes the same
 
@@ -335,6 +455,8 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     scratch = _hidden_sibling(place, "partial")
     locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
     try:
+        if os.path.islink(place):  # the destination is meant, and it has none: a link to itself
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         place.parent.mkdir(parents=True, exist_ok=True)
         locks.mkdir(mode=0o700, exist_ok=True)
         name = sha256(os.fsencode(place)).hexdigest()[:24]
@@ -346,10 +468,9 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
                 yield scratch, place
             except (OSError, UserError):
                 raise
-            except Exception as error:
-                # MLX's errors do not say why it could not write.
-                if "No space left" in str(error) or shutil.disk_usage(scratch).free < _FULL:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+            except Exception as error:  # MLX's and other libraries' do not say why
+                if (refused := _refused_write(error, scratch)) is not None:
+                    raise refused from None
                 raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -357,6 +478,28 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
         raise UserError(f"{target} is being written by another process") from None
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _refused_write(error: Exception, scratch: Path) -> OSError | None:
+    """Find out why a library could not write, by writing more; ``None``: nothing is in the way.
+
+    A quota or a limit on the size of files may be, where the disk has room.
+    """
+    number = re.search(r"\(os error (\d+)\)", str(error))  # Rust's: tokenizers', safetensors'
+    if number and int(number[1]) in OF_WRITING:
+        return OSError(int(number[1]), os.strerror(int(number[1])))
+    if "No space left" in str(error) or shutil.disk_usage(scratch).free < _FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    files = [path for path in scratch.rglob("*") if path.is_file()]
+    end = max((path.stat().st_size for path in files), default=0)
+    try:
+        with (scratch / "more").open("wb", buffering=0) as file:
+            file.seek(end)  # as far as the largest file reaches, where a limit would be
+            if file.write(bytes(_FULL)) < _FULL:
+                file.write(bytes(_FULL))  # says why
+    except OSError as refused:
+        return refused
+    return OSError(f"a library says: {reason(error)}") if _WRITING.search(str(error)) else None
 
 
 def _taken(target: Path) -> UserError:

@@ -166,6 +166,20 @@ def check_options(group: Any) -> None:
         spec.kind.check(each.name, getattr(group, each.name))
 
 
+def made_of(group: Callable[..., R], values: Mapping[str, Any]) -> R:
+    """Make an instance of a dataclass of options from a JSON object, or say what is wrong there."""
+    specs = {each.name: (each, spec) for each, spec in options_of(group)}
+    for name in sorted(values.keys() - specs.keys()):
+        raise UserError(f"unknown field {shown(name)}")
+    for name, (each, spec) in specs.items():
+        required = each.default is MISSING and each.default_factory is MISSING
+        if required and name not in values:
+            raise UserError(f"{name} is missing, expected {spec.kind.objection(None)}")
+    made = group(**values)
+    check_options(made)
+    return made
+
+
 def _biases(text: str) -> dict[int, float]:
     values = json.loads(text)
     if not isinstance(values, dict):
@@ -303,7 +317,7 @@ class SamplerOptions:
     temp: float = option(
         0.0, number(0), "Sampling temperature; 0 takes the likeliest token.", metavar="T"
     )
-    top_p: float = option(0.0, SHARE, "Sampling top-p; 0 or 1: all.")
+    top_p: float = option(1.0, SHARE, "Sampling top-p; 1: all, 0 takes the likeliest token.")
     min_p: float = option(0.0, SHARE, "Sampling min-p; 0: all.")
     min_tokens_to_keep: int = option(1, integer(1), "Tokens that min-p leaves at least.")
     top_k: int = option(0, integer(0), "Sampling top-k; 0: all.", metavar="K")
@@ -384,6 +398,10 @@ def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+HEAD_OF_ONES_OWN = having(
+    "a directory, a repository, 'auto', None or a head with config, boundaries and begin",
+    *("config", "boundaries", "begin"),
+)
 _FIELDS = optional(instance("a dictionary or None", Mapping))
 _FUNCTION = optional(what("a function or None", callable))
 _LIST = "a list of functions or None"
@@ -410,6 +428,7 @@ _KINDS = {
     "sampler": _FUNCTION,
     "logits_processors": optional(each(_LIST, callable)),
     "xtc_special_tokens": each("a list of token ids", is_integer),
+    "schema": optional(instance("a JSON schema, as an object or as text", dict, bool, str)),
     "max_kv_size": optional(integer(1)),
     "prompt_progress_callback": _FUNCTION,
     "draft_model": optional(having("a model of mlx_lm's or None", "layers", "__call__")),

@@ -5,11 +5,11 @@ Pure Python: neither torch nor mlx is imported here.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import MOST_LAYERS, MOST_STREAMS, VOCABULARY, Mode, UserError, shown
-from .options import TEXT, check_options, choice, integer, number, option, what
+from .options import TEXT, check_options, choice, integer, made_of, number, option, what
 
 FORMAT_VERSION = 2
 """Version of the ``speculative_streaming`` object that this release writes and reads."""
@@ -164,11 +164,4 @@ class StreamConfig:
                     f"{name} is {shown(value)}, expected {shown(usual)}: no other streams are run"
                 )
         values = {name: value for name, value in values.items() if name not in _DROPPED}
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UserError(f"unknown field {shown(unknown[0])}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise UserError(str(error).split(") ")[-1]) from None
+        return made_of(cls, values)

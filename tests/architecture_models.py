@@ -18,8 +18,9 @@ from torch_tiny import saved
 
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.loading import SpeculativeModel, read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97

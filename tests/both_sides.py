@@ -13,8 +13,8 @@ from specstream_mlx.convert.pytorch.losses import n_gram_loss as torch_loss
 from specstream_mlx.convert.pytorch.training_run import collate
 from torch_tiny import tiny_model
 
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import architecture_of
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.train.batches import Item

@@ -20,7 +20,8 @@ from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.scheduler import TokenSequence, steps_of
+from specstream_mlx.generation.batch import steps_of
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97

@@ -146,13 +146,18 @@ LAYER |= {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 1
 LAYER |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-def eagle(rng, model, *, bias=True):
+def eagle(rng, model, *, bias=True, biased=()):
     """mlx_lm's layer over whole sequences, without its first norm."""
     block, tensors = TransformerBlock(ModelArgs.from_dict(LAYER)), {}
     for name, weight in tree_flatten(block.parameters()):
         drawn = rng.uniform(0.5, 1.5, HIDDEN) if weight.ndim == 1 else normal(rng, *weight.shape)
         sharp = 4 if "q_proj" in name else 1  # so that attention is not the mean
         tensors[f"layers.0.{name}"] = (sharp * drawn).astype(np.float32)
+    for name in biased:
+        rows = len(tensors[f"layers.0.{name}.weight"])
+        tensors[f"layers.0.{name}.bias"] = normal(rng, rows, scale=0.5)
+        part, _, own = name.rpartition(".")
+        block[part][own].bias = mx.zeros(rows)
     del tensors["layers.0.input_layernorm.weight"]
     block.load_weights([(n[9:], mx.array(one)) for n, one in tensors.items()], strict=False)
     tensors["fc.weight"] = normal(rng, HIDDEN, 2 * HIDDEN)
@@ -193,16 +198,27 @@ def boundary(model, text, number):
 
 
 def eagle3(
-    rng, model, *, values=PLAIN, ids=(2, 2, 1), layer=None, drafted=None, embed=False, **flags
+    rng,
+    model,
+    *,
+    values=PLAIN,
+    ids=(2, 2, 1),
+    layer=None,
+    drafted=None,
+    embed=False,
+    o_bias=True,
+    **flags,
 ):
     """EAGLE-3's head, which reads the boundaries ``ids``, by default the authors' three.
 
     ``values`` are those of its configuration, and ``layer`` of the layer's; ``drafted`` is the
-    number of tokens that are drafted.
+    number of tokens that are drafted. Without ``o_bias`` attention has biases on q, k and v alone.
     """
     torch.manual_seed(int(rng.integers(2**31)))
     layer = SIZES | {"vocab_size": VOCAB_SIZE} | (layer or {})
     head = TorchEagle3(ids, HIDDEN, layer, drafted=drafted, embed=embed, **flags)
+    if not o_bias:
+        head.midlayer.self_attn.o_proj.bias = None
     tokens = np.arange(len(head.d2t)) + head.d2t.numpy()
     config, name = values | flags | {"draft_vocab_size": len(tokens)}, "midlayer"
     if "architectures" in values:
@@ -234,6 +250,8 @@ SCALED = {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "attention_bias": Tru
 more = {"norm_before_fc": True, "norm_before_residual": False}
 altered = partial(eagle3, values={AUX: [0, 4]}, ids=[0, 4], layer=SCALED, **more)
 
+of_qwen2 = partial(eagle3, layer={"attention_bias": True}, o_bias=False)
+
 QWEN3 = {"model_type": "qwen3", "head_dim": 12}
 more = {"drafted": 60, "fc_norm": True, "norm_output": True, "norm_before_residual": True}
 of_qwen3 = partial(eagle3, values={AUX: [1, 2, 3]}, ids=[1, 2, 3], layer=QWEN3, **more)
@@ -256,10 +274,15 @@ def prompt_tokens(rng, model, *, count=3):
     return {"prompt_embeddings": embeddings}, logits_of, {"num_exits": 1}
 
 
+_QKV = [f"self_attn.{name}_proj" for name in "qkv"]
+_EVERY = [*_QKV, "self_attn.o_proj", *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
 HEADS = {
     "eagle": ("grouped heads, tied", eagle),
     "eagle, no bias": ("one kv head, untied", partial(eagle, bias=False)),
+    "eagle, Qwen2's biases": ("full heads, biases", partial(eagle, biased=_QKV)),
+    "eagle, every bias": ("grouped heads, tied", partial(eagle, biased=_EVERY)),
     "eagle3": ("grouped heads, tied", eagle3),
+    "eagle3, Qwen2's biases": ("full heads, biases", of_qwen2),
     "eagle3, some tokens": ("one kv head, untied", some_tokens),
     "eagle3, narrower than the target": ("full heads, biases", narrow),
     "eagle3, speculators': null ids, an embedding": ("llama3 rope", speculators),

@@ -13,7 +13,7 @@ from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree, Plan
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
-from specstream_mlx.loading import load
+from specstream_mlx.loading.load import load
 
 BOUND = 1e-4
 """The largest difference allowed, relative to ``max(1, max |x|)``, in float32."""

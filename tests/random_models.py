@@ -18,7 +18,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny_models import random_streams, tiny_llama, tiny_llama_config
 from trees import Planned
 
-from specstream_mlx import scheduler
 from specstream_mlx.adapters.lora import put_on
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import make_caches
@@ -26,10 +25,11 @@ from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
 from specstream_mlx.engine.verify.rule import VerifyRule
+from specstream_mlx.generation import sequence
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.hardware import device
-from specstream_mlx.loading import SpeculativeModel
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.stream_config import StreamConfig
 
 VOCAB_SIZE = 97
@@ -293,13 +293,13 @@ class Oracle:
                 oracle.paths += map(list, paths)
                 oracle.kept_paths += map(list, kept_paths)
 
-        monkeypatch.setattr(scheduler, "Decoder", WatchedDecoder)
+        monkeypatch.setattr(sequence, "Decoder", WatchedDecoder)
 
         def planner(settings, model, *_):
             return Planned(oracle._trees(), settings.plans(model.guessing))
 
         if drafts:
-            monkeypatch.setattr(scheduler, "fixed_planner", planner)
+            monkeypatch.setattr(sequence, "fixed_planner", planner)
         return self
 
     @property

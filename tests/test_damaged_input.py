@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from tiny_training import completions, write_rows
 
-from specstream_mlx import PromptCache, UserError, kv_store, load
-from specstream_mlx.inspection import inspect_directory
+from specstream_mlx import PromptCache, UserError, load
+from specstream_mlx.files import _OF_PYTHON
+from specstream_mlx.generation import kv_store
+from specstream_mlx.generation.batch import fill
+from specstream_mlx.loading.inspection import inspect_directory
 from specstream_mlx.prompts import chat_prompt, chat_suffix
-from specstream_mlx.scheduler import fill
 from specstream_mlx.train.data import read_rows, read_split
 
 SECONDS = 10
@@ -475,3 +478,143 @@ def test_files(kind, name, damage, spoil, copy, good, read, tmp_path):
         refused(lambda: convert_base(path, tmp_path / "out", Quantization(4)), Q)
     if kind == "peft" and damage in ("peft_type=3", "r='4'"):
         refused(lambda: mount_lora(load_base(good / "base"), path), path)
+
+
+LOOPS = [
+    ("generate", "--model", "loop", "-p", "a"),
+    ("generate", "--model", "loop.gguf", "-p", "a"),
+    ("generate", "--model", "base", "-p", "a", "--adapter-path", "loop"),
+    ("generate", "--model", "base", "-p", "a", "--draft-head", "loop"),
+    ("generate", "--model", "base", "-p", "a", "--draft-model", "loop"),
+    ("generate", "--model", "base", "-p", "a", "--prompt-cache-file", "loop.safetensors"),
+    ("generate", "--coreml", "loop.mlpackage", "-p", "a"),
+    ("chat", "--model", "loop"),
+    ("write", "proofread", "--model", "base", "--file", "loop"),
+    ("serve", "--model", "loop"),
+    ("serve", "--model", "base", "--adapters", "loop"),
+    ("train", "--model", "base", "--adapter-path", "out", "--data", "loop"),
+    ("train", "--model", "base", "--adapter-path", "out", "--prompts", "loop"),
+    ("train", "--model", "base", "--adapter-path", "out", "--data", ".", "--config", "loop.yaml"),
+    ("train", "--model", "base", "--adapter-path", "out", "--data", ".", "--init-adapter", "loop"),
+    ("convert", "--model", "loop", "--mlx-path", "out"),
+    ("convert", "--model", "base", "--mlx-path", "loop"),
+    ("convert", "--model", "base", "--mlx-path", "loop/below"),
+    ("convert", "--model", "base", "--mlx-path", "out", "--adapter-path", "loop"),
+    ("convert", "--model", "base", "--mlx-path", "out", "--draft-head", "loop"),
+    ("adapters", "add", "mine", "loop", "--model", "base"),
+    ("export-coreml", "--model", "base", "--output", "loop.mlpackage"),
+    (
+        "export-coreml",
+        "--model",
+        "base",
+        "--context",
+        "64",
+        "--output",
+        "x.mlpackage",
+        "--adapter",
+        "loop",
+    ),
+    ("doctor", "--model", "loop"),
+    ("benchmark", "speedup", "--model", "base", "--prompts", "loop"),
+]
+
+
+@pytest.mark.parametrize("words", LOOPS, ids=" ".join)
+def test_a_link_to_itself_is_one_sentence(words, copy, tmp_path):
+    copy("base")
+    for name in ("", ".gguf", ".safetensors", ".yaml", ".mlpackage"):
+        (tmp_path / f"loop{name}").symlink_to(f"loop{name}")
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "loop" in last and not _OF_PYTHON.search(last)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"),
+        *("tokenizer_config.json", "generation_config.json", "chat_template.jinja"),
+    ],
+)
+def test_a_link_to_itself_in_a_model(name, copy):
+    base = copy("base")
+    (base / name).unlink()
+    (base / name).symlink_to(name)
+    refused(lambda: load(base), name, base)
+
+
+def test_links_to_themselves_and_long_names_in_python(loaded, tmp_path):
+    model, _ = loaded
+    (loop := tmp_path / "loop.safetensors").symlink_to(loop.name)
+    cache = PromptCache()
+    fill(cache, model, [5, 6, 7])
+    for path in (loop, loop / "below.safetensors", f"{LONG}.safetensors"):
+        for call in (
+            lambda path=path: load(path),
+            lambda path=path: model.with_adapter(path),
+            lambda path=path: model.swap_adapter(path),
+            lambda path=path: model.mount_head(path),
+            lambda path=path: PromptCache.load(path, model),
+            lambda path=path: cache.save(path, model),
+            lambda path=path: inspect_directory(Path(path)),
+        ):
+            refused(call, "loop", "xxx")
+
+
+KINDS = (None, 3, True, "x", [], {}, [None], {"a": 1}, HUGE)
+"""Values of other kinds than a field has."""
+
+
+def _fields(values, depth=2):
+    for name, value in values.items():
+        yield (name,)
+        if isinstance(value, dict) and depth and len(value) < 40:
+            yield from ((name, *further) for further in _fields(value, depth - 1))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("base/config.json", "base/tokenizer_config.json", "base/generation_config.json"),
+        *("adapter/adapter_config.json", "peft/adapter_config.json"),
+        "peft/speculative_streaming.json",
+    ],
+)
+def test_no_sentence_has_pythons_own_words(file, copy, read, tmp_path):
+    """Whatever kind of value stands in whichever field."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    directory, name = file.split("/")
+    path = copy(directory) / name
+    whole = path.read_text()
+    for place in _fields(json.loads(whole)):
+        for value in KINDS:
+            values = json.loads(whole)
+            within = values
+            for key in place[:-1]:
+                within = within[key]
+            within[place[-1]] = value
+            path.write_text(json.dumps(values))
+            try:
+                read(path.parent)
+            except UserError as error:
+                found = str(error).replace(str(tmp_path), "")
+                assert not _OF_PYTHON.search(found), f"{place} {value!r}: {found}"
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+
+_PICKLES = {
+    "of protocol 4": lambda: pickle.dumps({"a": 1}, 4),
+    "of code": lambda: pickle.dumps(Code(), 2),
+    "cut": lambda: pickle.dumps({"a": 1}, 4)[:-5],
+}
+
+
+@pytest.mark.parametrize("case", _PICKLES)
+def test_nothing_is_printed_above_the_sentence_about_a_pickle(case, tmp_path, capfd):
+    (path := tmp_path / "x.bin").write_bytes(_PICKLES[case]())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refused(lambda: read_tensors(path), path)
+    assert not caught and not "".join(capfd.readouterr())

@@ -15,7 +15,8 @@ from specstream_mlx.convert.to_mlx import gguf
 from tiny_gguf import tiny_gguf
 from tiny_models import tiny_llama_directory
 
-from specstream_mlx import UserError, bundled, demonstration, load, model_paths
+from specstream_mlx import UserError, bundled, demonstration, load
+from specstream_mlx.loading import model_paths
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,8 @@ from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directo
 from torch_tiny import saved, tiny_llama, tiny_model
 
 from specstream_mlx import batch_generate, bundled, demonstration, load
+from specstream_mlx.cli import doctor
+from specstream_mlx.errors import install
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.serve.service import BASE
 
@@ -53,7 +56,7 @@ NOT_RUN = {
     "tests/cli/test_adapters.py in the terminal",
     "curl": "asks a server; tests/serve do",
     "mlx.launch": "starts several processes; tests/distributed do",
-    "pip install": "brings what is installed",
+    ".venv/bin/pip install": "brings what is installed",
     "specstream-mlx train": "trains for an hour; tests/cli/test_train.py runs it on a tiny model",
     "specstream-mlx generate --model mlx-community": "downloads a model; "
     "tests/cli/test_cli.py runs directories and GGUF files",
@@ -208,9 +211,33 @@ def test_what_is_left_out_is_what_is_listed():
     left_out = [command for command in commands if command.left_out]
     assert {command.left_out for command in left_out} == set(NOT_RUN)
     assert {block.place for block in RUN} >= SLOW
-    names = ("specstream-mlx ", "mlx.launch ", "python -m ", "bash ", "curl ", "pip install ")
+    names = ("specstream-mlx ", "mlx.launch ", "python -m ", "bash ", "curl ", ".venv/bin/pip ")
     assert all(command.line.startswith(names) for command in commands)
-    assert f".venv/bin/{demonstration.INSTALL}" in (ROOT / "setup.sh").read_text()
+    assert demonstration.INSTALL in (ROOT / "setup.sh").read_text()
+
+
+def test_pages_and_messages_install_as_the_first_page_does():
+    """In the clone's environment, groups of packages that pyproject.toml has."""
+    found = []
+    for place in (*PAGES, *SOURCES):
+        text = (ROOT / place).read_text()
+        found += [(str(place), *hint) for hint in re.findall(r"(\S*)pip install (\S+)", text)]
+    found = [hint for hint in found if "pre-commit" not in hint]  # in an activated environment
+    assert {"README.md", "specstream_mlx/errors.py", "convert/README.md"} < {
+        hint[0] for hint in found
+    }
+    for place, before, what in found:
+        assert before.strip("`(\"'f").endswith(".venv/bin/") and what in ("-e", "--no-deps"), place
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    sources = "".join((ROOT / source).read_text() for source in SOURCES)
+    named = {
+        *re.findall(r"install\([\"'](\w+)[\"']\)", sources),
+        *(extra for _, extra in doctor._EXTRAS.values()),
+    }
+    assert named == {"serve", "torch", "coreml"} < groups.keys()
+    assert f"`{install('serve')}`" in (ROOT / "README.md").read_text()
 
 
 def test_flags_named_in_running_text_exist():

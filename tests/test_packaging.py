@@ -40,6 +40,19 @@ def test_of_the_benchmarks_those_of_the_command_line_are_in_the_wheel():
     assert benchmarks == set(SETTINGS["py-modules"])
 
 
+def test_the_data_of_the_runtime_is_in_the_wheel():
+    shipped, data = set(), {"bundled/streams/adapter_config.json", "heads/published_heads.json"}
+    runtime = CLONE / "specstream_mlx"
+    for package, patterns in SETTINGS["package-data"].items():
+        folder = CLONE / package.replace(".", "/")
+        shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
+    found = {
+        path for path in runtime.rglob("*") if path.suffix in (".json", ".txt", ".safetensors")
+    }
+    assert found >= {runtime / name for name in data}
+    assert found <= shipped
+
+
 def test_the_page_is_in_the_wheel():
     folder = "apps/writing_tools"
     patterns = SETTINGS["package-data"]["specstream_mlx.apps.writing_tools"]

@@ -14,8 +14,9 @@ from random_models import request, speculative_model
 from tiny_models import tiny_llama_directory
 
 from specstream_mlx import load
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.hardware import cpu, device, weights
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 PROMPT = [5, 9, 11, 5, 9, 3, 7, 11, 5, 9]
 TIMES = 20

@@ -23,8 +23,8 @@ class Part:
     is_item: bool = False
 
 
-class Work:
-    """One tool's work on a text; ``prompts`` are what it is given, side by side.
+class TextInParts:
+    """A text that a tool works on in parts; ``prompts`` are what it is given, side by side.
 
     Without a ``tool``, or with one that knows a form of text alone, it is the text as it is.
     ``edit(part, text)`` makes what stands there in the end of all that was written of a part.

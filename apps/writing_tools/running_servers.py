@@ -32,8 +32,8 @@ _PACKAGE = str(Path(specstream_mlx.__file__).parent)
 
 
 @dataclass(frozen=True)
-class Written:
-    """The part of a text that has come, and figures of all so far, named as in responses."""
+class Piece:
+    """What is new of a text, and figures of all so far, named as in responses."""
 
     text: str = ""
     generation_tokens: int = 0
@@ -42,7 +42,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Chat:
+class AdapterText:
     """A text for an adapter, by its name and directory."""
 
     name: str
@@ -93,8 +93,8 @@ def announced(service: "Service | None", opened: socket.socket) -> Iterator[None
 
 
 def written(
-    base: Path, chats: Sequence[Chat], max_tokens: int, weights: str, reading: Any
-) -> Iterator[tuple[int, Written]] | None:
+    base: Path, chats: Sequence[AdapterText], max_tokens: int, weights: str, reading: Any
+) -> Iterator[tuple[int, Piece]] | None:
     """Let a running server write, and yield the pieces of one text after the other, by number.
 
     ``None``: none runs that writes what this process would, with ``weights`` held as they are to
@@ -116,8 +116,8 @@ def written(
 
 
 def _from(
-    first: tuple[int, Written], others: Iterator[tuple[int, Written]]
-) -> Iterator[tuple[int, Written]]:
+    first: tuple[int, Piece], others: Iterator[tuple[int, Piece]]
+) -> Iterator[tuple[int, Piece]]:
     yield first
     try:
         yield from others
@@ -128,8 +128,8 @@ def _from(
 
 
 def _side_by_side(
-    server: dict[str, Any], chats: Sequence[Chat], max_tokens: int, reading: Any
-) -> Iterator[tuple[int, Written]]:
+    server: dict[str, Any], chats: Sequence[AdapterText], max_tokens: int, reading: Any
+) -> Iterator[tuple[int, Piece]]:
     """Ask for several texts at once, and read the replies one after the other."""
     asked, waiting = deque[HTTPConnection](), deque(chats)
     with ExitStack() as ends:
@@ -159,7 +159,7 @@ def _servers() -> Iterator[tuple[dict[str, Any], float]]:
                 path.unlink()  # its server was killed
 
 
-def _asked(server: dict[str, Any], chat: Chat, max_tokens: int) -> HTTPConnection:
+def _asked(server: dict[str, Any], chat: AdapterText, max_tokens: int) -> HTTPConnection:
     messages = [{"role": "user", "content": chat.text}]
     asked: dict[str, Any] = {"model": f"base:{chat.name}", "messages": messages, "stream": True}
     asked |= {"max_tokens": max_tokens, "temperature": 0}
@@ -169,9 +169,9 @@ def _asked(server: dict[str, Any], chat: Chat, max_tokens: int) -> HTTPConnectio
     return connection
 
 
-def _reply(connection: HTTPConnection, reading: Any) -> Iterator[Written]:
+def _reply(connection: HTTPConnection, reading: Any) -> Iterator[Piece]:
     """Yield what a server writes step by step."""
-    reply, so_far = connection.getresponse(), Written()
+    reply, so_far = connection.getresponse(), Piece()
     if reply.status != 200:
         raise HTTPException(reply.status)
     for line in reply:
@@ -184,7 +184,7 @@ def _reply(connection: HTTPConnection, reading: Any) -> Iterator[Written]:
         if "specstream" not in chunk:  # it has only begun
             continue
         figures = chunk["specstream"]
-        so_far = Written(
+        so_far = Piece(
             choice["delta"].get("content", ""),
             so_far.generation_tokens + len(figures.get("step", ())),
             choice["finish_reason"],

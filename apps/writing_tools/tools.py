@@ -12,6 +12,8 @@ from typing import Any
 
 from specstream_mlx import bundled
 
+from .create_table import as_tables
+
 TEXTS = 16  # typed test texts of each task
 LICENCE = "Apache-2.0"  # of the adapters, as of their base
 
@@ -60,9 +62,13 @@ class Tool:
         own = {"quality": self.quality, "experimental": self.is_experimental}
         return asdict(self) | {"of": TEXTS, **own, "licence": LICENCE}
 
+    def read(self, text: str) -> str:
+        """The text in the form that the adapter knows."""
+        return as_tables(text) if self.name == "sql" else text
+
     def objection(self, text: str) -> str | None:
         """Say what a text lacks, if the adapter does not know such a text."""
-        if re.search(self.pattern, text, re.DOTALL | re.IGNORECASE):
+        if re.search(self.pattern, self.read(text), re.DOTALL | re.IGNORECASE):
             return None
         return f"{self.name} takes {self.takes}, and this text has none"
 
@@ -132,7 +138,7 @@ TOOLS = {
             "table books(title, author, year): how many books are by Jane Austen?",
             "SELECT COUNT(*) FROM books WHERE author = 'Jane Austen'",
             right=9,
-            pattern=r"\btable\s+[^\s(]+\s*\(.+\)\s*:\s*\S",
+            pattern=r"""\btable\s+("[^"]+"|[^\s(]+)\s*\(.+\)\s*:\s*\S""",
             form=True,
         ),
         Tool(
@@ -171,6 +177,12 @@ def cards() -> dict[Path, Tool]:
 def tool_at(path: Path) -> Tool | None:
     """Return the tool whose adapter a directory holds, if it is a bundled one."""
     return cards().get(path.resolve())
+
+
+def read(path: Path | None, text: str) -> str:
+    """Put a text into the form that the adapter in a directory knows."""
+    tool = path and tool_at(path)
+    return tool.read(text) if tool else text
 
 
 def objection(path: Path | None, text: str) -> str | None:

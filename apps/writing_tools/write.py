@@ -17,15 +17,15 @@ from specstream_mlx.terminal.progress import progress
 
 from . import running_servers, tools
 from .corrections import Correction, careful
-from .parts import Part, Work
-from .running_servers import Chat, Written
+from .parts import Part, TextInParts
+from .running_servers import AdapterText, Piece
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from specstream_mlx.loading import SpeculativeModel
+    from specstream_mlx.loading.speculative_model import SpeculativeModel
 
-Pieces = Iterator[tuple[int, Written]]
+Pieces = Iterator[tuple[int, Piece]]
 """What comes of several texts, with the number of each."""
 
 
@@ -106,13 +106,14 @@ class Task:
     def __init__(self, name: str, adapter: Path, text: str, take_all: bool = False):
         tool, self.name, self._left = tools.tool_at(adapter), name, list[Correction]()
         self.text, self._take_all = text, take_all
-        self._last: dict[int, Written] = {}  # of each part, the newest piece
+        self._last: dict[int, Piece] = {}  # of each part, the newest piece
         self._began = self._now = 0.0
         edit = self._corrected if tool and tool.name == "proofread" else None
-        self.work = Work(tool.name if tool else None, text, edit)
-        self.chats = [Chat(name, adapter, prompt) for prompt in self.work.prompts]
+        self.work = TextInParts(tool.name if tool else None, text, edit)
+        read = tool.read if tool else str
+        self.chats = [AdapterText(name, adapter, read(prompt)) for prompt in self.work.prompts]
 
-    def add(self, part: int, piece: Written) -> str:
+    def add(self, part: int, piece: Piece) -> str:
         """Take in what came of a part; returns what follows of the result, as far as it is sure."""
         self._now = time.perf_counter()
         self._began = self._began or self._now
@@ -154,7 +155,7 @@ class Task:
 def written(source: Source, tasks: Sequence[Task], max_tokens: int) -> Pieces:
     """Let a running server write all texts, or else this process; the first piece has come."""
     chats = [chat for task in tasks for chat in task.chats]
-    first: list[tuple[int, Written]] = []
+    first: list[tuple[int, Piece]] = []
     with progress("Reading the text") as show:
 
         def reading(read: int, of: int) -> None:
@@ -191,16 +192,25 @@ def note_left_out(left: Sequence[Correction]) -> None:
         note(f"Left as it was: {what} changes {one.meaning}")
 
 
-def _by_itself(source: Source, chats: Sequence[Chat], max_tokens: int, reading: Any) -> Pieces:
+def _by_itself(
+    source: Source, chats: Sequence[AdapterText], max_tokens: int, reading: Any
+) -> Pieces:
     """Load the model, and yield what it writes, all texts side by side."""
-    from specstream_mlx.batch import stream_batch
     from specstream_mlx.prompts import chat_prompt
+    from specstream_mlx.thoughts import ThoughtParser
+
+    from .stream_batch import stream_batch
 
     loaded, tokenizer = source.load()
     texts = []
     for chat in chats:
         own = loaded if chat.adapter == source.adapter else loaded.with_adapter(chat.adapter)
         texts.append((own, chat_prompt(tokenizer, chat.text, own.prompt_template)))
+    parsers = [ThoughtParser(tokenizer, prompt) for _, prompt in texts]
     for number, one in stream_batch(texts, tokenizer, max_tokens, reading):
+        pieces = [*parsers[number].add(one.text)]
+        if one.finish_reason:
+            pieces += parsers[number].end()
+        said = "".join(piece for piece in pieces if isinstance(piece, str))
         figures = one.generation_tokens, one.finish_reason, one.target_calls
-        yield number, Written(one.text, *figures)
+        yield number, Piece(said, *figures)

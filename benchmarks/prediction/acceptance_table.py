@@ -18,8 +18,8 @@ from specstream_mlx import DraftSettings, SpeculativeModel, bundled, demonstrati
 from specstream_mlx.engine.guess import StreamGuesses
 from specstream_mlx.errors import UserError, is_number, shown
 from specstream_mlx.files import read_json
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.progress import track
 

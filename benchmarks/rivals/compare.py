@@ -23,8 +23,8 @@ from typing import Any
 
 from specstream_mlx import PromptCache, UserError, bundled, demonstration, keyed_sampler
 from specstream_mlx.errors import MAX_TREE_SIZE, is_integer, is_number
-from specstream_mlx.loading import load_draft_model
-from specstream_mlx.model_paths import model_directory, read_config
+from specstream_mlx.loading.load import load_draft_model
+from specstream_mlx.loading.model_paths import model_directory, read_config
 from specstream_mlx.options import FLAG, PATH, TEXT, Kind, each, integer, most_tokens, option
 
 from ..llama_cpp_reference import llama_ways

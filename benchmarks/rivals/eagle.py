@@ -7,7 +7,7 @@ same weights and grows its tree by the drafts' probabilities, as all trees here.
 of SafeAILab/EAGLE (``cnets1.py``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -15,10 +15,12 @@ import mlx.nn as nn
 from mlx_lm.models.llama import ModelArgs
 
 from specstream_mlx import UserError
-from specstream_mlx.drafting.eagle3 import DEPTH, Layer, RecurrentHead, llama_args
 from specstream_mlx.engine.borrowed_model import FINAL, NO_NORM, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
 from specstream_mlx.engine.kv import UncommittedRows
+from specstream_mlx.heads.eagle3 import DEPTH, Layer, within
+from specstream_mlx.heads.read_head import llama_args
+from specstream_mlx.heads.recurrence import RecurrentHead
 
 from .head_parts import Tensors
 
@@ -26,10 +28,10 @@ _UNUSED = "embed_tokens.weight", "layers.0.self_attn.rotary_emb.inv_freq"
 
 
 class _Network(nn.Module):
-    def __init__(self, args: ModelArgs, bias: bool):
+    def __init__(self, args: ModelArgs, names: Collection[str]):
         super().__init__()
-        self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias=bias)
-        self.layers = [Layer(args, args.hidden_size)]
+        self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias="fc.bias" in names)
+        self.layers = [Layer(args, args.hidden_size, within("layers.0.", names))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +63,13 @@ class Eagle:
 def read_eagle(tensors: Tensors) -> Eagle:
     """Make an EAGLE head of its tensors and its configuration, which has the layer's sizes."""
     named = {name: array for name, array in tensors.arrays.items() if name not in _UNUSED}
-    biases = {"attention_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.up_proj.bias"}
-    fields = {field: f"layers.0.{name}" in named for field, name in biases.items()}
-    args = llama_args(tensors.directory, tensors.values, **fields)
+    args = llama_args(tensors.directory, tensors.values)
     if args.hidden_size != tensors.hidden_size:
         raise UserError(
             f"{tensors.directory}: hidden_size is {args.hidden_size}, expected the model's "
             f"{tensors.hidden_size}"
         )
-    network = _Network(args, "fc.bias" in named)
+    network = _Network(args, named)
     parameters = tensors.load(network, named)
     config = HeadConfig("eagle", DEPTH, "conditioned", parameters=parameters, own_rows=True)
     return Eagle(config, network)

@@ -10,9 +10,9 @@ import mlx.nn as nn
 
 from specstream_mlx import SpeculativeModel, UserError
 from specstream_mlx.adapters.lora import activations_dtype
-from specstream_mlx.drafting.eagle3 import load_weights
 from specstream_mlx.engine.borrowed_model import FINAL, BorrowedModel
 from specstream_mlx.engine.draft_head import DraftHead, HeadConfig
+from specstream_mlx.heads.read_head import load_weights
 
 
 @dataclass(frozen=True)

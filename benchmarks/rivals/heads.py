@@ -7,9 +7,9 @@ from specstream_mlx.convert.to_mlx.source_tensors import arrays_of_files
 
 from specstream_mlx import SpeculativeModel
 from specstream_mlx.adapters.description import ADAPTER_CONFIG
-from specstream_mlx.drafting.eagle3 import head_config, read_head
 from specstream_mlx.engine.draft_head import MountedHead
 from specstream_mlx.files import read_json
+from specstream_mlx.heads.read_head import head_config, read_head
 
 from .eagle import read_eagle
 from .head_parts import Tensors

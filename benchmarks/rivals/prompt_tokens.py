@@ -21,7 +21,7 @@ from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.engine.draft_head import AcceptedRows, HeadConfig, Rank
 from specstream_mlx.engine.kv import UncommittedRows, make_caches
 from specstream_mlx.engine.rows import Rows
-from specstream_mlx.loading import SpeculativeModel
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 
 from .head_parts import Head, Tensors
 

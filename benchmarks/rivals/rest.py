@@ -21,8 +21,8 @@ from specstream_mlx.drafting.proposer import Material, Price, Proposer
 from specstream_mlx.engine.guess import Guesses, Path
 from specstream_mlx.engine.plan import Verified
 from specstream_mlx.files import reason, staged_file
-from specstream_mlx.loading import read_tokenizer
-from specstream_mlx.model_paths import model_directory, read_config
+from specstream_mlx.loading.load import read_tokenizer
+from specstream_mlx.loading.model_paths import model_directory, read_config
 from specstream_mlx.options import PATH, TEXT, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.data import read_split

@@ -8,8 +8,10 @@ speculative_streaming.safetensors                the tensors of ``StreamConfig.t
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -45,10 +47,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     elif not os.path.isfile(path):
         raise UserError(f"{path} is missing")
     try:
-        if path.suffix == ".safetensors":
-            tensors = load_file(path)
-        else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = load_file(path) if path.suffix == ".safetensors" else unpickled(path)
     except Exception:  # torch.load raises what the damaged or hostile bytes lead to
         raise UserError(
             f"{path} is refused: it is damaged, or asks for more than tensors, of which nothing "
@@ -61,6 +60,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if not torch.isfinite(tensor).all():
             raise UserError(f"{path}: {name} holds NaN or infinity, expected finite numbers")
     return tensors
+
+
+def unpickled(path: Path) -> Any:
+    """Read what torch has saved, without running code in it or printing torch's warnings of it."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from specstream_mlx.files import read_json
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
 from specstream_mlx.models.architectures import completed, head_size
 from specstream_mlx.prompts import around_user
 from specstream_mlx.terminal.progress import track

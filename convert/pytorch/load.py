@@ -29,7 +29,16 @@ from specstream_mlx.adapters.description import (
     tensor_file,
 )
 from specstream_mlx.errors import VOCABULARY, UserError, naming, shown
-from specstream_mlx.files import check_shapes, model_headers, read_json, reason, short
+from specstream_mlx.files import (
+    check_shapes,
+    chosen_files,
+    for_libraries,
+    model_headers,
+    read_json,
+    reason,
+    short,
+)
+from specstream_mlx.loading.model_paths import WEIGHTS
 from specstream_mlx.models.architectures import check_config
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.stream_config import StreamConfig
@@ -55,7 +64,7 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
     if not os.path.isdir(model_dir):
         raise UserError(f"model directory {short(model_dir)} does not exist")
     config = read_json(model_dir / "config.json")
-    files = sorted(model_dir.glob("model*.safetensors"))
+    files = chosen_files(model_dir, WEIGHTS)
     headers = model_headers(files)
     with naming(model_dir / "config.json"):
         check_config(config, headers)
@@ -66,7 +75,8 @@ def load_base(model_dir: Path, dtype: str = "float32") -> torch.nn.Module:
         else:
             held_in_bf16 = {kind for _, kind in headers.values()} == {"BF16"}
             kind = torch.bfloat16 if dtype != "float32" and held_in_bf16 else torch.float32
-            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=kind, **_LOCAL).eval()
+            with for_libraries(model_dir, WEIGHTS) as readable:
+                model = AutoModelForCausalLM.from_pretrained(readable, dtype=kind, **_LOCAL).eval()
     except Exception as error:  # transformers and MLX raise what a wrong field or file leads to
         raise UserError(f"{model_dir} is not a readable model directory: {reason(error)}") from None
     for name, tensor in model.state_dict().items():
@@ -97,7 +107,8 @@ def _dequantized(model_dir: Path, files: Sequence[Path], config: Mapping[str, An
             arrays[name] = mx.dequantize(arrays[name], scales, biases, size, bits)
         for name, array in arrays.items():
             weights[name] = torch.from_numpy(np.array(array.astype(mx.float32)))
-    of_torch = AutoConfig.from_pretrained(model_dir, **_LOCAL)
+    with for_libraries(model_dir) as readable:
+        of_torch = AutoConfig.from_pretrained(readable, **_LOCAL)
     if hasattr(of_torch, "quantization_config"):  # MLX's, of which transformers knows nothing
         del of_torch.quantization_config
     model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(of_torch)].from_pretrained(
@@ -185,7 +196,8 @@ def mount_lora(base: torch.nn.Module, directory: Path) -> PeftModel:
     if kind != "LORA":
         raise UserError(f"{path}: peft_type is {shown(kind)}, expected 'LORA'")
     try:
-        model = get_peft_model(base, LoraConfig.from_pretrained(str(directory)))
+        with for_libraries(directory) as readable:
+            model = get_peft_model(base, LoraConfig.from_pretrained(str(readable)))
     except Exception as error:  # PEFT raises what a wrong field leads to
         raise UserError(f"{path} describes no LoRA of this base: {reason(error)}") from None
     _leave_casts_to_autocast(model)

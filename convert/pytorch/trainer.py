@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specstream_mlx.errors import VOCABULARY, UserError, install
+
 try:
     import peft  # noqa: F401
     import torch
@@ -22,13 +24,11 @@ try:
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
-    message = f"error: training needs {error.name}: pip install 'specstream-mlx[torch]'"
-    print(message, file=sys.stderr)
+    print(f"error: training needs {error.name}: {install('torch')}", file=sys.stderr)
     sys.exit(2)
 from torch import Tensor
 
 from specstream_mlx.adapters.description import describe
-from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track

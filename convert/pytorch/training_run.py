@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import append, check_shapes, read_json, staged_file
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.files import append, check_shapes, read_json, reason, staged_file
+from specstream_mlx.loading.load import read_tokenizer
+from specstream_mlx.options import OBJECT, instance, integer, number, what
 from specstream_mlx.terminal.progress import progress
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.data import read_split
 from specstream_mlx.train.optimizer import warm_up_updates
 from specstream_mlx.train.settings import check_identity, identity
 
-from .adapter_files import shapes_of
+from .adapter_files import shapes_of, unpickled
 from .losses import Batch
 from .training_settings import RunSettings
 
@@ -200,16 +201,55 @@ def _restore(
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} does not exist")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        check_identity(path, state["settings"], identity(settings))
-        check_shapes(path, shapes_of(state["weights"]), shapes_of(weights))
-        with torch.no_grad():
-            for name, parameter in weights.items():
-                parameter.copy_(state["weights"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
-        return state["step"], state["seconds"]
-    except UserError:
-        raise
+        state = unpickled(path)
+        for name, kind in _STATE.items():
+            kind.check(name, state.get(name) if isinstance(state, dict) else None)
+        found = state["weights"]
+    except UserError as error:
+        raise UserError(f"{path} is not a readable checkpoint: {error}") from None
     except Exception as error:  # torch raises what the damaged bytes lead to
-        raise UserError(f"{path} is not a readable checkpoint: {type(error).__name__}") from None
+        raise UserError(f"{path} is not a readable checkpoint: {reason(error)}") from None
+    check_identity(path, state["settings"], identity(settings))
+    check_shapes(path, shapes_of(found), shapes_of(weights))
+    for name, tensor in found.items():
+        if not (tensor.is_floating_point() and torch.isfinite(tensor).all()):
+            raise UserError(f"{path}: {name} holds something other than finite numbers")
+    known = optimizer.state_dict()["param_groups"]
+    try:
+        groups = state["optimizer"]["param_groups"]
+        if len(groups) != len(known) or any(
+            group.get(name, value) != value
+            for group, own in zip(groups, known, strict=True)
+            for name, value in own.items()
+            if name != "lr"
+        ):
+            raise ValueError("its optimizer has other settings")
+        optimizer.load_state_dict(state["optimizer"])
+        for parameter, own in optimizer.state.items():
+            if own.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError("its optimizer's state is not complete")
+            for name, tensor in own.items():
+                shape = () if name == "step" else tuple(parameter.shape)
+                if tuple(tensor.shape) != shape or not torch.isfinite(tensor).all():
+                    raise ValueError(f"its optimizer's {name} does not fit the weights")
+        torch.set_rng_state(state["rng"])
+    except Exception as error:  # torch raises what a value of another kind leads to
+        raise UserError(f"{path} is not a readable checkpoint: {reason(error)}") from None
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(found[name])
+    return state["step"], float(state["seconds"])
+
+
+_TENSORS = what(
+    "tensors by name",
+    lambda value: isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()),
+)
+_STATE = {
+    "settings": OBJECT,
+    "step": integer(0),
+    "seconds": number(0),
+    "weights": _TENSORS,
+    "optimizer": OBJECT,
+    "rng": instance("a tensor", Tensor),
+}

@@ -1,16 +1,37 @@
 """What a package says of itself: sizes, adapters and the base's tokens, JSON in its metadata."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from specstream_mlx.errors import Mode, UserError, shown
+from specstream_mlx.errors import (
+    MOST_STREAMS,
+    Mode,
+    UserError,
+    install,
+    is_integer,
+    naming,
+    shown,
+)
 from specstream_mlx.files import parse_json, reason, short
-from specstream_mlx.loading import read_tokenizer
+from specstream_mlx.loading.load import read_tokenizer
+from specstream_mlx.options import (
+    BOOLEAN,
+    COUNT,
+    OBJECT,
+    TEXT,
+    Kind,
+    choice,
+    each,
+    integer,
+    made_of,
+    option,
+    what,
+)
 
 from .supported import Sizes
 
@@ -21,15 +42,37 @@ FORMAT_VERSION = 1
 _FIELDS = ("num_streams", "mode", "stream_head", "prompt_template")
 
 
+_FACTS = {
+    "version": what(str(FORMAT_VERSION), FORMAT_VERSION.__eq__),
+    "base": OBJECT,
+    "sizes": OBJECT,
+    "sampling": BOOLEAN,
+    "adapters": what("an object with an adapter", lambda v: isinstance(v, dict) and bool(v)),
+    "tokenizer": TEXT,
+}
+_OF_BASE = {
+    "vocab_size": COUNT,
+    "end_tokens": each("a list of token ids", lambda token: is_integer(token) and token >= 0),
+    "fingerprint": TEXT,
+}
+
+
+def _fields(values: Any, name: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    OBJECT.check(name, values)
+    for field, kind in kinds.items():
+        kind.check(field, values.get(field))
+    return values
+
+
 @dataclass(frozen=True)
 class ExportedAdapter:
     """An adapter of a package, whose functions' names begin with its own; see ``StreamConfig``."""
 
-    name: str
-    num_streams: int = 0
-    mode: Mode = "lossless"
-    stream_head: str = "plain"
-    prompt_template: str | None = None
+    name: str = option(..., TEXT)
+    num_streams: int = option(0, integer(0, MOST_STREAMS))
+    mode: Mode = option("lossless", choice("lossless", "shared"))
+    stream_head: str = option("plain", choice("plain", "conditioned"))
+    prompt_template: str | None = option(None, TEXT)
 
 
 @dataclass(frozen=True)
@@ -54,30 +97,26 @@ class Contents:
             raise UserError(
                 f"{path} has no metadata called {METADATA!r}, expected a package of export-coreml"
             )
-        facts = parse_json(texts[METADATA], path)
-        try:
-            if facts["version"] != FORMAT_VERSION:
-                raise UserError(f"its version is {facts['version']}, expected {FORMAT_VERSION}")
-            base, sizes = facts["base"], facts["sizes"]
-            nodes = tuple(sizes["nodes"])
+        with naming(f"{path}: the metadata is damaged"):
+            facts = _fields(parse_json(texts[METADATA], "it"), "it", _FACTS)
+            base = _fields(facts["base"], "base", _OF_BASE)
+            sizes = {f.name: facts["sizes"].get(f.name) for f in fields(Sizes)}
+            adapters = {}
+            for name, of in facts["adapters"].items():
+                OBJECT.check(f"adapters' {shown(name)}", of)
+                own = {field: of[field] for field in _FIELDS if field in of}
+                with naming(f"adapters' {shown(name)}"):
+                    adapters[name] = made_of(ExportedAdapter, {"name": name, **own})
             return cls(
                 path=path,
-                sizes=Sizes(sizes["context"], nodes, sizes["chunk"], sizes["candidates"]),
+                sizes=made_of(Sizes, sizes),
                 sampling=facts["sampling"],
-                adapters={
-                    name: ExportedAdapter(name, **{f: of[f] for f in _FIELDS if f in of})
-                    for name, of in facts["adapters"].items()
-                },
+                adapters=adapters,
                 vocab_size=base["vocab_size"],
                 end_tokens=tuple(base["end_tokens"]),
                 fingerprint=base["fingerprint"],
                 tokenizer=path.parent / facts["tokenizer"],
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{path}: the metadata is damaged ({type(error).__name__}: {reason(error)}), "
-                "expected that of export-coreml"
-            ) from None
 
     def adapter(self, name: str | None = None) -> ExportedAdapter:
         """One of the adapters; ``None``: the only one."""
@@ -106,7 +145,7 @@ class Contents:
 def require_coremltools(command: str) -> None:
     """Check that coremltools is installed."""
     if find_spec("coremltools") is None:
-        raise UserError(f"{command} needs coremltools: pip install 'specstream-mlx[coreml]'")
+        raise UserError(f"{command} needs coremltools: {install('coreml')}")
 
 
 def model_file(path: Path) -> Path:

@@ -25,9 +25,10 @@ from specstream_mlx.engine.step import StepResult, StreamResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import check_tokens
-from specstream_mlx.request import Request
-from specstream_mlx.responses import GenerationResponse, respond
-from specstream_mlx.scheduler import Step, TokenSequence, steps_of
+from specstream_mlx.generation.batch import steps_of
+from specstream_mlx.generation.request import Request
+from specstream_mlx.generation.sequence import Step, TokenSequence
+from specstream_mlx.generation.text import GenerationResponse, respond
 
 from .contents import Contents
 from .executors import Executor, call
@@ -53,11 +54,11 @@ class PackageDecoder:
     def responses(
         self, tokenizer: TokenizerWrapper, request: Request, stop: Sequence[str] = ()
     ) -> Iterator[GenerationResponse]:
-        """Generate text, one response per token, as ``generation.stream_generate`` does."""
+        """Generate text, one response per token, as ``stream_generate`` does."""
         return respond(self._sequence(self.fitted(request)), tokenizer, stop)
 
     def decode(self, request: Request) -> Iterator[Step]:
-        """Generate from a fitted request, one ``Step`` per call, as ``scheduler.decode`` does.
+        """Generate from a fitted request, one ``Step`` per call, as ``decode`` does.
 
         A prompt that begins as an earlier one did, or, in lossless mode, as that and its text did,
         is read from there on.

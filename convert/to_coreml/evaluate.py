@@ -49,8 +49,9 @@ class Package:
         self._read: dict[str, _Function] = {}
         self._held: dict[int, np.ndarray] = {}  # of all functions, by place in the file
         weights = model_file(path).parent / "weights" / "weight.bin"
-        if not weights.is_file():
-            raise UserError(f"{weights} is missing, expected the package's weights")
+        if not weights.is_file() or not weights.stat().st_size:
+            found = "is empty" if weights.is_file() else "is missing"
+            raise UserError(f"{weights} {found}, expected the package's weights")
         self._weights = np.memmap(weights, np.uint8, "r")
 
     def states(self) -> dict[str, np.ndarray]:

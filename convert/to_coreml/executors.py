@@ -43,7 +43,7 @@ def call(
         return executor.call(name, inputs, states)
     except UserError:
         raise
-    except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # a damaged function may fail in any way
         raise UserError(
             f"{executor.title} cannot run {name}: {reason(error)}, expected a function of "
             "export-coreml and its inputs"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ from specstream_mlx.adapters.description import describe
 from specstream_mlx.adapters.files import mounted, read_adapter
 from specstream_mlx.errors import UserError, naming
 from specstream_mlx.files import not_finite, staged_directory
-from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model, read_tokenizer
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.fingerprint import fingerprint
 from specstream_mlx.models.streams import Streams
 from specstream_mlx.terminal.progress import Show
@@ -61,7 +62,7 @@ def export(
         check: see whether the package writes what the model does, in half precision.
         show: called as it goes on.
     """
-    names = [path.resolve().name.replace("-", "_") for path in adapters]
+    names = [os.path.basename(os.path.realpath(path)).replace("-", "_") for path in adapters]
     check_names(names)
     sources = dict(zip(names, adapters, strict=True))
     if output.suffix != ".mlpackage":

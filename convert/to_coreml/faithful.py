@@ -16,7 +16,7 @@ from specstream_mlx.engine.plan import DraftTree, Plan, root_only
 from specstream_mlx.engine.step import Decoder, StepResult
 from specstream_mlx.engine.verify.rule import VerifyRule
 from specstream_mlx.errors import UserError
-from specstream_mlx.loading import load
+from specstream_mlx.loading.load import load
 from specstream_mlx.prompts import chat_prompt
 from specstream_mlx.terminal.progress import Show
 

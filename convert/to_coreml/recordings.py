@@ -29,9 +29,10 @@ import numpy as np
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import sampling_of
-from specstream_mlx.errors import UserError, shown
-from specstream_mlx.files import read_json, reason, staged_file
-from specstream_mlx.request import Request
+from specstream_mlx.errors import UserError, naming, shown
+from specstream_mlx.files import read_json, staged_file
+from specstream_mlx.generation.request import Request
+from specstream_mlx.options import OBJECT, TEXT, what
 from specstream_mlx.terminal.progress import Show
 
 from .contents import Contents
@@ -125,26 +126,41 @@ def read(path: Path, contents: Contents) -> dict[str, Any]:
             raise UserError(
                 f"{path} has the {name} {shown(recorded.get(name))}, expected {expected}"
             )
-    try:
+    with naming(f"{path} is damaged"):
+        _SOME.check("runs", recorded.get("runs"))
         for run in recorded["runs"]:
+            TEXT.check("adapter", run.get("adapter"))
             contents.adapter(run["adapter"])
+            _SOME.check("calls", run.get("calls"))
             for recorded_call in run["calls"]:
-                recorded_call |= {key: _arrays(recorded_call[key]) for key in ("inputs", "outputs")}
-                str(recorded_call["function"])
-        return recorded
-    except UserError:
-        raise
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}: {reason(error)}), expected recorded calls"
-        ) from None
+                TEXT.check("function", recorded_call.get("function"))
+                recorded_call |= {
+                    key: _arrays(key, recorded_call.get(key)) for key in ("inputs", "outputs")
+                }
+    return recorded
 
 
-def _arrays(lists: Mapping[str, Any]) -> dict[str, np.ndarray]:
+_SOME = what(
+    "a list of at least one object",
+    lambda value: (
+        isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+    ),
+)
+
+
+def _arrays(part: str, lists: Any) -> dict[str, np.ndarray]:
     """Arrays of nested lists: float32 where a number has a point, else int32."""
-    arrays = {name: np.asarray(value) for name, value in lists.items()}
-    kinds = {"f": np.float32, "i": np.int32}
-    return {name: array.astype(kinds[array.dtype.kind]) for name, array in arrays.items()}
+    OBJECT.check(part, lists)
+    arrays = {}
+    for name, value in lists.items():
+        try:
+            array = np.asarray(value)
+            arrays[name] = array.astype({"f": np.float32, "i": np.int32}[array.dtype.kind])
+        except (KeyError, OverflowError, ValueError):
+            raise UserError(
+                f"{part}' {shown(name)} is {shown(value)}, expected nested lists of numbers"
+            ) from None
+    return arrays
 
 
 # Replays ------------------------------------------------------------------------------------------

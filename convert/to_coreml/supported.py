@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specstream_mlx.errors import UserError, shown
+from specstream_mlx.errors import UserError, is_integer, shown
 from specstream_mlx.models.architectures import architecture_of, completed, context_length
+from specstream_mlx.options import COUNT, check_options, each, option
 from specstream_mlx.stream_config import StreamConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -17,21 +18,19 @@ _MOST_NODES = 64
 class Sizes:
     """The fixed shapes of a package."""
 
-    context: int  # rows that may be committed
-    nodes: tuple[int, ...] = (8, 16)  # of the trees; one function each
-    chunk: int = 64  # prompt tokens of a prefill call
-    candidates: int = 4  # k, guesses of a stream
+    context: int = option(..., COUNT)  # rows that may be committed
+    nodes: tuple[int, ...] = option((8, 16), each("a list of integers", is_integer))  # of the trees
+    chunk: int = option(64, COUNT)  # prompt tokens of a prefill call
+    candidates: int = option(4, COUNT)  # k, guesses of a stream
 
     def __post_init__(self) -> None:
+        check_options(self)
         nodes, right = set(self.nodes), range(1, _MOST_NODES + 1)
         if not nodes or not nodes.issubset(right) or len(nodes) < len(self.nodes):
             raise UserError(
                 f"nodes is {shown(list(self.nodes))}, expected different numbers from 1 to "
                 f"{_MOST_NODES}"
             )
-        for name in ("chunk", "candidates"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.context < max(*self.nodes, self.chunk):
             raise UserError(
                 f"context is {self.context}, expected at least {max(*self.nodes, self.chunk)}, "
@@ -60,6 +59,11 @@ def check_base(config: Mapping[str, Any], sizes: Sizes) -> None:
     limit = context_length(config)
     if limit is not None and sizes.context > limit:
         raise UserError(f"context is {sizes.context}, expected at most the model's {limit}")
+    if sizes.candidates > config["vocab_size"]:
+        raise UserError(
+            f"candidates is {sizes.candidates}, expected at most the {config['vocab_size']} tokens "
+            "of the model"
+        )
     if config.get("rope_traditional"):
         raise UserError("rope_traditional is True, expected False to export to Core ML")
     windows = architecture_of(family).windows

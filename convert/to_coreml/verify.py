@@ -14,7 +14,7 @@ from .contents import Contents, model_file, require_coremltools
 from .executors import COMPUTE_UNITS, CoreML, Executor, has_core_ml
 
 if TYPE_CHECKING:
-    from specstream_mlx.request import Request
+    from specstream_mlx.generation.request import Request
 
     from .recordings import Replay
 
@@ -109,7 +109,7 @@ def _requests(
 ) -> "list[tuple[str, Request]]":
     """The texts to record: greedy ones and, if the package can, a drawn one per adapter."""
     from specstream_mlx.engine.sampling import keyed_sampler
-    from specstream_mlx.request import Request
+    from specstream_mlx.generation.request import Request
 
     adapters = [contents.adapter(name).name for name in names or contents.adapters]
     tokenizer, sizes = contents.read_tokenizer(), contents.sizes

@@ -4,6 +4,7 @@ Streams and pruner keep their names and shapes. An adapter of mlx-lm's form is c
 as it is.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,18 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from specstream_mlx.adapters.description import (
-    STREAM_FILE,
-    check_vocabulary,
-    describe,
-    tensor_file,
-)
+from specstream_mlx.adapters.description import STREAM_FILE, check_vocabulary, describe, tensor_file
 from specstream_mlx.adapters.files import LoraPart, read_lora, write_adapter
 from specstream_mlx.adapters.lora import place_in_layer
 from specstream_mlx.errors import VOCABULARY, UserError
 from specstream_mlx.files import check_shapes, staged_directory
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.stream_config import StreamConfig
 
 from .overwrite import check_replaceable
@@ -91,7 +87,7 @@ def _convert(
 
 def adapter_name(source: Path) -> str:
     """The directory's name, or its parent's: a training run writes to ``<run>/adapter``."""
-    path = source.resolve()
+    path = Path(os.path.realpath(source))
     return path.parent.name if path.name == "adapter" else path.name
 
 

@@ -7,7 +7,6 @@ model. That is why a model of an untested architecture is not run here; loading 
 import contextlib
 import io
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -21,9 +20,9 @@ from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
 from mlx_lm.utils import get_total_parameters, make_shards, quantize_model, save_config
 
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import check_finite, not_finite, staged_directory
-from specstream_mlx.loading import read_model, read_tokenizer
-from specstream_mlx.model_paths import weight_files
+from specstream_mlx.files import check_finite, not_finite, read_text, staged_directory
+from specstream_mlx.loading.load import read_model, read_tokenizer
+from specstream_mlx.loading.model_paths import weight_files
 
 from .overwrite import check_replaceable
 
@@ -95,7 +94,7 @@ def convert_base(
         tokenizer.save_pretrained(scratch)
         generation = source / "generation_config.json"
         if generation.exists():
-            shutil.copy(generation, scratch)
+            (scratch / generation.name).write_text(read_text(generation), "utf-8")
         check_replaceable(target, source, overwrite=overwrite)  # again: it took a while
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from specstream_mlx.drafting.eagle3 import Eagle3, head_config, head_of
-from specstream_mlx.drafting.published_heads import repository_of
 from specstream_mlx.errors import UserError
-from specstream_mlx.files import sampled_digest, staged_directory
+from specstream_mlx.files import chosen_files, sampled_digest, staged_directory
 from specstream_mlx.hardware import user_cache
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.heads.eagle3 import Eagle3
+from specstream_mlx.heads.published_heads import repository_of
+from specstream_mlx.heads.read_head import head_config, head_of
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 
 from .overwrite import check_replaceable
 from .source_tensors import arrays_of_files
@@ -23,7 +24,7 @@ def runnable_head(source: Path, base: Path) -> Path:
     Raises:
         UserError: see ``convert_head``.
     """
-    files = sorted(source.glob("*.bin")) if source.is_dir() else []
+    files = chosen_files(source, "*.bin", whole="pytorch_model.bin")
     if not files or any(source.glob("*.safetensors")):
         return source
     name = (repository_of(source) or source.name).replace("/", "--")

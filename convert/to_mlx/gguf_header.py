@@ -178,7 +178,8 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {_found(alignment)}, expected a power of two")
         begin = -(-self._place // alignment) * alignment
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
+        end, before = begin, ""
         for name, (number, shape, offset) in sorted(places.items(), key=lambda item: item[1][2]):
             if number not in GGML_QUANT_SIZES:
                 raise ValueError(f"{name} has the type {number}, which GGUF does not define")
@@ -196,6 +197,12 @@ class _Reader:
             tensors[name] = Tensor(kind, shape, begin + offset, prod(shape) // width * size)
             if tensors[name].offset + tensors[name].size > len(self._buffer):
                 raise ValueError(f"it is cut short or damaged: {name} reaches beyond its end")
+            if tensors[name].offset < end:
+                raise ValueError(
+                    f"it is damaged: {name} begins at byte {begin + offset}, within {before}, "
+                    f"which ends at {end}"
+                )
+            end, before = tensors[name].offset + tensors[name].size, name
         return tensors
 
     def _count(self, what: str, least: int) -> int:

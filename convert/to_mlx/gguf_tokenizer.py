@@ -27,7 +27,12 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """What GGUF and ``transformers`` call special tokens."""
 _SPECIAL = (*_NAMED, "eot", "eom")
-_ENDS_OF_TURNS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_ENDS = (
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>"),
+    "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>",
+)
+"""Names of tokens that end a text: a file has one id for it, and models more such tokens."""
 _LONGEST = 512
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -76,7 +81,13 @@ _SPLITS = {
 def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[int]]:
     """The tokenizer with its special tokens and chat template, and the tokens that end a text."""
     tokens = header.texts(f"{_KEY}.tokens")
-    kinds = header.array(f"{_KEY}.token_type", len(tokens))
+    kinds = header.array(f"{_KEY}.token_type", len(tokens)).copy()
+    named = [
+        number
+        for number, token in enumerate(tokens)
+        if token in _ENDS and (kinds[number] in (_CONTROL, _USER_DEFINED) or token.startswith("<|"))
+    ]
+    kinds[named] = _CONTROL  # which some files have as words
     model = header.text(f"{_KEY}.model")
     if model == "gpt2":
         tokenizer, begins = _byte_level(header, tokens)
@@ -106,10 +117,7 @@ def read_gguf_tokenizer(header: Header) -> tuple[PreTrainedTokenizerFast, list[i
     names = {
         f"{short}_token": tokens[known[name]] for name, short in _NAMED.items() if name in known
     }
-    ends = [known[name] for name in ("eos", "eot", "eom") if name in known]
-    for number in np.flatnonzero(kinds == _CONTROL):
-        if tokens[number] in _ENDS_OF_TURNS and tokens[number] in (template or ""):
-            ends.append(int(number))
+    ends = [known[name] for name in ("eos", "eot", "eom") if name in known] + named
     result = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=template,

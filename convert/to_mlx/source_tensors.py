@@ -6,7 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from specstream_mlx.adapters.description import tensor_file
-from specstream_mlx.errors import VOCABULARY, UserError
+from specstream_mlx.errors import VOCABULARY, UserError, install
+from specstream_mlx.files import chosen_files
 from specstream_mlx.files import read_arrays as read_safetensors
 
 
@@ -30,8 +31,9 @@ def arrays_of_files(source: Path, what: str) -> Iterator[dict[str, mx.array]]:
 
     Integers, which torch has in 64 bits, become int32. ``what`` the directory is, an error says.
     """
-    files = sorted(source.glob("*.safetensors")) or sorted(
-        file for pattern in ("*.pt", "*.bin", "*.pth") for file in source.glob(pattern)
+    torch_files = "*.pt", "*.bin", "*.pth"
+    files = chosen_files(source, "*.safetensors") or chosen_files(
+        source, *torch_files, whole="pytorch_model.bin"
     )
     if not files:
         raise UserError(
@@ -52,9 +54,7 @@ def read_torch(path: Path) -> dict[str, mx.array]:
     try:
         from ..pytorch.adapter_files import read_tensors
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"reading {path} needs {error.name}: pip install 'specstream-mlx[torch]'"
-        ) from None
+        raise UserError(f"reading {path} needs {error.name}: {install('torch')}") from None
     arrays = {}
     for name, tensor in read_tensors(path).items():
         if tensor.is_floating_point():

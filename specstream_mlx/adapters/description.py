@@ -53,7 +53,9 @@ class AdapterDescription:
     def base_model(self) -> str:
         """The base's name or path, for people; empty if the directory names none."""
         named = self.stream_config.base_model if self.stream_config else ""
-        return str(named or self.config.get("base_model_name_or_path") or "")
+        # mlx_lm's own files have it as ``model``.
+        names = (self.config.get(name) for name in ("base_model_name_or_path", "model"))
+        return str(named or next(filter(None, names), ""))
 
     @property
     def stream_file(self) -> Path | None:
@@ -76,14 +78,14 @@ class AdapterDescription:
             raise UserError(
                 f"{where}: the adapter was made for another base "
                 f"({streams.base_model or 'unnamed'}, fingerprint {made_for}), "
-                f"expected fingerprint {expected}"
+                f"expected fingerprint {expected}; --model names the base"
             )
         sizes = completed(base_config)
         for field in ("hidden_size", "num_hidden_layers"):
             if getattr(streams, field) != sizes.get(field):
                 raise UserError(
                     f"{where}: {field} is {getattr(streams, field)}, "
-                    f"expected the base's {sizes.get(field)}"
+                    f"expected the base's {sizes.get(field)}; --model names the base"
                 )
         name = base_config.get("model_type")
         if streams.stream_keys and not architecture_of(name).tested:

@@ -19,7 +19,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import VOCABULARY, UserError, shown
-from ..files import check_tensors, read_arrays, tensor_headers
+from ..files import check_tensors, read_arrays, short, tensor_headers
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from ..options import choice
@@ -75,7 +75,13 @@ def read_adapter(
         check_tensors(path, headers, shapes)
         lora = read_arrays(path)
     else:
-        lora = read_lora(description, model)
+        try:
+            lora = read_lora(description, model)
+        except UserError as error:
+            if description.stream_config is None and description.base_model:
+                named = short(description.base_model)
+                raise UserError(f"{error}; its base is {named}, see --model") from None
+            raise
     file = description.stream_file
     stream_tensors = read_arrays(file) if file else {}
     if file and VOCABULARY in stream_tensors:

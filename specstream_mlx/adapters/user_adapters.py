@@ -3,15 +3,16 @@
 Names are looked up in a list of what is there, so none of them ever becomes a path.
 """
 
+import json
 import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, shown
-from ..files import staged_directory
+from ..files import read_json, staged_directory
 from ..hardware import user_cache
-from .description import ADAPTER_CONFIG, ADAPTER_FILES
+from .description import ADAPTER_CONFIG, ADAPTER_FILES, describe
 
 if TYPE_CHECKING:
     from .files import Adapter
@@ -33,8 +34,11 @@ def user_adapters() -> dict[str, Path]:
     return {folder.name: folder for folder in folders if _NAME.fullmatch(folder.name)}
 
 
-def add_adapter(name: str, adapter: "Adapter", replace: bool = False) -> Path:
-    """Copy an adapter directory into the cache under a checked name; return the copy's path."""
+def add_adapter(name: str, adapter: "Adapter", base: str, replace: bool = False) -> Path:
+    """Copy an adapter directory into the cache under a checked name; return the copy's path.
+
+    The copy names its base, even if the directory does not.
+    """
     if name in user_adapters() and not replace:
         raise UserError(f"there is an adapter {name!r} already, see --replace")
     target = _folder() / name
@@ -42,6 +46,9 @@ def add_adapter(name: str, adapter: "Adapter", replace: bool = False) -> Path:
         for file in adapter.path.iterdir():
             if ADAPTER_FILES.fullmatch(file.name):
                 shutil.copyfile(file, scratch / file.name)
+        if not describe(scratch).base_model:
+            config = read_json(scratch / ADAPTER_CONFIG) | {"model": base}
+            (scratch / ADAPTER_CONFIG).write_text(json.dumps(config, indent=4) + "\n")
     return target
 
 

@@ -16,8 +16,9 @@ from .. import bundled, demonstration
 from ..adapters.description import describe
 from ..adapters.user_adapters import add_adapter, check_name, remove_adapter
 from ..errors import UserError
-from ..inspection import describe_adapter, inspect_directory
-from ..model_paths import adapter_named, model_directory, named_adapters, read_config
+from ..files import short
+from ..loading.inspection import describe_adapter, inspect_directory
+from ..loading.model_paths import adapter_named, model_directory, named_adapters, read_config
 from ..options import DIRECTORY, FLAG, MODEL, NAME, TEXT, option
 from ..terminal.notes import note
 from .options import JSON, ModelOptions
@@ -27,6 +28,8 @@ _NAME = option(..., NAME, "The adapter's name.", positional=True)
 
 def list_adapters(as_json: bool = JSON) -> None:
     """List the adapters: what each is for, an example, how often it is right, its size on disk.
+
+    Yours are listed with their bases, which --model names.
 
     A damaged one is left out with a note on stderr; the exit code is then 1.
 
@@ -49,12 +52,12 @@ def list_adapters(as_json: bool = JSON) -> None:
         origin = "the package" if path.is_relative_to(bundled.ROOT) else "you"
         tool = tools.tool_at(path)
         row = {"name": name, "from": origin, "mode": mode, "bytes": facts["bytes"]}
+        row["base_model"] = facts["base_model"]
         rows.append(row | {"tool": tool and tool.facts()})
         if not as_json:
             size = f"{mode}, {decimal(facts['bytes'])} on disk"
-            print(
-                f"{tool.text}\n{14 * ' '}{size}" if tool else tools.in_lines(name, f"Yours: {size}")
-            )
+            own = f"Yours: {size}, for {short(facts['base_model']) or 'a base without a name'}"
+            print(f"{tool.text}\n{14 * ' '}{size}" if tool else tools.in_lines(name, own))
     if as_json:
         print(json.dumps({"adapters": rows}, indent=2))
     else:
@@ -86,12 +89,15 @@ def add(
         raise UserError(f"{name} is an adapter of the package, expected another name")
     ModelOptions(model, adapter_path=directory).check()
     from ..adapters.files import read_adapter
-    from ..loading import read_model
+    from ..loading.load import read_model
 
     path = model_directory(demonstration.model_path(model, note))
     base, _ = read_model(path, to_run=False)
     adapter = read_adapter(directory, base, read_config(path), full=True)
-    note(f"{name} is kept in {add_adapter(name, adapter, replace)}")
+    named = demonstration.REPOSITORY if model is None or demonstration.is_meant(model) else model
+    named = os.path.abspath(named) if os.path.exists(named) else named
+    kept = add_adapter(name, adapter, named, replace)
+    note(f"{name} is kept in {kept}")
 
 
 def remove(name: str = _NAME) -> None:

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import prompt_lines
 from ..options import DIRECTORY, FILE, FLAG, TEXT, choice, integer, most_tokens, option
-from .options import ModelOptions
+from .options import AS_STORED, ModelOptions
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
@@ -36,6 +36,7 @@ def speedup(
     ),
     rounds: int | None = option(None, integer(1), "Runs of each text."),
     max_tokens: int | None = most_tokens(None, least=2),
+    as_stored: bool = AS_STORED,
     output: Path = _OUTPUT,
 ) -> None:
     r"""Measure how much faster drafting is than plain mlx_lm, on the same weights and texts.
@@ -73,7 +74,8 @@ def speedup(
     else:
         texts = Texts("test", items or benchmark.SUITES[suite].items)
         names = chosen_tasks(tasks or model.adapter or "")
-    subject, limits = _subject(model, prompts), {"rounds": rounds, "max_tokens": max_tokens}
+    subject = _subject(model, prompts)
+    limits: dict[str, Any] = {"rounds": rounds, "max_tokens": max_tokens, "as_stored": as_stored}
     text, rows = benchmark.compare(suite, texts, names, subject, output, **limits)
     print(text)
     benchmark.check_texts(rows)
@@ -150,7 +152,7 @@ def _subject(model: ModelOptions, prompts: Path | None = None) -> "Subject":
 
     from specstream_mlx.benchmarks.speedup import Subject
 
-    from ..model_paths import model_directory
+    from ..loading.model_paths import model_directory
 
     source = model.source()
     named = (model.model, model.adapter, model.adapter_path, prompts)

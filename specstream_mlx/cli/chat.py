@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from .. import demonstration
 from ..errors import UserError
 from ..files import decoded, parse_json, read_text, staged_file
-from ..model_paths import adapter_named, named_adapters, own_sampling
+from ..loading.model_paths import adapter_named, named_adapters, own_sampling
 from ..options import FLAG, TEXT, LengthOptions, number, option
+from ..terminal.dimmed import Dimmed
 from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import CliSamplingOptions, Source, WritingModelOptions
+from .options import THINKING, CliSamplingOptions, Source, WritingModelOptions
 
 if TYPE_CHECKING:
-    from ..chat import Chat
-    from ..loading import SpeculativeModel
-    from ..responses import GenerationResponse
+    from ..generation.chat import Chat
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 HELP = """\
 /adapter [NAME|DIR|none]  do one task with each text, or talk (none); alone: list the tasks
@@ -56,6 +57,7 @@ def chat(
     system_prompt: str | None = option(
         None, TEXT, "System prompt. Default: the chat template's own.", panel=LengthOptions.PANEL
     ),
+    thinking: bool = THINKING,
     length: LengthOptions,
     sampling: Annotated[dict[str, Any], _Sampling],
     verbose: bool = option(False, FLAG, "Figures after each reply.", "--verbose", "-v"),
@@ -72,7 +74,7 @@ def chat(
         specstream-mlx chat --temp 0.7 --system-prompt "Answer in one sentence."
     """
     source = model.source()
-    from ..chat import Chat
+    from ..generation.chat import Chat
 
     loaded, tokenizer = source.load(reproducible=model.reproducible)
     drawn, how = _sampling(sampling, loaded.path)
@@ -87,7 +89,7 @@ def chat(
 
     conversation = _Conversation(
         loaded,
-        Chat(loaded, tokenizer, system_prompt),
+        Chat(loaded, tokenizer, system_prompt, None if thinking else False),
         source,
         # A new seed for each reply.
         lambda: options | ({"sampler": drawn.sampler(tokenizer)} if draws() else {}),
@@ -152,13 +154,17 @@ class _Conversation:
     def _answer(self, text: str) -> None:
         options = self.options()
         wrapped = Wrapped() if sys.stdout.isatty() else None
-        responses = self.chat.reply(text, **options)
+        responses, dimmed = self.chat.reply(text, **options), Dimmed()
         # Rank 0 says when a reply is over.
         noted = noted_interrupt() if launched.is_first() else nullcontext(lambda: False)
         with noted as stopped:
             try:
                 for response in responses:
                     self.last = response
+                    if style := dimmed.turn(self.chat.is_thinking):
+                        if wrapped is not None:
+                            wrapped.flush()
+                        print(style, end="")
                     if wrapped is not None:
                         wrapped.write(response.text)
                     else:
@@ -169,7 +175,7 @@ class _Conversation:
                 responses.close()
                 if wrapped is not None:
                     wrapped.flush()
-                print(flush=True)
+                print(dimmed.turn(False), flush=True)
         if stopped():
             note("(stopped)")
         elif self.last is not None and self.last.finish_reason == "length":
@@ -240,7 +246,8 @@ def _lines() -> Iterator[str]:
     if at_terminal:
         import readline  # lets input() edit lines and recall earlier ones
     else:
-        cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")  # checked line by line
+        piped = cast(TextIOWrapper, sys.stdin)
+        piped.reconfigure(encoding="utf-8-sig", errors="surrogateescape")  # checked line by line
     lines: list[str] = []
     warned = False
     while True:

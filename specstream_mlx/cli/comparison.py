@@ -1,7 +1,7 @@
 """Decoding for ``generate --compare``: by this project and by plain mlx_lm, in turn.
 
 Both compute with the same arrays in the same dtype. If the files hold other weights, mlx_lm is also
-timed on these, as a user runs it.
+timed on these, as a user runs it; on a CPU only if asked for.
 """
 
 from collections import deque
@@ -14,9 +14,10 @@ import mlx.core as mx
 import mlx_lm
 
 from ..drafting.settings import DraftSettings
-from ..generation import stream_generate
+from ..generation.stream_generate import stream_generate
+from ..generation.text import decoding_rate
+from ..hardware import device
 from ..hardware.cpu import stock_modules
-from ..responses import decoding_rate
 from ..terminal.notes import note
 from ..terminal.progress import progress, track
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from mlx_lm.generate import GenerationResponse as PlainResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
+    from ..loading.speculative_model import SpeculativeModel
 
 PAIRS = 5
 
@@ -105,8 +106,11 @@ class Comparison:
             note(f"By itself mlx_lm computes in {usual}: near-ties may fall otherwise")
 
 
-def compare(decoding: ComparedDecoding, tokens: list[int]) -> Comparison:
-    """Run both sides in turn; ``tokens`` are ours."""
+def compare(decoding: ComparedDecoding, as_stored: bool, tokens: list[int]) -> Comparison:
+    """Run both sides in turn; ``tokens`` are ours.
+
+    mlx_lm by itself is timed too, on a CPU only ``as_stored``: packed products are slow there.
+    """
     from specstream_mlx.benchmarks.runner import mlx_lm_by_itself
 
     model, held = decoding.model, decoding.model.held
@@ -125,7 +129,8 @@ def compare(decoding: ComparedDecoding, tokens: list[int]) -> Comparison:
             plainly = decoding.extra | {"settings": DraftSettings(speculation=False)}
             expected = [each.token for each in replace(decoding, extra=plainly).responses()]
         rates = _rates(decoding) if several else []
-        by_itself = mlx_lm_by_itself(model, decoding.prompt)
+        is_timed = as_stored or device.backend() != "cpu"
+        by_itself = mlx_lm_by_itself(model, decoding.prompt) if is_timed else None
     same = tokens == expected if as_plain else None
     speedups, middle = [ours / plain for ours, plain in rates], (len(rates) - 1) // 2
     ours, plain = rates[middle] if rates else (None, None)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
-from ..model_paths import local_directory, model_directory
+from ..loading.model_paths import local_directory, model_directory
 from ..options import DIRECTORY, FLAG, TEXT, choice, each, one_of, option
 from ..terminal.notes import note
 from ..terminal.progress import progress

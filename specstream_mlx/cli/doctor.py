@@ -9,9 +9,10 @@ from typing import Any
 from rich.filesize import decimal
 
 from .. import bundled, demonstration
+from ..errors import install
 from ..hardware import user_cache
 from ..hardware.blas import OPENBLAS_HINT
-from ..model_paths import model_directory, read_config
+from ..loading.model_paths import model_directory, read_config
 from ..options import FLAG, MODEL, option
 from ..terminal.notes import note
 from ..terminal.progress import progress
@@ -137,7 +138,7 @@ def _race(model: str | None) -> None:
 
     products = USUAL
     if model is not None:
-        from ..loading import read_model
+        from ..loading.load import read_model
 
         path = model_directory(demonstration.model_path(model, note))
         products = products_of(read_model(path, to_run=False)[0])
@@ -161,7 +162,7 @@ def _facts(model: str | None) -> dict[str, Any]:
             packages[name] = version(name)
     missing = [OPENBLAS_HINT] if device.slow_blas() else []
     optional = {
-        name: f"{use}, pip install 'specstream-mlx[{extra}]' brings it"
+        name: f"{use}, {install(extra)} brings it"
         for name, (use, extra) in _EXTRAS.items()
         if packages[name] is None
     }
@@ -170,15 +171,16 @@ def _facts(model: str | None) -> dict[str, Any]:
     if model is not None:
         from ..drafting.rule import history_of
         from ..hardware.weights import hold_weights
-        from ..loading import SpeculativeModel, read_model
+        from ..loading.load import read_model
+        from ..loading.speculative_model import SpeculativeModel
 
         path = model_directory(demonstration.model_path(model, note))
         base, held = hold_weights(read_model(path)[0], measure_again=True)
         speculative = SpeculativeModel(base, read_config(path), path, held=held)
         speculative.swap_adapter(bundled.streams_for(speculative.config))
         if speculative.compiled is not None:
-            from ..request import Request
-            from ..scheduler import decode
+            from ..generation.batch import decode
+            from ..generation.request import Request
 
             prompt = [token % speculative.config["vocab_size"] for token in range(16)]
             for _ in decode(speculative, Request(prompt, max_tokens=_TOKENS)):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .. import bundled, demonstration
-from ..model_paths import adapter_directory, model_directory
+from ..loading.model_paths import adapter_directory, model_directory
 from ..options import FILE, FLAG, MODEL, TEXTS, integer, option, what
 from ..terminal.notes import note
 from ..terminal.progress import progress

@@ -16,8 +16,9 @@ from specstream_mlx.apps.writing_tools import tools
 from .. import demonstration
 from ..errors import UserError
 from ..hardware import blas
-from ..model_paths import check_prompt_cache_file, local_directory
+from ..loading.model_paths import check_prompt_cache_file, local_directory
 from ..options import FILE, PATH, DraftOptions, KVCacheOptions, LengthOptions, option
+from ..terminal.dimmed import Dimmed
 from ..terminal.notes import note
 from ..terminal.progress import progress
 from . import launched
@@ -33,9 +34,10 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..drafting.settings import DraftSettings, Proposers
-    from ..kv_store import PromptCache
-    from ..request import Progress
-    from ..responses import GenerationResponse
+    from ..generation.kv_store import PromptCache
+    from ..generation.request import Progress
+    from ..generation.text import GenerationResponse
+    from ..thoughts import ThoughtTokens
     from .comparison import Comparison
 
 
@@ -55,6 +57,7 @@ class GenerationRun:
     hint: str | None = None
     steps: Callable[[], str] | None = None
     cache: "PromptCache | None" = None
+    thoughts: "ThoughtTokens | None" = None
 
 
 def generate(
@@ -130,7 +133,7 @@ def generate(
     made_by: str | None = None
     tokenizer_config: dict[str, Any] = {}
     if prompt_cache_file is not None:
-        from ..kv_store import read_metadata
+        from ..generation.kv_store import read_metadata
 
         made_by, tokenizer_config = read_metadata(prompt_cache_file)
     if model.model is None and made_by != str(demonstration.directory()):
@@ -147,13 +150,16 @@ def generate(
     objection = tools.objection(source.adapter, text)
     if objection and not (quiet or prompt.ignore_chat_template):
         note(f"{objection}: what follows is made up")
+    if not prompt.ignore_chat_template:
+        text = tools.read(source.adapter, text)
 
-    from ..drafting.published_heads import head_for
     from ..engine.verify.by_name import find_rule
+    from ..generation.kv_store import PromptCache
     from ..hardware import device
-    from ..kv_store import PromptCache
-    from ..loading import load_draft_model
-    from ..model_paths import model_directory
+    from ..heads.published_heads import head_for
+    from ..loading.load import load_draft_model
+    from ..loading.model_paths import model_directory
+    from ..thoughts import ThoughtTokens
     from .comparison import ComparedDecoding, compare
 
     if device.slow_blas() and not quiet:
@@ -169,10 +175,11 @@ def generate(
         kv_cache = _as_cached(kv_cache, cache, prompt_cache_file)
     sampler = sampling.sampler(tokenizer)
     found_rule = find_rule(verify, sampler)
+    ids = prompt.encoded(text, tokenizer, loaded.prompt_template, cache)
     decoding = ComparedDecoding(
         loaded,
         tokenizer,
-        prompt.encoded(text, tokenizer, loaded.prompt_template, cache),
+        ids,
         common={
             "max_tokens": length.max_tokens,
             "sampler": sampler,
@@ -205,10 +212,11 @@ def generate(
         None if sampler is None else sampler.seed,
         length.max_tokens,
         decoding.responses,
-        partial(compare, decoding),
+        partial(compare, decoding, output.as_stored),
         hint,
         None if loaded.compiled is None else loaded.compiled.sentence,
         cache,
+        ThoughtTokens(tokenizer, ids),
     )
     _generate(run, output)
 
@@ -232,7 +240,7 @@ def _package_run(
     from specstream_mlx.convert.to_coreml.executors import executor_of, has_core_ml
 
     from ..drafting.settings import describe
-    from ..request import Request
+    from ..generation.request import Request
 
     contents = Contents.read(path)
     chosen, text, tokenizer = contents.adapter(adapter), prompt.text(), contents.read_tokenizer()
@@ -316,6 +324,7 @@ class _DraftMarks:
 def _generate(run: GenerationRun, output: OutputOptions) -> None:
     """Generate, and print what ``output`` asks for, also if the text is interrupted."""
     marks: _DraftMarks | None = None
+    dimmed = Dimmed()
     tokens, text = list[int](), ""
     last: GenerationResponse | None = None
     comparison: Comparison | None = None
@@ -338,10 +347,12 @@ def _generate(run: GenerationRun, output: OutputOptions) -> None:
                         show(last.generation_tokens, run.max_tokens)
                     else:
                         shown = marks.mark(last.text, last.from_draft) if marks else last.text
+                        if run.thoughts is not None and marks is None:
+                            shown = dimmed.turn(run.thoughts.add(last.text)) + shown
                         print(shown, end="", flush=True)
             finally:
                 if not output.as_json:
-                    print(marks.close() if marks else "", flush=True)
+                    print(marks.close() if marks else dimmed.turn(False), flush=True)
         if run.compare is not None and output.compare:
             if not output.quiet:
                 note("Timing this text: mlx_lm and specstream-mlx in turn, several times each")

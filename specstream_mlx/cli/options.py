@@ -11,7 +11,7 @@ from .. import demonstration, options
 from ..adapters.description import describe
 from ..errors import UserError
 from ..files import decoded
-from ..model_paths import (
+from ..loading.model_paths import (
     adapter_named,
     check_head,
     local_directory,
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 
     from ..drafting.settings import DraftSettings, Proposers
     from ..engine.sampling import KeyedSampler
-    from ..kv_store import PromptCache
-    from ..loading import SpeculativeModel
+    from ..generation.kv_store import PromptCache
+    from ..loading.speculative_model import SpeculativeModel
 
 
 JSON = option(False, FLAG, "One JSON object on stdout.", "--json")
+_AS_STORED = (
+    "Also time mlx_lm on the weights as the files have them, which is slow on a CPU; on a GPU it "
+    "is always timed."
+)
+AS_STORED = option(False, FLAG, _AS_STORED, "--as-stored")
 WEIGHTS = option(
     "auto", HELD, "How quantized weights are kept; auto: whichever is faster here, see doctor."
 )
@@ -58,7 +63,7 @@ class Source:
     def load(
         self, tokenizer_config: dict[str, Any] | None = None, reproducible: bool = False
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
-        from ..loading import load
+        from ..loading.load import load
 
         return load(
             self.model,
@@ -134,7 +139,7 @@ class ModelOptions:
         if self.draft_head is not None:
             from specstream_mlx.convert.to_mlx.draft_head import runnable_head
 
-            from ..loading import head_directory
+            from ..loading.model_paths import head_directory
 
             path = model_directory(path)
             head = head_directory(self.draft_head, path, read_config(path), say)
@@ -149,6 +154,11 @@ class ModelOptions:
             if streams := streams_for(read_config(path)):
                 return Source(path, name, *streams, self, by_default=True)
         return Source(path, name, None, None, self, head=head)
+
+
+THINKING = option(
+    True, FLAG, "Let the model answer at once, if it is one that thinks first.", panel="Text"
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +185,7 @@ class PromptOptions:
     ignore_chat_template: bool = option(
         False, FLAG, "Use the raw prompt, without the tokenizer's or the adapter's template."
     )
+    thinking: bool = THINKING
 
     def text(self) -> str:
         """The user's text, read from standard input for ``-``."""
@@ -196,12 +207,14 @@ class PromptOptions:
         """Token ids of the prompt, those of a prompt cache first as far as they are known."""
         from ..prompts import chat_prompt, chat_suffix, encode_prompt
 
-        raw = self.ignore_chat_template
+        raw, thinking = self.ignore_chat_template, None if self.thinking else False
+        if cache is None and raw:
+            return encode_prompt(tokenizer, text)
         if cache is None:
-            return encode_prompt(tokenizer, text) if raw else chat_prompt(tokenizer, text, template)
+            return chat_prompt(tokenizer, text, template, thinking)
         if raw:
             return [*cache.tokens, *tokenizer.encode(text, add_special_tokens=False)]
-        return [*cache.tokens, *chat_suffix(tokenizer, text, template)]
+        return [*cache.tokens, *chat_suffix(tokenizer, text, template, thinking)]
 
 
 def standard_input() -> str:
@@ -280,6 +293,7 @@ class OutputOptions:
         "Also run plain mlx_lm on the same model, in the same dtype: both rates, and whether the "
         "output is the same, where the verify rule draws as mlx_lm does.",
     )
+    as_stored: bool = option(False, FLAG, _AS_STORED, needs=("compare",))
     verbose: bool = option(False, FLAG, "All statistics.", "--verbose", "-v", without=("quiet",))
     quiet: bool = option(
         False, FLAG, "No statistics and no notes before the text.", "--quiet", "-q"

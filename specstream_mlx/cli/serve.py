@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, install
 from ..options import DIRECTORY, MODEL, TEXT, TEXTS, integer, option
 from ..terminal.notes import note
 from . import launched
@@ -14,7 +14,7 @@ from .options import ModelOptions
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from ..loading import SpeculativeModel
+    from ..loading.speculative_model import SpeculativeModel
 
 _NEEDED = "llguidance", "pydantic", "starlette", "uvicorn"
 
@@ -124,7 +124,7 @@ def _resident(
     """Load the base and its adapters, by the names that clients use."""
     from ..adapters.description import describe
     from ..adapters.user_adapters import check_name
-    from ..model_paths import adapter_directory, named_adapters
+    from ..loading.model_paths import adapter_directory, named_adapters
     from ..serve.service import BASE, adapters_in, resident
 
     named: dict[str, str | Path] = {}
@@ -168,6 +168,4 @@ def check_extra() -> None:
     """Check that what a server needs is installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"the server needs {', '.join(missing)}: pip install 'specstream-mlx[serve]'"
-        )
+        raise UserError(f"the server needs {', '.join(missing)}: {install('serve')}")

@@ -1,5 +1,6 @@
 """``specstream-mlx train``."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,7 +106,7 @@ def train(
     prompts_file = answers.get("prompts", _SELF)
     if prompts_file != _SELF and not Path(prompts_file).exists():
         raise UserError(f"{prompts_file} is missing")
-    from ..loading import load
+    from ..loading.load import load
     from ..train.outcome import measure, texts_of
     from ..train.run import run_directory
     from ..train.start import start_of
@@ -121,7 +122,10 @@ def train(
         if not data.is_dir():
             problem = "is a file" if data.exists() else "does not exist"
             raise UserError(f"{data} {problem}, expected a directory with train.jsonl in it")
-    start = start_of(checked, *load(model_path(checked.model, note)))
+    place = model_path(checked.model, note)
+    if estimate:
+        note("Measuring what the run will take here, on a little of each stage's work")
+    start = start_of(checked, *load(place))
     if prompts is not None:
         prompts = _that_fit(start, checked, prompts)
     run = _estimated(start, checked, answering, prompts, data, no_outcome)
@@ -349,7 +353,7 @@ def _run(start: "Start", settings: TrainSettings, data: Path) -> "TrainingRun":
     template = start.streams.config.prompt_template
     further = settings.max_seq_length, start.base.config["vocab_size"], template
     training, valid = read_split(data / "train.jsonl", start.tokenizer, *further), None
-    if (data / "valid.jsonl").exists():
+    if os.path.lexists(data / "valid.jsonl"):
         valid = read_split(data / "valid.jsonl", start.tokenizer, *further)
     else:
         note(f"{data} has no valid.jsonl: the last state is taken, and what it brings not measured")
@@ -391,6 +395,6 @@ def _iterate(run: "TrainingRun") -> None:
 
     with noted_interrupt() as pressed, progress("Training") as show:
         ended = run.iterate(Lines(), stops)
-    if not ended:
+    if pressed() or not ended:  # pressed in the last iteration, it still asks for an end
         note(f"Stopped after {run.progress.iterations} iterations; --resume goes on")
         raise KeyboardInterrupt

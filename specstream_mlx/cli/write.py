@@ -6,7 +6,7 @@ from textwrap import indent
 from specstream_mlx.apps.writing_tools import tools
 
 from ..errors import UserError
-from ..files import decoded
+from ..files import prompt_text
 from ..options import FILE, FLAG, MODEL, NAME, most_tokens, option
 from ..terminal.notes import note
 from .options import WEIGHTS, ModelOptions, standard_input
@@ -34,9 +34,10 @@ def write(
     Standard output has the result and nothing else. The tools that write a text anew get its
     paragraphs, side by side, so that line breaks, greetings and lists stay. proofread leaves out
     corrections that change a number, name, date, address or negation, or that add or drop words,
-    and names them on standard error. A running serve or writing-tools writes, if there is one, and
-    the result begins at once. Exit codes: 0, all is written; 1, the result was cut off at
-    --max-tokens; 2, something was wrong. Without a name it lists the tools.
+    and names them on standard error. sql reads CREATE TABLE statements, too. A running serve or
+    writing-tools writes, if there is one, and the result begins at once. Exit codes: 0, all is
+    written; 1, the result was cut off at --max-tokens; 2, something was wrong. Without a name it
+    lists the tools.
 
     Examples:
 
@@ -48,7 +49,7 @@ def write(
         note(f"write NAME < FILE does one of these:\n\n{tools.listing()}")
         raise SystemExit(2)
     source = ModelOptions(model, adapter=adapter, weights=weights).source(quiet=True)
-    text = standard_input() if file is None else decoded(file.read_bytes(), str(file))
+    text = standard_input() if file is None else prompt_text(file)
     if objection := tools.objection(source.adapter, text):
         if strict:
             raise UserError(objection)

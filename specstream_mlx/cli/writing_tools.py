@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from ..files import decoded
+from ..files import decoded, prompt_text
 from ..options import FILE, FLAG, TEXTS, integer, option
 from .options import ModelOptions
 from .serve import check_extra
@@ -62,7 +62,7 @@ def _write_here(file: Path | None, names: list[str] | None) -> None:
     chosen, given = chosen_tools(names), None
     piped = b"" if file is not None or sys.stdin.isatty() else sys.stdin.buffer.read()
     if file is not None or piped.strip():
-        given = decoded(file.read_bytes() if file else piped, str(file or "standard input"))
+        given = prompt_text(file) if file else decoded(piped, "standard input")
     tasks = tasks_for(chosen, given)
     source = ModelOptions(None, adapter=tasks[0].name).source(quiet=True)
     write_in_turn(source, tasks, shows_text=given is None)

@@ -5,16 +5,17 @@ decides by a clock or a user it sends over a connection of its own (``link``), a
 a collective would wait for the pass that is under way.
 """
 
-import json
 import os
 import statistics
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ..errors import UserError
+from ..errors import UserError, shown
+from ..files import parse_json, read_text
 from .link import Link, connect, listen
 
 _PACKAGES = ("specstream-mlx", "mlx", "mlx-lm")  # of which all ranks need the same version
@@ -139,8 +140,13 @@ def _address_of_first() -> str:
 def _backend() -> tuple[str, str]:
     """Return the name of the backend and rank 0's address, from what mlx.launch sets."""
     if hostfile := os.environ.get("MLX_HOSTFILE"):
-        with open(hostfile, encoding="utf-8") as file:
-            return "ring", json.load(file)[0][0].rpartition(":")[0]
+        hosts = parse_json(read_text(Path(hostfile)), hostfile)
+        try:
+            return "ring", hosts[0][0].rpartition(":")[0]
+        except (AttributeError, LookupError, TypeError):
+            raise UserError(
+                f"{hostfile} holds {shown(hosts)}, expected lists of addresses"
+            ) from None
     if coordinator := os.environ.get("MLX_JACCL_COORDINATOR"):
         return "jaccl", coordinator.rpartition(":")[0]
     if address := os.environ.get("NCCL_HOST_IP"):

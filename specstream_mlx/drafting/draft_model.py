@@ -23,7 +23,7 @@ from ..engine.verify.rule import VerifyRule
 from ..errors import UserError, shown
 from ..hardware import running
 from ..hardware.weights import parameter_bytes
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import text_limit
 from .best_first import LEAST
 from .calibration import Backoff, StreamAverages

@@ -6,7 +6,7 @@ from functools import cache
 from ..engine.guess import Guesses, Path, StreamGuesses
 from ..engine.plan import NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from . import Planner
 from .best_first import all_nodes, best_nodes, tree_of, with_paths
 from .calibration import StreamAverages, pool

@@ -7,7 +7,7 @@ from typing import Protocol
 from ..engine.guess import Guesses, Path
 from ..engine.plan import Verified
 from ..engine.verify.rule import VerifyRule
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 
 MOST_NODES = 16  # of a step, the root included; 8 bring less (studied)
 WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a full tree be?"

@@ -27,7 +27,7 @@ from ..engine.kv_quantization import NEVER_QUANTIZED, KVQuantization
 from ..engine.plan import LIKELIEST, NOTHING_VERIFIED, DraftTree, Plan, Verified, root_only
 from ..engine.verify.rule import VerifyRule
 from ..hardware import device
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from . import Planner
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool

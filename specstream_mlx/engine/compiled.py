@@ -24,7 +24,7 @@ from .kv import CommittedRows, SideBySideKVCache, UncommittedRows
 from .rows import Rows, StepInputs
 from .verify.rule import VerifyRule
 
-Decoder = Any
+AnyDecoder = Any
 """``step.Decoder``, which is on a floor above; traces run it on their own arrays."""
 
 MOST_TRACES = 32
@@ -90,25 +90,25 @@ class CompiledSteps:
         counts = self.counts.most_common()
         return ", ".join(f"{count} {how}" for how, count in counts) or "none yet"
 
-    def logits(self, decoder: Decoder, tokens: mx.array) -> mx.array | None:
+    def logits(self, decoder: AnyDecoder, tokens: mx.array) -> mx.array | None:
         """Run a plain step: logits (sequences, 1, vocab); ``None``: Python must build it."""
         shape = "plain", len(tokens)
         return self._run(decoder, 1, shape, lambda inner, ids: inner.logits_after(ids), tokens)
 
-    def forward(self, decoder: Decoder, inputs: StepInputs) -> tuple[Any, ...] | None:
+    def forward(self, decoder: AnyDecoder, inputs: StepInputs) -> tuple[Any, ...] | None:
         """Run moves one to five and the head: nodes' fields, logits, hidden; or ``None``."""
 
-        def forward(inner: Decoder, *arrays: Any) -> tuple[Any, ...]:
+        def forward(inner: AnyDecoder, *arrays: Any) -> tuple[Any, ...]:
             made = inner.forward(_with_arrays(inputs, *arrays))
             return tuple(vars(made.nodes).values()), made.logits, made.hidden
 
         return self._run_trees(decoder, inputs, "forward", forward)
 
-    def step(self, decoder: Decoder, inputs: StepInputs) -> list[Any] | None:
+    def step(self, decoder: AnyDecoder, inputs: StepInputs) -> list[Any] | None:
         """Run moves one to six, for ``greedy``: each sequence's result by fields, or ``None``."""
         rules = [VerifyRule() for _ in inputs.plans]
 
-        def step(inner: Decoder, *arrays: Any) -> list[Any]:
+        def step(inner: AnyDecoder, *arrays: Any) -> list[Any]:
             traced = _with_arrays(inputs, *arrays)
             results = inner.decide(traced, rules, inner.forward(traced))
             return [result.as_fields() for result in results]
@@ -116,7 +116,7 @@ class CompiledSteps:
         return self._run_trees(decoder, inputs, "step", step)
 
     def _run_trees(
-        self, decoder: Decoder, inputs: StepInputs, name: str, function: Callable[..., Any]
+        self, decoder: AnyDecoder, inputs: StepInputs, name: str, function: Callable[..., Any]
     ) -> Any:
         plan, shapes, sees = inputs.plan, inputs.shapes, inputs.sees
         rows = inputs.tokens.shape[1] if sees is None else sees.shape[1]
@@ -151,7 +151,7 @@ class CompiledSteps:
 
     def _run(
         self,
-        decoder: Decoder,
+        decoder: AnyDecoder,
         rows: int,
         shape: Sequence[Hashable],
         function: Callable[..., Any],
@@ -194,7 +194,7 @@ class CompiledSteps:
         self._traces.move_to_end(key)
         return trace
 
-    def _traced(self, decoder: Decoder, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced(self, decoder: AnyDecoder, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._borrowed is None:
             self._borrowed = BorrowedModel(self.model, self.streams, traced=True)
             self._borrowed.release_vocabulary()

@@ -1,6 +1,6 @@
 """Draft heads, which guess from the target's hidden states, instead of streams.
 
-EAGLE-3's is one (``drafting.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
+EAGLE-3's is one (``heads.eagle3``), and ``mount_head`` takes any other ``MountedHead``. Heads
 touch nothing that the target computes. A step stays on the device from the target's pass to the
 guesses: a head knows which nodes were accepted, and how many, as arrays alone. The host says the
 number afterwards, by ``commit``.

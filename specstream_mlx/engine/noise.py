@@ -111,7 +111,8 @@ class Coupling:
         if judged is not None:
             scores, ids = judged
             if ids is None:
-                score = scores[:, tokens[0]]
+                known = mx.minimum(tokens[0], scores.shape[-1] - 1)  # a draft model may have fewer
+                score = mx.where(known == tokens[0], scores[:, known], -mx.inf)
             else:
                 score = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
             log_probs = score - mx.logsumexp(scores, axis=-1)

@@ -1,6 +1,7 @@
 """mlx_lm's filters and logits processors on a tree, and draws that follow from a key."""
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,19 +25,31 @@ from .noise import Noise
 from .plan import DraftTree
 from .prune import rows_of_all
 
+_LEAST_TOP_P = 1e-30  # smaller ones are 0 in float32, at which mlx_lm drops all tokens
+
 
 @dataclass(frozen=True)
 class Sampling(SamplerOptions):
     """A sampler like that of mlx_lm's ``make_sampler`` which also knows its probabilities.
 
     Called by itself it draws from mlx's random state as ``make_sampler``'s does, XTC apart: its
-    coin is tossed here for each row. Within a generation it is keyed, see ``keyed_sampler``.
+    coin is tossed here for each row. Within a generation it is keyed, see ``keyed_sampler``. A
+    ``top_p`` of 0 is the likeliest token, where ``make_sampler``'s is all of them.
     """
 
     xtc_special_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_arguments(**vars(self))
+
+    @property
+    def takes_arg_max(self) -> bool:
+        return self.temp == 0 or self.top_p == 0
+
+    @property
+    def inverse_temp(self) -> float:
+        """What logits are multiplied with, small enough that the products are finite."""
+        return min(1.0 / self.temp, 1e30)
 
     def check(self, vocab_size: int) -> None:
         for name in ("top_k", "min_tokens_to_keep"):
@@ -52,7 +65,7 @@ class Sampling(SamplerOptions):
                 )
 
     def __call__(self, log_probs: mx.array) -> mx.array:
-        if self.temp == 0:
+        if self.takes_arg_max:
             return greedy_sampler(log_probs)
         return categorical_sampling(self._filtered(log_probs), self.temp)
 
@@ -65,11 +78,11 @@ class Sampling(SamplerOptions):
         return normalized(self._scaled(normalized(logits), coins))
 
     def _scaled(self, log_probs: mx.array, coins: mx.array | None) -> mx.array:
-        return self._filtered(log_probs, coins).astype(mx.float32) * (1.0 / self.temp)
+        return self._filtered(log_probs, coins).astype(mx.float32) * self.inverse_temp
 
     def _filtered(self, log_probs: mx.array, coins: mx.array | None = None) -> mx.array:
-        if 0 < self.top_p < 1:
-            log_probs = apply_top_p(log_probs, self.top_p)
+        if self.top_p < 1:
+            log_probs = apply_top_p(log_probs, max(self.top_p, _LEAST_TOP_P))
         if self.min_p:
             log_probs = apply_min_p(log_probs, self.min_p, self.min_tokens_to_keep)
         if self.xtc_probability:
@@ -200,7 +213,7 @@ def takes_arg_max(sampler: Sampler | None) -> bool:
     """Check if a sampler is known to take the arg-max."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     if isinstance(inner, Sampling):
-        return inner.temp == 0
+        return inner.takes_arg_max
     return inner is None or inner is greedy_sampler
 
 
@@ -208,6 +221,14 @@ def sampling_of(sampler: Sampler | None) -> Sampling | None:
     """Return the ``Sampling`` that a sampler is or wraps, if any."""
     inner = sampler.sampler if isinstance(sampler, KeyedSampler) else sampler
     return inner if isinstance(inner, Sampling) else None
+
+
+_is_draft = ContextVar("is_draft", default=False)
+
+
+def is_draft() -> bool:
+    """Tell a logits processor whether the last of its tokens is a draft's, not yet accepted."""
+    return _is_draft.get()
 
 
 class NodeProcessors:
@@ -226,11 +247,15 @@ class NodeProcessors:
 
     def __call__(self, tree: DraftTree, kept: mx.array | None, logits: mx.array) -> mx.array:
         logits = rows_of_all(logits, kept, len(tree))
-        processed = []
-        for node in range(len(tree)):
-            drafted = mx.array(tree.tokens[tree.path(node)[1:]])
-            tokens = mx.concatenate([self._committed, drafted]) if node else self._committed
-            processed.append(self._applied(tokens, logits[node : node + 1]))
+        processed = [self.root(logits[:1])]
+        reset = _is_draft.set(True)
+        try:
+            for node in range(1, len(tree)):
+                drafted = mx.array(tree.tokens[tree.path(node)[1:]])
+                tokens = mx.concatenate([self._committed, drafted])
+                processed.append(self._applied(tokens, logits[node : node + 1]))
+        finally:
+            _is_draft.reset(reset)
         logits = mx.concatenate(processed)
         return logits if kept is None else logits[kept]
 

@@ -98,7 +98,10 @@ class Gathered:
 
     def __init__(self, adapters: Sequence[MountedAdapter]):
         first = max(adapters, key=lambda adapter: len(adapter.lora))
-        streams = max(adapters, key=lambda adapter: len(adapter.stream_tensors)).streams
+        # Streams may be without tensors, so that the number of these tells nothing.
+        each = [adapter for adapter in adapters if adapter.streams is not None]
+        most = max(each, key=lambda adapter: len(adapter.stream_tensors), default=None)
+        streams = most.streams if most else None
         self._names = _names_of(adapters)
         self._layouts = {adapter.layout for adapter in adapters}
         self._model = shared_copy(first.model)
@@ -120,7 +123,7 @@ class Gathered:
         self._model.load_weights(_stacked([adapter.lora for adapter in adapters]), strict=False)
         if self.streams is not None:
             each = [adapter.stream_tensors for adapter in adapters]
-            usual = next(tensors for tensors in each if tensors)
+            usual = max(each, key=len)
             self.streams.gather([dict(tensors or usual) for tensors in each])
             self.borrowed.release_vocabulary()
 
@@ -159,7 +162,8 @@ def _lora_modules(model: nn.Module) -> list[tuple[str, LoRALinear]]:
 
 
 def _names_of(adapters: Sequence[MountedAdapter]) -> set[str]:
-    return {name for each in adapters for name in (*each.lora, *each.stream_tensors)}
+    names = {name for each in adapters for name in (*each.lora, *each.stream_tensors)}
+    return names | {"streams" for adapter in adapters if adapter.streams is not None}
 
 
 def _stacked(each: Sequence[dict[str, mx.array]]) -> list[tuple[str, mx.array]]:

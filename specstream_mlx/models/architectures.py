@@ -112,8 +112,9 @@ def _gemma3_fields(config: Config) -> dict[str, Any]:
         )
     if period > count:
         raise UserError(
-            f"num_hidden_layers is {count}, expected at least {period}, "
-            "the first layer without a sliding window"
+            f"all {count} layers (num_hidden_layers) attend in a sliding window, expected one that "
+            f"does not{'' if types else f', as every {period}th does without layer_types'}: "
+            "mlx-lm's model takes a mask from it"
         )
     sliding = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     kind = sliding.get("rope_type", "default")
@@ -388,6 +389,11 @@ def check_config(config: Config, headers: Headers | None = None) -> None:
     if architecture.tested:
         _check_heads(config)
     if headers:
+        if architecture.tested and (found := fp8_tensor(headers)):
+            raise UserError(
+                f"{found}, expected 16 or 32 bits, or MLX's own quantization: the same model in "
+                "bfloat16 can be converted with --bits 8"
+            )
         check_sizes(config, headers)
     types, count = config.get("layer_types"), config["num_hidden_layers"]
     if types is not None and (not isinstance(types, list) or len(types) != count):
@@ -450,6 +456,13 @@ def check_end_tokens(config: Config) -> None:
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None:
             integer(-1).check("eos_token_id", token)
+
+
+def fp8_tensor(headers: Headers) -> str | None:
+    """Say which tensor is of FP8, if one is; MLX would take its bytes for integers."""
+    found = ((name, dtype) for name, (_, dtype) in headers.items() if dtype.startswith("F8_"))
+    name, dtype = next(found, (None, ""))
+    return name and f"the weights are FP8 ({name} is {dtype})"
 
 
 def tied_where_untold(config: Config, headers: Headers) -> dict[str, Any]:

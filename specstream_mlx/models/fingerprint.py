@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..options import NUMBER
 from .architectures import completed
 from .rope import rope_parameters
 
@@ -24,6 +25,8 @@ def fingerprint(base_config: Mapping[str, Any]) -> str:
         facts["head_dim"] = facts["hidden_size"] // heads
     facts["tie_word_embeddings"] = bool(facts["tie_word_embeddings"])
     theta = rope_parameters(config, "full_attention").get("rope_theta")
+    if theta is not None:
+        NUMBER.check("rope_theta", theta)
     facts["rope_theta"] = None if theta is None else float(theta)
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .client_request import ClientRequest, request_of, text_of, tools_of
+from ..thoughts import Thought
+from .client_request import ClientRequest, request_of, text_of, thought_of, tools_of
 from .fields import RefusedError
 from .replies import Choice, Choices, Events, ItemWriter, event
 from .tool_calls import called
@@ -16,9 +17,16 @@ def request_of_messages(body: dict[str, Any]) -> ClientRequest:
         turns.insert(0, {"role": "system", "content": system})
     offered = tools_of(body, "custom")
     offered["tools"] = offered["tools"] and [*map(_tool, offered["tools"])]
-    if body.get("thinking", {}).get("type", "disabled") != "disabled":
+    blocks = [one["content"] for one in body["messages"] if isinstance(one["content"], list)]
+    if any(block["type"] == "redacted_thinking" for some in blocks for block in some):
+        offered["ignored"].append("redacted_thinking")
+    asked = body.get("thinking", {"type": "disabled"})
+    if asked["type"] != "disabled":  # which the model may not know
         offered["ignored"].append("thinking")
-    return request_of(body, turns, stop=body.get("stop_sequences", ()), **offered)
+    if asked.get("budget_tokens"):
+        offered["ignored"].append("thinking.budget_tokens")
+    stop = body.get("stop_sequences", ())
+    return request_of(body, turns, stop=stop, thoughts_field="thinking", **offered)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -44,8 +52,10 @@ def _turns(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     parts = [block for block in blocks if "text" in block]
     uses = [block for block in blocks if block["type"] == "tool_use"]
     calls = [called(use["id"], use["name"], use["input"]) for use in uses]
-    if parts or calls or not blocks:
+    thought = thought_of([block for block in blocks if block["type"] == "thinking"])
+    if parts or calls or thought or not any(block["type"] == "tool_result" for block in blocks):
         turn = {"role": role, "content": text_of(parts)}
+        turn |= {"reasoning_content": thought} if thought and role == "assistant" else {}
         yield turn | ({"tool_calls": calls} if calls else {})
 
 
@@ -79,16 +89,30 @@ class MessagesWriter(ItemWriter):
         yield self._of_block("delta", delta=delta)
         yield self._of_block("stop")
 
-    def opened(self) -> Events:
-        self.items.append({"type": "text", "text": ""})
+    def opened(self, kind: type) -> Events:
+        if kind is Thought:
+            self.items.append({"type": "thinking", "thinking": "", "signature": ""})
+        else:
+            self.items.append({"type": "text", "text": ""})
         yield self._of_block("start", content_block=self.items[-1])
 
     def grown(self, text: str) -> Events:
-        self.items[-1]["text"] += text
-        yield self._of_block("delta", delta={"type": "text_delta", "text": text})
+        kind = self.items[-1]["type"]
+        if kind == "thinking" and self._hides_thoughts:
+            return
+        self.items[-1][kind] += text
+        yield self._of_block("delta", delta={"type": f"{kind}_delta", kind: text})
 
     def closed(self, status: str) -> Events:
+        if self.items[-1]["type"] == "thinking":  # which clients want signed, to send it back
+            signature = f"{self.id}_{len(self.items)}"
+            self.items[-1]["signature"] = signature
+            yield self._of_block("delta", delta={"type": "signature_delta", "signature": signature})
         yield self._of_block("stop")
+
+    @property
+    def _hides_thoughts(self) -> bool:
+        return (self.body.get("thinking") or {}).get("display") == "omitted"
 
     def _of_block(self, kind: str, **values: Any) -> str:
         return _event(f"content_block_{kind}", index=len(self.items) - 1, **values)
@@ -100,12 +124,14 @@ class MessagesWriter(ItemWriter):
     def _counts(self, choices: Choices) -> dict[str, Any]:
         """Return the counts; tokens that had been read before are no input tokens here."""
         ended = choices[0].ended
-        usage = {
+        usage: dict[str, Any] = {
             "input_tokens": len(choices[0].job.prompt) - ended.cached_tokens,
             "cache_read_input_tokens": ended.cached_tokens,
             "cache_creation_input_tokens": 0,
             "output_tokens": ended.last.generation_tokens,
         }
+        if thought := choices[0].thought_tokens:
+            usage["output_tokens_details"] = {"thinking_tokens": thought}
         return {"usage": usage, "specstream": self.figures(choices)}
 
     def _reason(self, choice: Choice) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..errors import UserError
+from ..errors import UserError, shown
 from ..hardware.weights import parameter_bytes
 from .anthropic_api import MessagesWriter, request_of_messages
 from .fields import (
@@ -35,7 +36,13 @@ from .fields import (
     checked,
     without_nulls,
 )
-from .openai_api import ChatWriter, CompletionWriter, request_of_chat, request_of_completion
+from .openai_api import (
+    ChatWriter,
+    CompletionWriter,
+    bodies_of,
+    request_of_chat,
+    request_of_completion,
+)
 from .replies import Reply, sentence_of
 from .responses_api import ResponseWriter, request_of_response
 from .service import BASE, Service
@@ -52,8 +59,14 @@ _TYPES = {
     503: "overloaded_error",
 }
 
+_OTHER_SERVICES = (
+    *("embeddings", "audio", "images", "videos", "moderations", "rerank", "files", "batches"),
+    *("assistants", "threads", "vector_stores", "fine_tuning", "realtime"),
+)
+
 _HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(?::\d+)?")
 _SLOWEST_BODY = 30.0  # seconds
+_MOST_DIGITS = 400
 
 # A page takes nothing from elsewhere, and no other page takes it into a frame.
 _PAGE_HEADERS = {
@@ -109,7 +122,7 @@ def make_app(
 
     async def write(kind: Any, request_of: Any, writer: Any, request: Request) -> Response:
         body = checked(kind, await _json(request, body_bytes))
-        bodies = [*map(without_nulls, body.get("chats", [body]))]
+        bodies = bodies_of(body)
         jobs = await service.prepare(*map(request_of, bodies))
         reply = Reply(service, jobs, writer(bodies[0], service.tokenizer))
         streams = kind is TOGETHER or body.get("stream")
@@ -132,6 +145,11 @@ def make_app(
             facts["tool"] = card.facts()
         model_object = {"id": name, "object": "model", "created": started}
         return model_object | {"owned_by": "specstream-mlx", "specstream": facts}
+
+    def models(request: Request) -> Response:
+        if name := request.path_params.get("name"):
+            return JSONResponse(model_object(name))
+        return JSONResponse({"object": "list", "data": [*map(model_object, service.names)]})
 
     def front(request: Request) -> Response:
         root = str(request.base_url).rstrip("/")
@@ -159,10 +177,8 @@ def make_app(
             {"status": "ok", "waiting": worker.waiting, "decoding": worker.decoding}
         ),
         "/openapi.json": lambda _: JSONResponse(document()),
-        "/v1/models": lambda _: JSONResponse(
-            {"object": "list", "data": [*map(model_object, service.names)]}
-        ),
-        "/v1/models/{name}": lambda one: JSONResponse(model_object(one.path_params["name"])),
+        "/v1/models": models,
+        "/v1/models/{name:path}": models,
     }
     posts = APIS
     if page is None:
@@ -176,7 +192,7 @@ def make_app(
     routes = [route(path, "GET", answer) for path, answer in gets.items()]
     routes += [route(path, "POST", partial(write, *api)) for path, api in posts.items()]
     routes.append(route("/v1/messages/count_tokens", "POST", count_tokens))
-    handlers: Any = {HTTPException: lambda request, error: refusal(request.url.path, error)}
+    handlers: Any = {HTTPException: _no_route}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     # For programs of this machine, which need no key.
     app.state.service = service if hosts and api_key is None else None
@@ -184,6 +200,22 @@ def make_app(
         allowed: dict[str, Any] = {"allow_origins": origins, "allow_methods": ["*"]}
         app.add_middleware(CORSMiddleware, allow_headers=["*"], **allowed)
     return app
+
+
+def _no_route(request: Request, error: HTTPException) -> Response:
+    """Answer a request for which there is no route, and say which there are."""
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        takes = sorted((error.headers or {}).get("Allow", "").split(", "))
+        error.detail = f"{shown(path)} was asked by {method}, expected {', '.join(takes)}"
+    elif error.status_code == 404:
+        other = next((word for word in _OTHER_SERVICES if word in path), None)
+        begin = f"there is no {shown(path)} here"
+        if other is not None:
+            begin += f": this server writes text, it has no {other}"
+        routes = [f"POST {place}" for place in APIS] + ["GET /v1/models"]
+        error.detail = f"{begin}; expected {', '.join(routes)}"
+    return refusal(path, error)
 
 
 def _file(file: Path, _: Request) -> Response:
@@ -244,8 +276,10 @@ def _check_caller(request: Request, hosts: frozenset[str], api_key: str | None) 
 
 
 async def _json(request: Request, most: int) -> Any:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise RefusedError(415, "the Content-Type is another, expected application/json")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind.lower() != "application/json":
+        found = f"is {shown(kind)}" if kind else "is missing"
+        raise RefusedError(415, f"the Content-Type {found}, expected application/json")
     too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and (len(said) > 18 or int(said) > most):
@@ -260,9 +294,12 @@ async def _json(request: Request, most: int) -> Any:
     except TimeoutError:
         raise RefusedError(408, "the body was too slow in coming") from None
     try:
-        value = json.loads(body.decode(), parse_constant=_no_number)
+        text = body.decode()
+        value = json.loads(text, parse_constant=_no_number, parse_int=_integer, parse_float=_float)
         # Half a character of UTF-16 is no text.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RefusedError:
+        raise
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
     return value
@@ -270,3 +307,16 @@ async def _json(request: Request, most: int) -> Any:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:  # Python itself refuses some
+        sentence = f"the body has an integer of {len(text)} digits, expected at most {_MOST_DIGITS}"
+        raise RefusedError(400, sentence)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise RefusedError(400, f"the body has the number {shown(text)}, expected a finite one")
+    return number

@@ -4,6 +4,7 @@ What a ``Batcher`` does reaches the device, so all ranks do it: rank 0 broadcast
 others repeat it. What is written, and which stop string ends it, rank 0 alone reads.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +23,17 @@ from ..distributed.ranks import Ranks
 from ..drafting.settings import DraftSettings
 from ..engine.guess import NO_GUESSES
 from ..engine.sampling import keyed_sampler
-from ..kv_store import PromptCache
-from ..loading import SpeculativeModel
-from ..request import Request
-from ..responses import GenerationResponse, Text
-from ..scheduler import Batch, Step, TokenSequence
+from ..generation.batch import Batch
+from ..generation.kv_store import PromptCache
+from ..generation.request import Request
+from ..generation.sequence import Step, TokenSequence
+from ..generation.text import GenerationResponse, Text
+from ..loading.speculative_model import SpeculativeModel
 from .client_request import ClientRequest
 
 _CHUNK = 512  # prompt tokens that are read before others have a turn
 _LEAST = 8  # tokens; copying the rows of fewer is not worth it
+_UNLIKELY = -9999.0  # the log-probability that OpenAI gives for none
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class ActiveText:
         )
         request.check(job.model)
         self.sequence = TokenSequence(job.model, request)
-        self._text = Text(tokenizer, request, job.client_request.stop)
+        asked = job.client_request
+        self._text = Text(tokenizer, request, asked.stop, raw=not asked.is_chat)
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
 
     def take(self, step: Step) -> list[Token]:
@@ -246,8 +250,11 @@ def _token(response: GenerationResponse, drafter: str | None, top: int | None) -
         return Token(response.text, response.token, drafted_by=drafter)
     log_probs = response.logprobs
     best: Any = []
-    if top:
+    if top := min(top, log_probs.size):
         best = mx.argpartition(-log_probs, top - 1)[:top].tolist()
     scores: Any = log_probs[mx.array([response.token, *best])].tolist()
-    pairs = sorted(zip(best, scores[1:], strict=True), key=lambda pair: -pair[1])
-    return Token(response.text, response.token, scores[0], pairs, drafter)
+    # What cannot come is no likely token, and JSON has no word for minus infinity.
+    pairs = [pair for pair in zip(best, scores[1:], strict=True) if math.isfinite(pair[1])]
+    own = scores[0] if math.isfinite(scores[0]) else _UNLIKELY
+    pairs.sort(key=lambda pair: -pair[1])
+    return Token(response.text, response.token, own, pairs, drafter)

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants this one on Python 3.11
 
-from ..errors import UserError, shown
+from ..errors import MOST, UserError, shown
 
 
 class RefusedError(UserError):
@@ -45,8 +45,8 @@ def shape(required: str = "", /, **kinds: Any) -> Any:
     return made
 
 
-def integer(least: int | None = None, most: int | None = None) -> Any:
-    """Make the kind of integers in a range; 1.0 is one in JSON."""
+def integer(least: int | None = None, most: int = MOST) -> Any:
+    """Make the kind of integers in a range, for MLX in 32 bits; 1.0 is one in JSON."""
     whole = BeforeValidator(lambda v: int(v) if isinstance(v, float) and v.is_integer() else v)
     return Annotated[int, Field(ge=least, le=most), whole]
 
@@ -97,9 +97,23 @@ SAMPLED = {
     "stream": bool,
     "temperature": number(0, 2),
     "top_p": number(0, 1),
-    "seed": Annotated[integer(0), Field(lt=1 << 63)],
+    "seed": Annotated[integer(0, 1 << 63), Field(lt=1 << 63)],
     "draft": bool,
+    "enable_thinking": bool,
 }
+THINKS = shape(
+    "type",
+    type=Literal["disabled", "adaptive", "auto", "between_tools", "enabled"],
+    budget_tokens=integer(1),
+    display=LABEL,
+    clear_thinking=bool,
+)
+EFFORT = shape(
+    enabled=bool,
+    exclude=bool,
+    max_tokens=integer(0),
+    **dict.fromkeys(("effort", "summary", "generate_summary", "context", "mode"), LABEL),
+)
 STOPS = some(text(256, 1), 16, least=0)
 HINTS = dict.fromkeys(
     ("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"),
@@ -110,6 +124,13 @@ PART_TYPE = Literal["text", "input_text", "output_text"]
 NOTED = {"annotations": NOTHING, "logprobs": NOTHING, "cache_control": OBJECT}
 PART = shape("type text", type=PART_TYPE, text=text(), **NOTED)
 CONTENT = text() | some(PART, least=0)
+OBJECTS = some(OBJECT, least=0)
+SIGNED = {"signature": str, "cache_control": OBJECT}
+THINKING = shape(
+    "type thinking", type=Literal["thinking"], thinking=text() | OBJECTS, closed=bool, **SIGNED
+)
+REASONING = shape("type text", type=Literal["reasoning"], text=text(), **SIGNED)
+REDACTED = shape("type", type=Literal["redacted_thinking"], data=str, cache_control=OBJECT)
 FUNCTION = {"name": text(128, 1), "description": str, "parameters": OBJECT, "strict": bool}
 CALLED = {"name": str, "arguments": text()}
 SCHEMA = {"name": text(64), "description": str, "schema": OBJECT, "strict": bool}
@@ -143,13 +164,21 @@ CALL = shape(
     type=Literal["function"],
     function=shape("name arguments", **CALLED),
 )
+THOUGHTS = (
+    *("reasoning_content", "reasoning", "reasoning_text", "thinking"),
+    *("reasoning_details", "thinking_blocks"),
+)
+"""Names under which clients send an assistant's thoughts back, the plainest first."""
 MESSAGE = shape(
     "role",
     role=Literal["system", "developer", "user", "assistant", "tool"],
-    content=CONTENT,
+    content=text() | some(by_type(PART, THINKING, REASONING, REDACTED), least=0),
     name=str,
     tool_calls=some(CALL, 128, least=0),
     tool_call_id=str,
+    **dict.fromkeys(THOUGHTS, text() | OBJECTS),
+    **dict.fromkeys(("reasoning_opaque", "reasoning_signature"), str),
+    **dict.fromkeys(("provider_specific_fields", "extra_content"), OBJECT),
     **dict.fromkeys(("annotations", "audio", "function_call", "refusal"), NOTHING),
 )
 NAMED = {"type": Literal["json_schema"], "json_schema": shape("schema", **SCHEMA)}
@@ -166,17 +195,35 @@ CHAT = shape(
     parallel_tool_calls=bool,
     chat_template_kwargs=OBJECT,
     reasoning_effort=LABEL,
+    reasoning=EFFORT,
+    thinking=THINKS,
     verbosity=LABEL,
     prediction=OBJECT,
     response_format=by_type(ANY_TEXT, ANY_OBJECT, shape("type json_schema", **NAMED)),
     metadata=LABELS,
     store=NOTHING,
 )
+IDS = some(integer(0))
+
+
+def _kind_of_prompt(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, str | list):
+        return "texts" if isinstance(first, str) else "lists"
+    return "ids" if isinstance(value, list) else "text"
+
+
 TOGETHER = shape("chats", chats=some(CHAT, 512))  # browsers open six connections at most
 COMPLETION = shape(
     "model prompt",
     **OPENAI,
-    prompt=text(least=1) | some(integer()),
+    prompt=Annotated[
+        Annotated[text(least=1), Tag("text")]
+        | Annotated[IDS, Tag("ids")]
+        | Annotated[some(text(least=1), 512), Tag("texts")]
+        | Annotated[some(IDS, 512), Tag("lists")],
+        Discriminator(_kind_of_prompt),
+    ],
     logprobs=integer(0, 20),
     echo=NOTHING,
 )
@@ -187,17 +234,22 @@ ROLE = Literal["system", "developer", "user", "assistant"]
 SAID = {"type": Literal["message"], "role": ROLE, "content": CONTENT}
 CALLS = {"type": Literal["function_call"], "call_id": str, **CALLED}
 BROUGHT = {"type": Literal["function_call_output"], "call_id": str, "output": CONTENT}
+REASONED = {"type": Literal["reasoning"], "encrypted_content": str, "content": text() | OBJECTS}
+REASONED["summary"] = OBJECTS
+OF_ITEM = {"id": str, "status": str, "internal_chat_message_metadata_passthrough": OBJECT}
 ITEMS = {
-    "message": shape("role content", id=str, status=str, **SAID),
-    "function_call": shape("type call_id name arguments", id=str, status=str, **CALLS),
-    "function_call_output": shape("type call_id output", id=str, status=str, **BROUGHT),
+    "message": shape("role content", phase=str, end_turn=bool, **SAID, **OF_ITEM),
+    "function_call": shape("type call_id name arguments", namespace=str, **CALLS, **OF_ITEM),
+    "function_call_output": shape("type call_id output", **BROUGHT, **OF_ITEM),
+    "reasoning": shape("type", **REASONED, **OF_ITEM),
 }
 ITEM: Any = Annotated[
     Union[tuple(Annotated[kind, Tag(tag)] for tag, kind in ITEMS.items())],  # noqa: UP007
     Discriminator(
         lambda value: value.get("type", "message") if isinstance(value, dict) else "message",
         custom_error_type="item_type",
-        custom_error_message="one whose type is message, function_call or function_call_output",
+        custom_error_message="one whose type is message, function_call, function_call_output or "
+        "reasoning",
     ),
 ]
 FLAT_TOOL = shape("type name", type=Literal["function"], **FUNCTION)
@@ -212,7 +264,7 @@ RESPONSE = shape(
     tools=some(tool("function", FLAT_TOOL), 128),
     tool_choice=AUTO,
     parallel_tool_calls=bool,
-    reasoning=shape(effort=LABEL, summary=LABEL),
+    reasoning=EFFORT,
     include=some(LABEL, least=0),
     truncation=LABEL,
     metadata=LABELS,
@@ -229,6 +281,8 @@ BLOCK = by_type(
     PART,
     shape("type id name input", cache_control=OBJECT, **USE),
     shape("type tool_use_id", cache_control=OBJECT, **RESULT),
+    THINKING,
+    REDACTED,
 )
 CUSTOM = {"type": Literal["custom"], "name": text(128, 1), "description": str}
 CUSTOM_TOOL = shape(
@@ -240,7 +294,6 @@ CUSTOM_TOOL = shape(
     **dict.fromkeys(("strict", "eager_input_streaming", "defer_loading"), bool),
     **CUSTOM,
 )
-THOUGHT = Literal["disabled", "adaptive", "enabled"]
 BLOCKS = some(BLOCK, least=0)
 TURN = shape("role content", role=Literal["user", "assistant", "system"], content=text() | BLOCKS)
 INPUT = {
@@ -248,7 +301,7 @@ INPUT = {
     "system": CONTENT,
     "tools": some(tool("custom", CUSTOM_TOOL), 128),
     "tool_choice": shape("type", type=AUTO, disable_parallel_tool_use=bool),
-    "thinking": shape("type", type=THOUGHT, budget_tokens=integer(1), display=LABEL),
+    "thinking": THINKS,
     "output_config": shape(effort=LABEL),
     "context_management": OBJECT,
     "cache_control": OBJECT,
@@ -263,7 +316,7 @@ MESSAGES = shape(
     metadata=LABELS,
     service_tier=LABEL,
 )
-COUNTED = shape("model messages", model=text(128), **INPUT)
+COUNTED = shape("model messages", model=text(128), enable_thinking=bool, **INPUT)
 
 # Checks -----------------------------------------------------------------------------------------
 
@@ -312,7 +365,7 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge:g}",
     "int_type": "an integer",
     "less_than": "less than {lt}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:.10g}",
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_attributes_type": "an object",

@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
+from ..thoughts import Thought
+from ..vocabulary import vocabulary_of
+from .client_request import (
+    ClientRequest,
+    earlier_call,
+    request_of,
+    schema_of,
+    text_of,
+    thought_of,
+    tools_of,
+)
 from .decoding import Token
-from .fields import RefusedError, without_nulls
+from .fields import THOUGHTS, RefusedError, without_nulls
 from .replies import Choice, Choices, Events, Writer, event, usage
 from .tool_calls import Piece
 
@@ -18,28 +28,51 @@ def request_of_chat(body: dict[str, Any]) -> ClientRequest:
         raise RefusedError(400, "top_logprobs was given without logprobs", "top_logprobs")
     if "max_completion_tokens" in body:
         body = body | {"max_tokens": body["max_completion_tokens"]}
+    offered = tools_of(body)
+    fields = [name for name in THOUGHTS if any(one.get(name) for one in body["messages"])]
+    for name in fields:
+        if not any(thought_of(one.get(name)) for one in body["messages"]):  # they are encrypted
+            offered["ignored"].append(name)
+    contents = (one.get("content") for one in body["messages"])
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if any(part["type"] == "redacted_thinking" for part in parts):
+        offered["ignored"].append("redacted_thinking")
     return request_of(
         body,
         [_turn(message) for message in body["messages"]],
         top_logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None,
-        **tools_of(body),
+        **offered,
         schema=schema_of(body.get("response_format")),
-        template_kwargs=body.get("chat_template_kwargs", {}),
+        thoughts_field=next(iter(fields), "reasoning_content"),
     )
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    role, calls = message["role"], message.get("tool_calls")
-    if message.get("content") is None and calls is None:
+    role, calls, content = message["role"], message.get("tool_calls"), message.get("content")
+    thoughts = [thought_of(message.get(name)) for name in THOUGHTS]
+    if isinstance(content, list):
+        thoughts.append(thought_of([part for part in content if part["type"] in _THOUGHT_PARTS]))
+    thought = next(filter(None, thoughts), None)
+    if content is None and calls is None and thought is None:
         raise RefusedError(400, f"a message of the {role} has no content", "messages")
     turn = {"role": "system" if role == "developer" else role}
-    turn["content"] = text_of(message.get("content")) or ""
+    turn["content"] = text_of(content) or ""
+    if thought is not None and role == "assistant":
+        turn["reasoning_content"] = thought
     turn |= without_nulls({name: message.get(name) for name in ("name", "tool_call_id")})
     if calls:
         turn["tool_calls"] = [
             earlier_call(call.get("id"), call["function"], "messages") for call in calls
         ]
     return turn
+
+
+def bodies_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a body for each chat or prompt of a request, each of which is answered by itself."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        return [body | {"prompt": one} for one in prompt]
+    return [*map(without_nulls, body.get("chats", [body]))]
 
 
 def request_of_completion(body: dict[str, Any]) -> ClientRequest:
@@ -85,20 +118,18 @@ class CompletionWriter(Writer):
         return {"index": choice.number, "logprobs": logprobs, "finish_reason": reason, **said}
 
     def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        return {"text": _text_and_calls(pieces)[0]}
+        return {"text": "".join(piece for piece in pieces if isinstance(piece, str))}
 
     def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
         return self.message(pieces)
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        name = vocabulary_of(self.tokenizer).name_of
         return {
-            "tokens": [self.word(token.id) for token in tokens],
+            "tokens": [name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self.word(i): p for i, p in token.top} for token in tokens],
+            "top_logprobs": [{name(i): p for i, p in token.top} for token in tokens],
         }
-
-    def word(self, token: int) -> str:
-        return self.tokenizer.decode([token])
 
     @property
     def _with_usage(self) -> bool:
@@ -127,14 +158,16 @@ class ChatWriter(CompletionWriter):
             yield self._chunk(self.choice(choice, said))
 
     def message(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        text, calls = _text_and_calls(pieces)
+        thought, text, calls = _parts(pieces)
         content = text or None if calls else text
         message = {"role": "assistant", "content": content, "refusal": None}
+        message |= {"reasoning_content": thought} if thought else {}
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def delta(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
-        text, calls = _text_and_calls(pieces)
-        delta: dict[str, Any] = {"content": text} if text else {}
+        thought, text, calls = _parts(pieces)
+        delta: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+        delta |= {"content": text} if text else {}
         if calls:
             numbered = enumerate(calls, len(choice.calls) - len(calls))
             delta["tool_calls"] = [{"index": index, **call} for index, call in numbered]
@@ -149,10 +182,16 @@ class ChatWriter(CompletionWriter):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self.word(token)
-        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+        vocabulary = vocabulary_of(self.tokenizer)
+        word, raw = vocabulary.name_of(token), vocabulary.bytes_of(token)
+        return {"token": word, "logprob": logprob, "bytes": list(raw)}
 
 
-def _text_and_calls(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+def _parts(pieces: Sequence[Piece]) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return what is thought, said and called."""
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
     text = "".join(piece for piece in pieces if isinstance(piece, str))
-    return text, [piece for piece in pieces if isinstance(piece, dict)]
+    return thought, text, [piece for piece in pieces if isinstance(piece, dict)]
+
+
+_THOUGHT_PARTS = "thinking", "reasoning"

@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..errors import UserError
+from ..thoughts import Thought
 from .decoding import Event, Finished, Job, Token
 from .service import Service
-from .tool_calls import Piece, Said
+from .tool_calls import Piece, ReplyParser, joined
 
 
 class Choice:
@@ -30,8 +31,10 @@ class Choice:
         self.number, self.job = number, job
         self.pieces: list[Piece] = []
         self.tokens: list[Token] = []
-        self._said = Said(tokenizer, job.client_request.tools)
-        self.calls = self._said.calls
+        self.thought_tokens = 0
+        request = job.client_request
+        self._parser = ReplyParser(tokenizer, request.tools, job.prompt)
+        self._is_chat, self.calls = request.is_chat, self._parser.calls
 
     @property
     def reason(self) -> str:
@@ -40,13 +43,25 @@ class Choice:
 
     def take(self, event: list[Token] | Finished) -> list[Piece]:
         """Take in the tokens of a step, or the end, and return new pieces."""
+        pieces: list[Piece] = []
         if isinstance(event, Finished):
-            self.ended, pieces = event, list(self._said.end())
+            self.ended = event
+            pieces += self._parser.end()
         else:
             self.tokens += event
-            pieces = list(self._said.add("".join(token.text for token in event)))
+            for token in event:
+                pieces += self._take(token.text)
+        pieces = list(joined(pieces))
         self.pieces += pieces
         return pieces
+
+    def _take(self, text: str) -> Iterator[Piece]:
+        if not self._is_chat:
+            yield from filter(None, [text])
+            return
+        before = self._parser.is_in_thought
+        yield from self._parser.add(text)
+        self.thought_tokens += before or self._parser.is_in_thought
 
 
 Choices = Sequence[Choice]
@@ -84,15 +99,16 @@ class Writer:
             "seen": sum(seen[1:], seen[0]).values() if seen else None,
             "draft": first.client_request.draft,
             "mode": first.model.mode,
-            "seed": first.seed if first.client_request.sampling.temp else None,
+            "seed": None if first.client_request.sampling.takes_arg_max else first.seed,
         } | ({"ignored": [*ignored]} if (ignored := first.client_request.ignored) else {})
 
 
 class ItemWriter(Writer):
-    """Writes a text as a list of items: each is a call, or all that is said between calls.
+    """Writes a text as a list of items: each is a call, a thought, or what is said between them.
 
-    Each API's has the events of an item: ``called(id, name, arguments)`` of a call, ``opened()``,
-    ``grown(text)`` and ``closed(status)`` of others; and ``reply(choices)`` of complete items.
+    Each API's has the events of an item: ``called(id, name, arguments)`` of a call,
+    ``opened(kind)``, ``grown(text)`` and ``closed(status)`` of others, whose kind is ``Thought`` or
+    ``str``; and ``reply(choices)`` of complete items.
     """
 
     called: Any
@@ -104,7 +120,7 @@ class ItemWriter(Writer):
     def __init__(self, body: dict[str, Any], tokenizer: TokenizerWrapper):
         super().__init__(body, tokenizer)
         self.items: list[dict[str, Any]] = []
-        self._open = False  # whether the last one may go on
+        self._open: type | None = None  # the kind of the last one, if it may go on
 
     def whole(self, choices: Choices) -> dict[str, Any]:
         for _ in (*self.wrote(choices[0], choices[0].pieces), *self.complete(choices[0])):
@@ -117,18 +133,19 @@ class ItemWriter(Writer):
                 yield from self._close("completed")
                 yield from self.called(piece["id"], **piece["function"])
                 continue
-            if not self._open:
-                yield from self.opened()
-                self._open = True
-            yield from self.grown(piece)
+            if self._open is not type(piece):
+                yield from self._close("completed")
+                yield from self.opened(type(piece))
+                self._open = type(piece)
+            yield from self.grown(piece.text if isinstance(piece, Thought) else piece)
 
     def complete(self, choice: Choice) -> Events:
         yield from self._close("incomplete" if choice.reason == "length" else "completed")
 
     def _close(self, status: str) -> Events:
-        if self._open:
+        if self._open is not None:
             yield from self.closed(status)
-        self._open = False
+        self._open = None
 
 
 class Reply(StreamingResponse):
@@ -214,17 +231,21 @@ def sentence_of(error: Exception) -> str:
 
 def event(value: Any, name: str | None = None) -> str:
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value)}\n\n"
+    return f"{head}data: {json.dumps(value, allow_nan=False)}\n\n"
 
 
 def usage(choices: Choices, words: tuple[str, str] = ("prompt", "completion")) -> dict:
     """Return OpenAI's counts of tokens; a prompt of several texts counts once."""
     read, written = words
-    prompt = len(choices[0].job.prompt)
+    of_prompts = {id(choice.job.client_request): choice for choice in reversed(choices)}.values()
+    prompt = sum(len(choice.job.prompt) for choice in of_prompts)
+    cached = sum(choice.ended.cached_tokens for choice in of_prompts)
     tokens = sum(choice.ended.last.generation_tokens for choice in choices)
-    return {
+    thought = sum(choice.thought_tokens for choice in choices)
+    details = {f"{written}_tokens_details": {"reasoning_tokens": thought}} if thought else {}
+    return details | {
         f"{read}_tokens": prompt,
         f"{written}_tokens": tokens,
         "total_tokens": prompt + tokens,
-        f"{read}_tokens_details": {"cached_tokens": choices[0].ended.cached_tokens},
+        f"{read}_tokens_details": {"cached_tokens": cached},
     }

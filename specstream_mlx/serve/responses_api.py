@@ -3,7 +3,16 @@
 import uuid
 from typing import Any
 
-from .client_request import ClientRequest, earlier_call, request_of, schema_of, text_of, tools_of
+from ..thoughts import Thought
+from .client_request import (
+    ClientRequest,
+    earlier_call,
+    request_of,
+    schema_of,
+    text_of,
+    thought_of,
+    tools_of,
+)
 from .fields import FUNCTION
 from .replies import Choice, Choices, Events, ItemWriter, event, usage
 
@@ -17,12 +26,24 @@ def request_of_response(body: dict[str, Any]) -> ClientRequest:
         for tool in offered["tools"]
     ]
     schema = schema_of(body.get("text", {}).get("format"))
-    return request_of(body, _turns(body), schema=schema, **offered)
+    items = body["input"] if isinstance(body["input"], list) else []
+    reasoned = [item for item in items if item.get("type") == "reasoning"]
+    if any(item.get("encrypted_content") and not _thought(item) for item in reasoned):
+        offered["ignored"].append("reasoning")
+    return request_of(body, _turns(body), schema=schema, thoughts_field="reasoning", **offered)
+
+
+def _thought(item: dict[str, Any]) -> str:
+    return thought_of(item.get("content")) or thought_of(item.get("summary"))
 
 
 def _turns(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the turns of a chat template: a call is part of the assistant's turn before it."""
+    """Return the turns of a chat template: a call is part of the assistant's turn before it.
+
+    Thoughts are of the assistant's turn that they precede.
+    """
     turns: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     if "instructions" in body:
         turns.append({"role": "system", "content": body["instructions"]})
     if isinstance(body["input"], str):
@@ -34,13 +55,25 @@ def _turns(body: dict[str, Any]) -> list[dict[str, Any]]:
                     turns.append({"role": "assistant", "content": ""})
                 call = earlier_call(item["call_id"], item, "input")
                 turns[-1].setdefault("tool_calls", []).append(call)
+                _think(turns[-1], thoughts)
+            case "reasoning":
+                thoughts += filter(None, (_thought(item),))
             case "function_call_output":
                 turn = {"role": "tool", "content": text_of(item["output"])}
                 turns.append(turn | {"tool_call_id": item["call_id"]})
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
                 turns.append({"role": role, "content": text_of(item["content"])})
+                _think(turns[-1], thoughts)
     return turns
+
+
+def _think(turn: dict[str, Any], thoughts: list[str]) -> None:
+    """Let thoughts be those of a turn, if that is the assistant's; they are of no other."""
+    if thoughts and turn["role"] == "assistant":
+        before = turn.get("reasoning_content", "")
+        turn["reasoning_content"] = "\n\n".join(filter(None, (before, *thoughts)))
+    thoughts.clear()
 
 
 class ResponseWriter(ItemWriter):
@@ -50,7 +83,7 @@ class ResponseWriter(ItemWriter):
 
     def reply(self, choices: Choices) -> dict[str, Any]:
         cut, counts = choices[0].reason == "length", usage(choices, ("input", "output"))
-        counts["output_tokens_details"] = {"reasoning_tokens": 0}
+        counts["output_tokens_details"] = {"reasoning_tokens": choices[0].thought_tokens}
         return self._response("incomplete" if cut else "completed") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": counts,
@@ -83,22 +116,29 @@ class ResponseWriter(ItemWriter):
         yield self._of_item("function_call_arguments.done", arguments=arguments)
         yield self._done(item)
 
-    def opened(self) -> Events:
-        item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
-        yield self._added("msg", item)
-        item["content"] = [_part("")]
-        yield self._of_item("content_part.added", content_index=0, part=_part(""))
+    def opened(self, kind: type) -> Events:
+        if kind is Thought:
+            item: dict[str, Any] = {"type": "reasoning", "summary": [], "content": []}
+            yield self._added("rs", item)
+            item["content"] = [{"type": "reasoning_text", "text": ""}]
+        else:
+            item = {"type": "message", "role": "assistant", "content": []}
+            yield self._added("msg", item)
+            item["content"] = [_part("")]
+        yield self._of_item("content_part.added", content_index=0, part=item["content"][0])
 
     def grown(self, text: str) -> Events:
+        part = self.items[-1]["content"][0]
         if text:
-            self.items[-1]["content"][0]["text"] += text
-            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=[])
+            part["text"] += text
+            more: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
+            yield self._of_item(f"{part['type']}.delta", content_index=0, delta=text, **more)
 
     def closed(self, status: str) -> Events:
         item = self.items[-1]
         item["status"], part = status, item["content"][0]
-        text = {"text": part["text"], "logprobs": []}
-        yield self._of_item("output_text.done", content_index=0, **text)
+        text = {name: part[name] for name in ("text", "logprobs") if name in part}
+        yield self._of_item(f"{part['type']}.done", content_index=0, **text)
         yield self._of_item("content_part.done", content_index=0, part=part)
         yield self._done(item)
 

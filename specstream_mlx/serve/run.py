@@ -21,7 +21,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise UserError(f"the host is {shown(host)}, expected a name or an address") from None
     except OSError as error:
         raise UserError(
-            f"port {port} of {host} cannot be listened on ({error.strerror}), expected a free one"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose a free port"
         ) from None
     return opened
 

@@ -2,24 +2,27 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.sample_utils import LogitsProcessor, make_logits_processors
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
-from ..loading import SpeculativeModel
+from ..grammar import grammars_of
+from ..loading.speculative_model import SpeculativeModel
 from ..models.architectures import context_length
-from ..prompts import encode_prompt, in_template
+from ..prompts import chat_text, check_messages, encode_prompt
+from ..thoughts import AfterThought
+from ..vocabulary import vocabulary_of
 from .client_request import ClientRequest
 from .decoding import Job
 from .fields import RefusedError
-from .grammar import Grammars
+from .rendering import shared_renderer
 from .worker import Worker
 
 BASE = "base"
@@ -65,8 +68,8 @@ class Service:
         self.models, self.tokenizer, self.aliases = models, tokenizer, aliases or {}
         self.worker = Worker(models[BASE], tokenizer, **limits)
         self.most_tokens, self.patience = most_tokens, patience
-        self._grammars = Grammars(tokenizer, models[BASE].config["vocab_size"])
-        self._one_at_a_time = asyncio.Lock()
+        self._grammars = grammars_of(tokenizer, models[BASE].config["vocab_size"])
+        self._renderer, self._one_at_a_time = shared_renderer(), Lock()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,25 +77,31 @@ class Service:
 
     async def prepare(self, *requests: ClientRequest) -> list[Job]:
         """Make the texts of a request, without holding up others."""
-        async with self._one_at_a_time:
-            return await asyncio.to_thread(lambda: [*chain(*map(self.jobs, requests))])
+        return await asyncio.to_thread(lambda: [*chain(*map(self.jobs, requests))])
 
     async def count(self, request: ClientRequest) -> int:
         """Count the tokens of a request's prompt, without holding up others."""
         model = self.model(request.model)
-        async with self._one_at_a_time:
-            return len((await asyncio.to_thread(self._prompt, request, model))[0])
+        return len((await asyncio.to_thread(self._prompt, request, model))[0])
 
     def jobs(self, request: ClientRequest) -> list[Job]:
         """Make the texts that a request asks for."""
         request = replace(request, model=self.aliases.get(request.model, request.model))
         model = self.model(request.model)
         prompt, request = self._prompt(request, model)
-        masks = [] if request.schema is None else [self._grammars.json(request.schema, len(prompt))]
+        with self._one_at_a_time:
+            return self._jobs(request, model, prompt)
+
+    def _jobs(
+        self, request: ClientRequest, model: SpeculativeModel, prompt: list[int]
+    ) -> list[Job]:
+        masks = [] if request.schema is None else [self._mask(request, prompt)]
         for token in request.penalties.get("logit_bias", ()):
             if token >= (size := model.config["vocab_size"]):
                 sentence = f"logit_bias has token {token}, expected one of 0 to {size - 1}"
                 raise RefusedError(400, sentence, "logit_bias")
+        if request.top_logprobs is not None:
+            vocabulary_of(self.tokenizer)  # which takes a second, not in the thread of all replies
         penalties = make_logits_processors(**request.penalties)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         context, room = context_length(model.config), self.most_tokens
@@ -107,6 +116,15 @@ class Service:
         jobs[0].request().check(model)
         return jobs
 
+    def _mask(self, request: ClientRequest, prompt: list[int]) -> Callable[[], LogitsProcessor]:
+        """Return a function that makes the mask of one text; thoughts come before the schema."""
+        assert request.schema is not None
+        mask, tokenizer = self._grammars.json(request.schema, len(prompt)), self.tokenizer
+        if not (request.is_chat and tokenizer.has_thinking):
+            return mask
+        may_think = request.thinking is not False
+        return lambda: AfterThought(mask(), tokenizer, prompt, may_think)
+
     def model(self, name: str) -> SpeculativeModel:
         """Return the model that a client means."""
         name = self.aliases.get(name, name)
@@ -119,24 +137,25 @@ class Service:
     ) -> tuple[list[int], ClientRequest]:
         """Encode the prompt; what users say stands in the adapter's template.
 
-        The request comes back without tools that the chat template has no place for.
+        The request comes back with what the chat template has no place for.
         """
         template = model.prompt_template
-        if isinstance(request.prompt, str):
+        if isinstance(request.prompt, str) or not request.is_chat:
             return encode_prompt(self.tokenizer, request.prompt, template), request
-        messages: list[Any] = list(request.prompt)
-        if not isinstance(messages[0], dict):
-            return encode_prompt(self.tokenizer, messages), request
-        if template is not None:
-            for number, one in enumerate(messages):
-                if one["role"] == "user":
-                    messages[number] = one | {"content": in_template(one["content"], template)}
-        encode = partial(encode_prompt, self.tokenizer, template_kwargs=request.template_kwargs)
-        ids = encode(messages, tools=request.tools)
-        if request.tools and ids == encode(messages):  # an offer, which clients make to any model
-            request = replace(request, tools=None, ignored=[*request.ignored, "tools"])
-        silent = [{n: v for n, v in one.items() if n != "tool_calls"} for one in messages]
-        if silent != messages and ids == encode(silent, tools=request.tools):
-            sentence = "are not supported: the model's chat template has no place for them"
-            raise RefusedError(400, f"tool_calls {sentence}", "tool_calls")
-        return ids, request
+        turns: Any = request.prompt
+        check_messages(self.tokenizer, turns)
+        text = chat_text(
+            self.tokenizer,
+            turns,
+            template,
+            request.tools,
+            request.template_kwargs,
+            request.thinking,
+            self._renderer.limited(),
+        )
+        names = {"reasoning_content": request.thoughts_field}
+        followed = "thinking" if self.tokenizer.has_thinking else "thinking.budget_tokens"
+        ignored = [name for name in request.ignored if name != followed]
+        ignored += [names.get(name, name) for name in text.ignored]
+        ignored = [*dict.fromkeys(ignored)]
+        return text.encode(self.tokenizer), replace(request, ignored=ignored)

@@ -1,4 +1,4 @@
-"""Calls of tools, separated from the text around them while it comes.
+"""What a model writes, split while it comes into thoughts, what is said, and calls of tools.
 
 How a model writes calls is its chat template's affair: mlx-lm knows the marks around them and how
 to read what stands between (``mlx_lm.tool_parsers``), by the tokenizer.
@@ -6,13 +6,27 @@ to read what stands between (``mlx_lm.tool_parsers``), by the tokenizer.
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-Piece = str | dict[str, Any]
-"""What is said, or what is called; see ``called``."""
+from ..thoughts import Thought, ThoughtParser, begun
+
+Piece = str | Thought | dict[str, Any]
+"""What is said, thought, or called; see ``called``."""
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join what is said, and what is thought, without something else between."""
+    for kind, some in groupby(pieces, type):
+        if kind is str:
+            yield "".join(piece for piece in some if isinstance(piece, str))
+        elif kind is Thought:
+            yield Thought("".join(piece.text for piece in some if isinstance(piece, Thought)))
+        else:
+            yield from some
 
 
 def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
@@ -21,8 +35,45 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": its_id, "type": "function", "function": function}
 
 
-class Said:
-    """One text, split into what is said, without white space around calls, and the ``calls``."""
+class ReplyParser:
+    """Splits one text into thoughts, in which nothing is called, what is said, and ``calls``."""
+
+    def __init__(
+        self,
+        tokenizer: TokenizerWrapper,
+        tools: Sequence[dict[str, Any]] | None,
+        prompt: Sequence[int] = (),
+    ):
+        self._calls, closed = ToolCallParser(tokenizer, tools), None
+        if tools and tokenizer.tool_call_start is not None:
+            closed = tokenizer.tool_call_start, tokenizer.tool_call_end or ""
+        self._thoughts = ThoughtParser(tokenizer, prompt, closed)
+        self.calls = self._calls.calls
+
+    @property
+    def is_in_thought(self) -> bool:
+        return self._thoughts.is_inside
+
+    def add(self, text: str) -> Iterator[Piece]:
+        """Yield what is known of the text now, in its order."""
+        yield from self._with_calls(self._thoughts.add(text))
+
+    def end(self) -> Iterator[Piece]:
+        """Yield what was held back, once the text is complete."""
+        yield from self._with_calls(self._thoughts.end())
+        yield from self._calls.end()
+
+    def _with_calls(self, pieces: Iterator[str | Thought]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                yield from self._calls.pause()
+                yield piece
+            else:
+                yield from self._calls.add(piece)
+
+
+class ToolCallParser:
+    """Splits what is said into text, without white space around calls, and the ``calls``."""
 
     def __init__(self, tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None):
         self.calls: list[dict[str, Any]] = []
@@ -52,10 +103,16 @@ class Said:
                     yield said
             self._rest, self._in_call = after, not self._in_call
         if not self._in_call:
-            sure = self._rest[: len(self._rest) - _begun(self._rest, self._start)].rstrip()
+            sure = self._rest[: len(self._rest) - begun(self._rest, self._start)].rstrip()
             self._rest = self._rest[len(sure) :]
             if sure:
                 yield sure
+
+    def pause(self) -> Iterator[Piece]:
+        """Yield what was held back, but for white space, before something else comes."""
+        last, self._rest = self._rest.rstrip(), ""
+        if last:
+            yield last
 
     def end(self) -> Iterator[Piece]:
         """Yield what was held back, once the text is complete."""
@@ -88,9 +145,3 @@ def _call(read: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(its_id, str) or not its_id:
         its_id = f"call_{uuid.uuid4().hex[:24]}"
     return called(its_id, name, written)
-
-
-def _begun(text: str, mark: str) -> int:
-    """Number of characters at the end of a text that may be the beginning of a mark."""
-    sizes = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..errors import UserError
 from ..hardware import running
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from .decoding import ActiveText, Batcher, Event, Finished, Job
 from .fields import RefusedError
 
@@ -59,6 +59,10 @@ class Worker:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put jobs into the queue, all or none."""
+        most = self._most_waiting + self._most_texts
+        if len(jobs) > most:
+            sentence = f"the request asks for {len(jobs)} texts, expected at most {most}"
+            raise RefusedError(400, sentence)
         with self._changed:
             if self._stopping:
                 raise RefusedError(*_STOPPED)

@@ -1,21 +1,20 @@
 """Ends of commands: a user's mistake is one line on stderr and exit code 2, SIGTERM is code 143."""
 
-import errno
+import _thread
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..errors import UserError
-from ..files import short
+from ..files import OF_WRITING, short
 from .notes import note
-
-_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class _Terminated(BaseException):
@@ -26,7 +25,7 @@ class _Terminated(BaseException):
 def reported() -> Iterator[None]:
     """Run a command in the block: mistakes are reported, and SIGTERM and SIGINT unwind it."""
     try:
-        with _unwound_by_sigterm(), _without_stray_warnings():
+        with _unwound_by_sigterm(), _never_lost(), _without_stray_warnings():
             yield
             sys.stdout.flush()  # else what is buffered fails where nobody can report it
     except _Terminated:
@@ -58,9 +57,9 @@ def _without_stray_warnings() -> Iterator[None]:
 
 def _file_error(error: OSError) -> str:
     if error.filename is not None:
-        verb = " cannot be written" if error.errno in _OF_WRITING else ""
+        verb = " cannot be written" if error.errno in OF_WRITING else ""
         return f"{short(str(error.filename))}{verb}: {error.strerror}"
-    if error.errno not in _OF_WRITING:
+    if error.errno not in OF_WRITING:
         raise error
     sys.stdout = None  # else Python tries to write the rest of it when it ends
     return f"standard output cannot be written: {error.strerror}"
@@ -84,6 +83,34 @@ def _unwound_by_sigterm() -> Iterator[None]:
 
 def _unwind(*_: Any) -> NoReturn:
     raise _Terminated
+
+
+@contextmanager
+def _never_lost() -> Iterator[None]:
+    """Send a signal again that fell where Python can raise nothing, such as into a ``__del__``."""
+    before, main = sys.unraisablehook, threading.main_thread().ident or 0
+    lost: list[signal.Signals] = []
+
+    def send() -> None:
+        time.sleep(0.05)  # until the hook has returned, in which nothing can be raised either
+        if lost:
+            signal.pthread_kill(main, lost.pop())
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        for kind, number in ((KeyboardInterrupt, signal.SIGINT), (_Terminated, signal.SIGTERM)):
+            if issubclass(unraisable.exc_type, kind):
+                lost.append(number)
+                _thread.start_new_thread(send, ())  # needs no lock that the main one may hold
+                return
+        before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        if lost:
+            signal.raise_signal(lost.pop())
 
 
 @contextmanager

@@ -31,13 +31,18 @@ def progress(description: str) -> Iterator[Show]:
     """Show a bar while the block runs, on stderr; a line a minute where that is no terminal."""
     with _bars() as bars:
         task, said, last = bars.add(_Task(description)), description, time.monotonic()
+        in_lines = False
 
         def show(done: float, total: float | None, description: str | None = None) -> None:
-            nonlocal said, task, last
+            nonlocal said, task, last, in_lines
             said = description or said
-            if bars.hidden and total and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            late = time.monotonic() - last >= SECONDS_BETWEEN_LINES
+            if bars.hidden and total and (late or (in_lines and done >= total)):
                 note(f"{said}: {done / total:.0%}")
-                last = time.monotonic()
+                last, in_lines = (
+                    time.monotonic(),
+                    done < total,
+                )  # the last line says that all is done
             if task.total is not None and total is not None:
                 bars.update(task, description=said, completed=done, total=total)
                 return

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..errors import UserError
 from ..files import check_shapes, not_finite, parse_json, reason, staged_file, tensor_headers
+from ..options import OBJECT
 from .settings import check_identity
 
 _KINDS = "parameter ", "optimizer "
@@ -52,11 +53,22 @@ class Checkpoint:
                 {n.removeprefix(kind): a for n, a in arrays.items() if n.startswith(kind)}
                 for kind in _KINDS
             )
+            for part in ("identity", "progress"):
+                OBJECT.check(f"its {part}", meta.get(part) if isinstance(meta, dict) else meta)
             checkpoint = cls(parameters, optimizer, meta["identity"], meta["progress"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no checkpoint of a run: {reason(error)}") from None
         if run is not None:
             check_identity(path, checkpoint.identity, run.identity)
-            shapes = [{n: a.shape for n, a in each._arrays().items()} for each in (checkpoint, run)]
-            check_shapes(path, *shapes)
+            read, own = checkpoint._arrays(), run._arrays()
+            check_shapes(path, *({n: a.shape for n, a in each.items()} for each in (read, own)))
+            for name, array in own.items():
+                if read[name].dtype != array.dtype:
+                    raise UserError(
+                        f"{path}: {name} is of {_name(read[name])}, expected {_name(array)}"
+                    )
         return checkpoint
+
+
+def _name(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")

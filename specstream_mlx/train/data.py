@@ -1,6 +1,7 @@
 """Training data of both trainers, in mlx-lm's formats: sequences of prompt and completion."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from ..terminal.notes import note
 from .batches import Item
 
 _FORMATS = "a prompt and a completion, messages of which the assistant's is the last, or a text"
+_MARKS = "0", "1"  # answers that begin otherwise; one of them begins otherwise than any other
 
 
 def read_split(
@@ -108,16 +110,18 @@ def _reader(
     kind = _kind(rows[0])
     if kind == "messages" and not tokenizer.has_chat_template:
         raise UserError("the data has messages, and the tokenizer no chat template to put them in")
-    process = create_dataset(rows, tokenizer, SimpleNamespace(mask_prompt=kind != "text")).process
-    if kind != "prompt":
-        return process
+    if kind == "text":
+        return create_dataset(rows, tokenizer, SimpleNamespace()).process
 
     def read(row: Mapping[str, Any]) -> tuple[list[int], int]:
-        earlier, chats = row.get("earlier"), tokenizer.has_chat_template
-        if chats and not earlier and "finish_reason" not in row:
-            return process({**row, "prompt": in_template(row["prompt"], template)})
+        if kind == "messages":
+            return _conversation(tokenizer, row["messages"], row.get("tools"))
+        earlier = row.get("earlier", [])
+        turns = [*earlier, in_template(row["prompt"], template)]
+        if tokenizer.has_chat_template and "finish_reason" not in row:
+            messages = messages_of([*turns, row["completion"]])
+            return _conversation(tokenizer, messages, row.get("tools"))
         if earlier:
-            turns = [*earlier, in_template(row["prompt"], template)]
             head = encode_prompt(tokenizer, messages_of(turns))
         else:
             head = chat_prompt(tokenizer, row["prompt"], template)
@@ -127,6 +131,38 @@ def _reader(
         return head + written, len(head)
 
     return read
+
+
+def _conversation(
+    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, Any]], tools: Any
+) -> tuple[list[int], int]:
+    """Return a conversation's tokens, and the place among them where its last answer begins.
+
+    That is the end of the prompt after which the answer would be decoded, where the conversation
+    begins with it. Templates may render it otherwise once it is answered (without the thought that
+    they open, with tools elsewhere); then it is the first place that depends on the answer.
+    """
+    render = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
+    *asked, answer = messages
+    text, head = render(messages), render(asked, add_generation_prompt=True)
+    if not text.startswith(head):
+        in_parts = isinstance(answer["content"], list)
+        others: list[Any] = [
+            [{"type": "text", "text": mark}] if in_parts else mark for mark in _MARKS
+        ]
+        ends = (
+            _common(text, render([*asked, {"role": "assistant", "content": other}]))
+            for other in others
+        )
+        head = text[: min(ends)]
+    tokens, before = (tokenizer.encode(one, add_special_tokens=False) for one in (text, head))
+    return tokens, _common(tokens, before)  # a token across the border is the answer's
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count the items with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _ended(tokens: list[int], start: int, tokenizer: TokenizerWrapper, was_cut: bool) -> list[int]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..batch import batch_generate
 from ..engine.sampling import keyed_sampler
 from ..errors import MOST, UserError, shown
 from ..files import append, prompt_lines, read_json, read_json_lines, staged_file
-from ..loading import SpeculativeModel
+from ..generation.batch_generate import batch_generate
+from ..loading.speculative_model import SpeculativeModel
 from ..prompts import chat_prompt
 from .settings import check_identity
 

@@ -12,9 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from rich.filesize import decimal
 
-from ..batch import batch_generate
 from ..errors import UserError
-from ..generation import stream_generate
+from ..generation.batch_generate import batch_generate
+from ..generation.stream_generate import stream_generate
 from ..hardware import device
 from ..prompts import chat_prompt
 from .batches import Item

@@ -85,7 +85,7 @@ def n_gram_loss(
         seed = mx.stop_gradient(hidden.seed).reshape(-1, config.hidden_size)[scored.exits]
         early = model.early_exit_features(seed[None])[0]
         losses = head_cross_entropy(model.head, early, scored.exit_targets, vocab_size)
-        pruner = losses.mean()
+        pruner = scored.exit_weight * losses.sum()
     return per_stream, pruner
 
 

@@ -63,7 +63,7 @@ def optimizer_of(settings: TrainSettings, hidden_size: int) -> optim.MultiOptimi
     arguments = settings.optimizer_config.get(kind, {})
     updates = -(-settings.iters // settings.grad_accumulation_steps)
     optimizers = [
-        KINDS[kind](learning_rate=warm_up_and_fall(peak, updates), **arguments)
+        KINDS[kind](learning_rate=warm_up_and_fall(float(peak), updates), **arguments)
         for peak in (peaks.streams, peaks.embeddings, peaks.lora)
     ]
     return optim.MultiOptimizer(

@@ -10,9 +10,9 @@ from typing import Any
 import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..generation import stream_generate
-from ..loading import SpeculativeModel
-from ..responses import decoding_rate
+from ..generation.stream_generate import stream_generate
+from ..generation.text import decoding_rate
+from ..loading.speculative_model import SpeculativeModel
 from .batches import Item
 
 MOST_TOKENS = 96

@@ -10,24 +10,27 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.tuner.callbacks import TrainingCallback
 
 from ..adapters.description import ADAPTER_FILES
 from ..adapters.files import write_adapter
-from ..errors import VOCABULARY, UserError
+from ..errors import VOCABULARY, UserError, naming
 from ..files import append, other_file, staged_directory
+from ..options import integer, made_of, number, option
 from .batches import Batches, Item, most_frequent
 from .checkpoint import Checkpoint
 from .forward import StreamForward
 from .loss import n_gram_loss
 from .optimizer import clipped, optimizer_of
-from .sequences import Scored, Sequences, places_of, sequences_of
+from .sequences import Scored, Sequences, count_targets, places_of, sequences_of
 from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
 from .validation import validate
@@ -37,11 +40,11 @@ from .validation import validate
 class Progress:
     """Progress of a run."""
 
-    iterations: int = 0
-    trained_tokens: int = 0  # of completions, with repetitions
-    best_length: float | None = None  # the longest accepted length of a validation
-    best_iteration: int = 0  # iterations done at that validation
-    waited: int = 0  # validations since
+    iterations: int = option(0, integer(0))
+    trained_tokens: int = option(0, integer(0, 2**63))  # of completions, with repetitions
+    best_length: float | None = option(None, number(0))  # the longest accepted of a validation
+    best_iteration: int = option(0, integer(0))  # iterations done at that validation
+    waited: int = option(0, integer(0))  # validations since
 
 
 class TrainingRun:
@@ -77,6 +80,7 @@ class TrainingRun:
         self._identity = identity(settings) | {"training data": digest.hexdigest()[:16]}
         self._identity["LoRA of init_adapter"] = str(start.frozen_lora)
         self._batches = Batches(train, settings.batch_size, settings.seed)
+        self._counts: tuple[int, np.ndarray] | None = None  # of the update that begins there
         self.valid, self._valid = valid or [], list[list[Item]]()
         if valid is not None:
             batches = Batches(valid, settings.batch_size, 0).epoch(0)
@@ -94,7 +98,8 @@ class TrainingRun:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint."""
         checkpoint = Checkpoint.load(path, self._state())
-        self.progress = Progress(**checkpoint.progress)
+        with naming(f"{path} is no checkpoint of a run"):
+            self.progress = made_of(Progress, checkpoint.progress)
         self.trained.load(checkpoint.parameters)
         self._optimizer.state = tree_unflatten(list(checkpoint.optimizer.items()))
 
@@ -199,13 +204,30 @@ class TrainingRun:
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         exits = bool(self._start.streams.config.pruner_rank)
-        step = sequences_of(items, self._alphas, exits=exits, places=self._places)
+        places, counts = self._places, self._targets_of_update()
+        step = sequences_of(items, self._alphas, exits=exits, places=places, counts=counts)
         self._model.train()
         mx.random.seed(self.settings.seed * 2**31 + self.progress.iterations)
         parameters = self.trained.trainable_parameters()
         loss, gradients = self._step(*step)
         self.trained.update(parameters)  # in place of traced ones
         return loss, gradients
+
+    def _targets_of_update(self) -> np.ndarray | None:
+        """Return each stream's targets in the next update, per batch; ``None``: it has one batch.
+
+        So the mean of the gradients of its batches is that of one batch with all their sequences.
+        """
+        settings, together = self.settings, self.settings.grad_accumulation_steps
+        first = self.progress.iterations // together * together
+        if (together := min(together, settings.iters - first)) <= 1:
+            return None
+        if self._counts is None or self._counts[0] != first:
+            batches = islice(self._batches.from_step(first), together)
+            items = [item for batch in batches for item in batch]
+            counts = count_targets(items, len(self._alphas), self._places)
+            self._counts = first, counts / together
+        return self._counts[1]
 
     def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
         per_stream, pruner = n_gram_loss(self._forward, sequences, scored)

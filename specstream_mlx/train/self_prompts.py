@@ -17,12 +17,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..batch import batch_generate
 from ..engine.noise import Noise
 from ..engine.sampling import keyed_sampler
 from ..errors import UserError
 from ..files import append
-from ..loading import SpeculativeModel
+from ..generation.batch_generate import batch_generate
+from ..loading.speculative_model import SpeculativeModel
 from ..prompts import around_user, check_prompt
 from .distil import Answering, claim, whole_lines
 

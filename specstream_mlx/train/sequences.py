@@ -38,6 +38,7 @@ class Scored:
     weights: mx.array  # factors of their losses
     exits: mx.array  # where the early exit predicts
     exit_targets: mx.array
+    exit_weight: float
 
 
 def sequences_of(
@@ -46,12 +47,13 @@ def sequences_of(
     segment: int = 8,
     exits: bool = True,
     places: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
 ) -> tuple[Sequences, Scored]:
     """Lay out a step in segments of ``segment`` positions.
 
     A stream's loss is the mean over those of its targets that lie within the sequences (Eq. 6) and
-    in the draft vocabulary (``places_of``), so each of its rows weighs ``alpha`` over their number.
-    Rows of weight 0 are not scored.
+    in the draft vocabulary (``places_of``), so each of its rows weighs ``alpha`` over their number,
+    or over that of ``counts`` (1 + gamma,). Rows of weight 0 are not scored.
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])
@@ -70,7 +72,9 @@ def sequences_of(
     if places is not None:
         targets[..., 1:] = places[targets[..., 1:]]
         has_target[..., 1:] &= targets[..., 1:] >= 0
-    weights = np.array(alphas) / np.maximum(has_target.sum((0, 1)), 1)
+    if counts is None:
+        counts = has_target.sum((0, 1))
+    weights = np.array(alphas) / np.where(counts > 0, counts, 1)
     chosen = np.flatnonzero(has_target & (np.array(alphas) != 0))
     of_main = chosen % len(alphas) == 0
     chosen = np.concatenate([chosen[of_main], chosen[~of_main]])
@@ -86,8 +90,19 @@ def sequences_of(
             weights=mx.array(weights[streams], mx.float32),
             exits=mx.array(wanted, mx.int32),
             exit_targets=mx.array(exit_targets, mx.int32),
+            exit_weight=float(1 / counts[0]),
         ),
     )
+
+
+def count_targets(items: Sequence[Item], rows: int, places: np.ndarray | None) -> np.ndarray:
+    """Count the targets (rows,) of the main stream and of the streams after it."""
+    counts = np.zeros(rows, np.int64)
+    for item in items:
+        completion = np.array(item.tokens[item.stream_from :])
+        drafted = completion >= 0 if places is None else places[completion] >= 0
+        counts += [len(completion), *(drafted[stream:].sum() for stream in range(1, rows))]
+    return counts
 
 
 def places_of(vocabulary: mx.array | None, vocab_size: int) -> np.ndarray | None:

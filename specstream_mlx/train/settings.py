@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import Mode, UserError, is_integer, is_number, shown
+from ..errors import MOST, Mode, UserError, is_integer, is_number, shown
 from ..options import (
     COUNT,
     DIRECTORY,
@@ -42,7 +42,7 @@ def _is_lora(value: Any) -> bool:
     match value:
         case {"rank": rank, "scale": scale, "dropout": dropout, **more}:
             keys = more.pop("keys", [])
-            right = is_integer(rank) and rank > 0 and is_number(scale) and scale >= 0
+            right = is_integer(rank) and 0 < rank <= MOST and is_number(scale) and scale >= 0
             right = right and is_number(dropout) and 0 <= dropout < 1 and not more
             return right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     return False
@@ -76,12 +76,16 @@ def identity(settings: Any) -> dict[str, str]:
 
 def check_identity(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Check that what a file holds was made with these settings, so that it may go on."""
-    for name, value in expected.items():
-        if (before := found.get(name)) != value:
-            raise UserError(
-                f"{path}: {name} was {shown(before)}, expected {shown(value)}: go on with the same "
-                f"settings, write elsewhere, or remove {path.parent} to begin anew"
-            )
+    changes = [
+        f"{name} was {shown(found.get(name))} and is now {shown(value)}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    ]
+    if changes:
+        raise UserError(
+            f"{path}: {', '.join(changes)}: go on with what was, write elsewhere, or remove "
+            f"{path.parent} to begin anew"
+        )
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from ..adapters.files import Adapter, LoraPart, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
 from ..hardware import few_rows
 from ..hardware.cpu import exchange
-from ..loading import SpeculativeModel
+from ..loading.speculative_model import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
 from ..options import choice

@@ -12,7 +12,7 @@ from serving import serving
 from specstream_mlx.apps.writing_tools.corrections import Correction, is_grammar
 from specstream_mlx.apps.writing_tools.english import BY_PARAGRAPH
 from specstream_mlx.apps.writing_tools.local_page import PAGE, page_app
-from specstream_mlx.apps.writing_tools.parts import Work
+from specstream_mlx.apps.writing_tools.parts import TextInParts
 from specstream_mlx.apps.writing_tools.tools import TOOLS
 
 from benchmarks import browser
@@ -512,7 +512,7 @@ def test_random_texts_are_handled_alike_by_the_page_and_in_python(page):
     cases, expected = [], []
     for _ in range(1000):
         tool = rng.choice([*BY_PARAGRAPH, "summarize", "key_points"])
-        work = Work(tool, random_letter(rng))
+        work = TextInParts(tool, random_letter(rng))
         written = [rng.choice([random_letter(rng), ""]) for _ in work.parts]
         for number, text in enumerate(written):
             work.add(number, text, True)

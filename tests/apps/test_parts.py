@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from specstream_mlx.apps.writing_tools.parts import Work
+from specstream_mlx.apps.writing_tools.parts import TextInParts
 
 PARTS = json.loads((Path(__file__).parent / "parts.json").read_text())
 
@@ -12,7 +12,7 @@ PARTS = json.loads((Path(__file__).parent / "parts.json").read_text())
 @pytest.mark.parametrize("case", PARTS, ids=lambda case: case["tool"])
 def test_a_text_in_parts(case):
     """The page has the same cases."""
-    work, shown = Work(case["tool"], case["text"]), ""
+    work, shown = TextInParts(case["tool"], case["text"]), ""
     assert work.prompts == case["parts"]
     for number, text in enumerate(case["written"]):
         shown += "".join(work.add(number, letter, False) for letter in text)
@@ -23,6 +23,6 @@ def test_a_text_in_parts(case):
 def test_long_texts_are_cut_between_sentences():
     long = " ".join(["We meets on sunday, and we has to go."] * 150)
     for tool, most in (("proofread", 600), ("summarize", 4000), (None, len(long)), ("sql", 9999)):
-        sent = Work(tool, long).prompts
+        sent = TextInParts(tool, long).prompts
         assert " ".join(sent) == long and all(most / 2 < len(one) <= most for one in sent[:-1])
         assert (len(sent) == 1) == (most >= len(long))

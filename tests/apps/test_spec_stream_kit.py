@@ -27,7 +27,7 @@ from specstream_mlx import DraftSettings, keyed_sampler
 from specstream_mlx.engine.guess import StreamGuesses, normalized
 from specstream_mlx.engine.noise import Noise
 from specstream_mlx.engine.sampling import Sampling, drawn_tokens
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 
 pytestmark = pytest.mark.slow
 

@@ -76,7 +76,7 @@ def test_write_asks_a_running_server(announced, installed, tmp_path, monkeypatch
     monkeypatch.setattr(running_servers, "written", lambda *_: None)
     assert run("write", "concise", "-m", 8, stdin=LETTER).stdout == f"{whole}\n"
     monkeypatch.setattr(running_servers, "written", written)
-    alone = 0, running_servers.Written("alone", 5, "stop")
+    alone = 0, running_servers.Piece("alone", 5, "stop")
     monkeypatch.setattr(write, "_by_itself", lambda *_: iter([alone]))
     assert run(*ask, "--weights", "packed", stdin=TEXT).stdout == "alone\n"  # the server's are not
     said = announced.read_text()
@@ -116,7 +116,7 @@ def test_proofread_leaves_out_what_changes_the_text(installed, tmp_path, monkeyp
     parts = ["Hi Ana,", "We meet on ", "Saturday at noon.", "The key", ""]
     pieces = [(1, parts[1], None), (1, parts[2], "stop"), (3, "", "stop"), (2, "The key.", "stop")]
     pieces.append((0, parts[0], "stop"))
-    written = [(number, running_servers.Written(text, 4, end, 2)) for number, text, end in pieces]
+    written = [(number, running_servers.Piece(text, 4, end, 2)) for number, text, end in pieces]
     monkeypatch.setattr(write, "_by_itself", lambda *_: iter(written))
     text = "hi ana,\n\nwe meets on sunday at noon\n\n- the key\n\nBen\n"
     result = run("write", "proofread", stdin=text)
@@ -138,7 +138,7 @@ def test_writing_tools_in_the_terminal(installed, tmp_path, monkeypatch):
     for name in ("concise", "proofread", "sql", "key_points"):
         shutil.copytree(installed / "adapters/fix", tmp_path / "adapters" / name)
     monkeypatch.setattr(bundled, "ROOT", tmp_path)
-    ended = running_servers.Written("Done.", 4, "stop", 2)
+    ended = running_servers.Piece("Done.", 4, "stop", 2)
 
     def answered(source, chats, *_):
         yield from ((number, ended) for number in reversed(range(len(chats))))

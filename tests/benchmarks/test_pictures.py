@@ -8,7 +8,7 @@ import pytest
 from command_line import result_of, run_program
 
 from benchmarks.pictures import Call, Recording, main, recorded, session
-from specstream_mlx.responses import GenerationResponse
+from specstream_mlx.generation.text import GenerationResponse
 
 WORDS = ["Salt", " &", " pepper", " <", " 3", " euros", "."]
 

@@ -12,7 +12,7 @@ from benchmarks.prediction.metal_cost import work
 from benchmarks.prediction.published_points import points
 from benchmarks.report import RESULTS
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 
 def test_published_timings_are_met():

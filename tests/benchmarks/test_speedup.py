@@ -30,12 +30,17 @@ def test_the_answer_comes_first_and_in_words(run, base, streams, tmp_path):
 
 
 def test_mlx_lm_by_itself_is_named_where_it_holds_other_arrays(run, tmp_path, monkeypatch):
-    """By default a user's mlx_lm computes with the file's packed weights."""
+    """By default a user's mlx_lm computes with the file's packed weights; on a CPU if asked for."""
     monkeypatch.setattr(runner, "_SECONDS", 0.1)
     packed = tiny_llama_directory(tmp_path / "packed", bits=4)
-    for weights, is_named in (("expanded", True), ("packed", False)):
-        result = command_line.succeeded(run("--model", packed, "--weights", weights))
-        answer = result.stdout.splitlines()[2]
+    for weights, more, is_named in (
+        ("expanded", ("--as-stored",), True),
+        ("packed", ("--as-stored",), False),
+        ("expanded", (), False),
+        ("expanded", ("--suite", "rule", "--as-stored"), True),
+    ):
+        result = command_line.succeeded(run("--model", packed, "--weights", weights, *more))
+        answer = "".join(line for line in result.stdout.splitlines()[:4] if "as fast" in line)
         named = re.search(
             r" As a user runs it \(packed weights, float32\) mlx_lm writes [\d.e+]+ tokens a "
             r"second, drafting [\d.e+]+ \(mine\): [\d.]+ times as fast\.$",

@@ -8,8 +8,8 @@ import pytest
 from benchmarks import step_graphs
 from benchmarks.runner import CHAIN, MLX_LM, ONE_TOKEN
 from benchmarks.step_graphs import as_on_a_gpu, model_of, operations, rows_of_model, step_graph
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 
 LAYERS = 6
 

@@ -6,11 +6,12 @@ import shutil
 
 import mlx.core as mx
 import pytest
-from command_line import refusal, run
+from command_line import refusal, run, succeeded
 from parity import edit
 from tiny_installation import TEXT, expected
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import LORA_KEYS, stream_adapter_directory, tiny_llama_directory, tiny_lora
 
+from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.adapters.user_adapters import user_adapters
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -35,6 +36,28 @@ def test_an_adapter_is_added_listed_used_and_removed(installed):
     assert run("adapters", "remove", "my-own.2").exit_code == 0
     assert user_adapters() == {}
     assert "there is no adapter 'my-own.2'" in refused("write", "my-own.2")
+
+
+def test_an_adapter_for_another_base_is_listed_with_it_and_refused_without(installed, tmp_path):
+    """With streams or LoRA alone; where it names no base, that of ``adapters add`` is."""
+    other, parameters = installed / "other", {"rank": 4, "scale": 2.0, "dropout": 0.0}
+    parameters["keys"] = LORA_KEYS
+    tensors = tiny_lora(json.loads((other / "config.json").read_text()), 4, 0)
+    (made := tmp_path / "lora").mkdir()
+    write_adapter(made, LoraPart(tensors, parameters, 4), None, {})
+    cases = {"streams": (installed / "strange", "other"), "lora": (made, str(other))}
+    for name, (directory, base) in cases.items():
+        succeeded(run("adapters", "add", name, directory, "--model", other))
+        rows = json.loads(run("adapters", "list", "--json").stdout)["adapters"]
+        assert {row["name"]: row["base_model"] for row in rows}[name] == base
+        shown = "".join(run("adapters", "list").stdout.split())  # a long path is broken
+        assert re.search(rf"{name}Yours:[^Y]*ondisk,for{base}", shown)
+        asks = ("--adapter", name, "-p", "hi", "-m", 4)
+        assert "--model" in refused("generate", "-q", *asks)
+        assert base in refused("generate", "-q", *asks)
+        succeeded(run("generate", "--model", other, *asks))
+    succeeded(run("adapters", "add", "own", installed / "mine"))
+    assert "own" in run("adapters", "list").stdout
 
 
 def test_a_damaged_adapter_is_named_and_the_others_are_listed(installed):

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import generate, refusal, run
+from specstream_mlx.benchmarks import runner
 from tiny_gguf import tiny_gguf
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 from transformers import LlamaForCausalLM
 
 from specstream_mlx import load, stream_generate
-from specstream_mlx.cli import doctor
+from specstream_mlx.cli import comparison, doctor
 from specstream_mlx.cli.comparison import ComparedDecoding
 from specstream_mlx.drafting import rule
 from specstream_mlx.drafting.step_costs import CostCurve
@@ -74,6 +75,21 @@ def test_comparison(base, streams, shared):
     speedup, low, high = map(float, re.search(shown, result.stderr).groups())
     assert speedup == pytest.approx(ours / plain, abs=0.006)
     assert low <= speedup <= high
+
+
+def test_mlx_lm_on_the_file_s_own_weights_is_timed_on_a_cpu_if_asked_for(tmp_path, monkeypatch):
+    """On a GPU it is always timed."""
+    monkeypatch.setattr(runner, "_SECONDS", 0.1)
+    packed = tiny_llama_directory(tmp_path / "packed", bits=4)
+    flags = ("--weights", "expanded", "--compare")
+    words = r"mlx_lm as a user runs it, packed weights, float32: [\d.]+ tokens-per-sec, "
+    assert not re.search(words, generate(packed, *flags).stderr)
+    assert re.search(words, generate(packed, *flags, "--as-stored").stderr)
+    assert "--as-stored was given, expected with --compare" in refusal(
+        generate(packed, "--as-stored")
+    )
+    monkeypatch.setattr(comparison.device, "backend", lambda: "metal")
+    assert re.search(words, generate(packed, *flags).stderr)
 
 
 def test_comparison_shows_the_first_difference_and_its_gap(base, monkeypatch):
@@ -265,7 +281,10 @@ def test_doctor_shows_and_clears_caches_and_says_what_is_optional(tmp_path, monk
         (here / name).write_bytes(bytes(2000))
     text = run("doctor").stdout
     assert f"caches           {here}: models 2.0 kB, weight-policy.json 2.0 kB\n" in text
-    assert "nosuch           not installed, optional: baking needs it, pip install '" in text
+    assert (
+        "nosuch           not installed, optional: baking needs it, .venv/bin/pip install -e "
+        in text
+    )
     assert "missing: nosuch" not in text
     cleared = run("doctor", "--clear-caches").stderr
     assert cleared.startswith(f"removed models (2.0 kB) of {here}\nremoved weight-policy")

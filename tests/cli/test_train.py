@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,10 @@ from tiny_training import data_directory, rows_of, write_rows
 from specstream_mlx import load
 from specstream_mlx.hardware import device
 from specstream_mlx.train import distil, outcome
+from specstream_mlx.train import run as run_module
 from specstream_mlx.train.distil import SHIPPED, Answering, read_prompts
 
+MEASURING = "Measuring what the run will take here, on a little of each stage's work"
 SMALL = ("--num-msa-layers", 2, "--iters", 6, "--batch-size", 8, "--steps-per-eval", 3)
 
 
@@ -73,7 +76,11 @@ def test_answers_are_what_the_base_writes_and_are_kept(base, prompts, tmp_path, 
     monkeypatch.setattr(distil, "batch_generate", None)  # nothing is asked again
     assert run("train", *flags).exit_code == 0
     for limit, text, sentence in (
-        (9, prompts.read_text(), "answers.json: max_tokens was 8, expected 9: go on with the same"),
+        (
+            9,
+            prompts.read_text(),
+            "answers.json: max_tokens was 8 and is now 9: go on with what was",
+        ),
         (8, "check the report\nthe team\n", "answers.json: prompts was "),
         (8, "check the report\n", "1 of the prompts can be answered, expected"),
     ):
@@ -94,7 +101,8 @@ def test_an_estimate_writes_nothing_and_says_what_is_too_little(
     ):
         result = run(*flags, *more, "--estimate")
         assert (result.exit_code, result.stdout) == (0, "")
-        assert [line.split()[0] for line in result.stderr.splitlines()[1:]] == stages
+        measuring, _, *lines = result.stderr.splitlines()
+        assert (measuring, [line.split()[0] for line in lines]) == (MEASURING, stages)
     for where, name, little, sentence in (
         (device, "memory_bytes", lambda: 100_000, " of memory and this machine has 100.0 kB: exp"),
         (shutil, "disk_usage", lambda _: SimpleNamespace(free=9_000), "9.0 kB are free on the "),
@@ -184,8 +192,29 @@ def test_resume_goes_on_and_nothing_is_overwritten(base, data, tmp_path):
     shutil.rmtree(out)
     earlier = f"{tmp_path / 'out.training'} holds an earlier run, expected --resume"
     assert earlier in refusal(run("train", *flags))
-    other = (*flags, "--resume", "--learning-rate", 0.1)
-    assert "learning_rate was '1000000000.0', expected '0.1'" in last_line(run("train", *other))
+    other = (*flags, "--resume", "--learning-rate", 0.1, "--iters", 9)
+    refused = last_line(run("train", *other))
+    assert (
+        "learning_rate was '1000000000.0' and is now '0.1', iters was '6' and is now '9'" in refused
+    )
+
+
+def test_an_interrupt_within_the_last_validation_ends_the_run(base, data, tmp_path, monkeypatch):
+    """Nothing is left to iterate then, but the comparison would follow."""
+    counted, validate = [], run_module.validate
+
+    def validated(*args):
+        counted.append(args)
+        if len(counted) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return validate(*args)
+
+    monkeypatch.setattr(run_module, "validate", validated)
+    flags = ("train", "--model", base, "--data", data, "--adapter-path", tmp_path / "out", *SMALL)
+    result = run(*flags)
+    assert result.exit_code == 130
+    assert result.stderr.endswith("Stopped after 6 iterations; --resume goes on\n")
+    assert succeeded(run(*flags, "--resume", "--no-outcome")).stdout == f"{tmp_path / 'out'}\n"
 
 
 def last_line(result):

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from specstream_mlx import cli
-from specstream_mlx.broadcast import Broadcast
 from specstream_mlx.distributed import ranks
+from specstream_mlx.generation.broadcast import Broadcast
 
 moment, file = sys.argv[1], Path(sys.argv[2])
 del sys.argv[1:3]

@@ -15,7 +15,7 @@ from specstream_mlx.drafting.proposer import FREE, Material, Price
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.plan import NOTHING_VERIFIED
 from specstream_mlx.engine.sampling import KeyedSampler, Sampling
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 
 def bare(base="grouped heads, tied", seed=0):
@@ -104,3 +104,27 @@ def test_a_model_that_is_never_right_rests_for_ever_longer():
     assert gaps.max() >= 64
     assert sum(ran) < 20
     assert drafter.children(()) == [] or ran[-1]
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.5])
+@pytest.mark.parametrize(("rows", "drafted"), [(97, 90), (97, 60), (97, 30), (60, 97), (97, 97)])
+def test_a_draft_model_with_other_rows_than_the_target(rows, drafted, temp):
+    """Also where the target writes tokens that the draft model does not have, and it others."""
+    target, draft = (
+        replace(speculative_model(seed=seed, sizes=SIZES | {"vocab_size": size}), streams=None)
+        for seed, size in ((0, rows), (3, drafted))
+    )
+    prompt, written = [token for token in PROMPT if token < 30], set()
+    for seed in range(3 if temp else 1):
+        sampler = KeyedSampler(seed, Sampling(temp=temp)) if temp else None
+        texts = []
+        for one in (None, draft):
+            shape = {"tree_size": 8, "draft_model": one} if one else {"speculation": False}
+            asked = request(prompt, DraftSettings(**shape), sampler=sampler, max_tokens=40)
+            texts.append([token for step in decode(target, asked) for token in step.tokens][:40])
+        assert texts[0] == texts[1]
+        written |= {*texts[0]}
+    assert temp < 1 or rows <= drafted or max(written) >= drafted

@@ -29,8 +29,8 @@ from specstream_mlx.drafting.step_costs import CostCurve, StepCosts
 from specstream_mlx.engine.guess import NO_GUESSES, StreamGuesses
 from specstream_mlx.engine.kv_quantization import KVQuantization
 from specstream_mlx.engine.plan import Plan, root_only
+from specstream_mlx.generation.batch import decode
 from specstream_mlx.hardware import user_cache
-from specstream_mlx.scheduler import decode
 
 SIZES = (1, 2, 4, 8, 16)
 

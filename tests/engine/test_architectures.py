@@ -23,8 +23,9 @@ from tiny_models import tokenizer_ending
 
 from specstream_mlx import stream_generate
 from specstream_mlx.hardware.weights import hold_weights
-from specstream_mlx.loading import SpeculativeModel, read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
+from specstream_mlx.loading.speculative_model import SpeculativeModel
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED
 from specstream_mlx.models.fingerprint import fingerprint
 

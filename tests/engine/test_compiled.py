@@ -13,8 +13,8 @@ from specstream_mlx import DraftSettings, batch_generate, load
 from specstream_mlx.engine import compiled
 from specstream_mlx.engine.compiled import room_for
 from specstream_mlx.engine.sampling import keyed_sampler
+from specstream_mlx.generation.batch import decode
 from specstream_mlx.hardware import device
-from specstream_mlx.scheduler import decode
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="for a CPU mx.compile needs a C++ compiler: no g++ here"

@@ -11,8 +11,9 @@ from waits import counted_waits, operations
 
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.sampling import Sampling
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.sequence import TokenSequence
 from specstream_mlx.hardware import running
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
 
 CASES = {
     "no drafts": {"speculation": False},

@@ -27,7 +27,7 @@ from specstream_mlx.engine.plan import root_only
 from specstream_mlx.engine.rows import TreeNodes
 from specstream_mlx.engine.verify.keyed import KeyedRule
 from specstream_mlx.engine.verify.rule import PathEnd
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 COUNT = 24
 

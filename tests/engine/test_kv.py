@@ -10,7 +10,7 @@ from specstream_mlx import PromptCache
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.kv import UncommittedRows, commit
 from specstream_mlx.engine.rows import Rows
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 
 def test_a_commit_moves_rows_without_copying_the_buffer():

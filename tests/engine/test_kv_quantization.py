@@ -27,7 +27,7 @@ from trees import AnyDrafting
 
 from specstream_mlx import UserError, stream_generate
 from specstream_mlx.engine.kv import WindowedQuantizedKVCache
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 CASES = {
     "Llama 3.1": (14, 64),

@@ -159,3 +159,28 @@ def test_after_each_other_adapters_may_come_that_do_not_fit(kind):
         passes.regroup([0], [cases.decoder(number)])
         cases.check(passes, [0, number])
         passes.regroup([0])
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0], [0, 1, 2], [2, 0, 1], [1, 2], [3, 1, 0], [0, 3]])
+def test_streams_without_tensors(order):
+    """The bare base, streams that have none, with LoRA and without, and LoRA alone."""
+    fields = {"stream_init": "value_rotation", "value_rotation_epsilon": 0.4, "pruner_rank": 0}
+    base = speculative_model(mode="shared", seed=1, **fields)
+    lossless = speculative_model(seed=5, **fields).streams
+    every = [
+        (base.model, None),
+        adapter(base, 2),
+        (base.model, lossless),
+        (adapter(base, 3)[0], None),
+    ]
+    cases = Cases(base, [every[number] for number in order], lookup=True)
+    everyone = [*range(len(order))]
+    first, *others = map(cases.decoder, everyone)
+    for staying, joining, numbers in (
+        ([0], others, everyone),
+        ([0], [], [0]),
+        ([0], [cases.decoder(1)], [0, 1]),
+        ([1], [cases.decoder(0)], [1, 0]),
+    ):
+        first.regroup(staying, joining)
+        cases.check(first, numbers)

@@ -33,7 +33,7 @@ from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.prune import path_scores
 from specstream_mlx.engine.rows import TreeShapes
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.loading import read_model
+from specstream_mlx.loading.load import read_model
 from specstream_mlx.models.streams import Streams
 
 

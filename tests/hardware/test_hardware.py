@@ -14,7 +14,7 @@ from tiny_models import stream_adapter_directory, tiny_llama_directory
 from specstream_mlx import UserError, load
 from specstream_mlx.hardware import cpu, device, weights
 from specstream_mlx.hardware.weights import Probe, cached_probe, hold_weights
-from specstream_mlx.loading import read_model
+from specstream_mlx.loading.load import read_model
 
 PROMPT = random_prompt(12, vocab_size=300)
 

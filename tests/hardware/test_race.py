@@ -13,7 +13,7 @@ from tiny_models import tiny_llama_directory
 from specstream_mlx import load
 from specstream_mlx.hardware import cpu, device, few_rows, race
 from specstream_mlx.hardware.few_rows import ROWS, FewRowsEmbedding, FewRowsLinear, Product
-from specstream_mlx.loading import read_model
+from specstream_mlx.loading.load import read_model
 from specstream_mlx.models.shared_copy import shared_copy
 
 PRODUCT = Product(40, 64, 4, 32, "bfloat16")

@@ -6,8 +6,8 @@ import pytest
 from architecture_models import VOCAB_SIZE, rope
 
 from specstream_mlx import UserError
-from specstream_mlx.loading import read_model
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.load import read_model
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, REFUSED, explicit_fields
 from specstream_mlx.models.fingerprint import fingerprint
 

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from specstream_mlx.serve.app import make_app
 from specstream_mlx.serve.client_request import ClientRequest
+from specstream_mlx.serve.fields import RefusedError
 from specstream_mlx.serve.openai_api import request_of_chat
 
 SAID = CHAT[0]["content"]
@@ -204,6 +205,41 @@ def test_what_programs_ask_by_default_is_answered(address, path, body, ignored):
         assert figures.get("ignored") == ignored
 
 
+SAYS = {"role": "assistant", "content": "yes"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+REDACTED = {"type": "redacted_thinking", "data": "x"}
+REASONED = {"type": "reasoning", "id": "rs_1", "summary": []}
+SUMMARY = [{"type": "summary_text", "text": "hm"}]
+ENCRYPTED = [{"type": "reasoning.encrypted", "data": "x"}]
+CHATS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "earlier", "ignored"),
+    [
+        (CHATS, [SAYS | {"reasoning_content": "hm"}], ["reasoning_content"]),
+        (CHATS, [SAYS | {"reasoning_content": ""}], None),
+        (CHATS, [SAYS | {"reasoning": "hm"}], ["reasoning"]),
+        (CHATS, [SAYS | {"reasoning_details": ENCRYPTED}], ["reasoning_details"]),
+        (CHATS, [SAYS | {"content": [REDACTED]}], ["redacted_thinking"]),
+        (CHATS, [{"role": "assistant", "content": None, "reasoning": "hm"}], ["reasoning"]),
+        ("/v1/messages", [SAYS | {"content": [THOUGHT, PARTS[0]]}], ["thinking"]),
+        ("/v1/messages", [SAYS | {"content": [REDACTED, PARTS[0]]}], ["redacted_thinking"]),
+        ("/v1/messages", [SAYS | {"content": [REDACTED]}], ["redacted_thinking"]),
+        ("/v1/responses", [REASONED, SAYS], None),
+        ("/v1/responses", [REASONED | {"summary": SUMMARY}, SAYS], ["reasoning"]),
+        ("/v1/responses", [REASONED | {"encrypted_content": "x"}, SAYS], ["reasoning"]),
+        ("/v1/responses", [SAYS, REASONED | {"content": SUMMARY, "summary": None}], None),
+    ],
+)
+def test_thoughts_that_no_template_takes(address, path, earlier, ignored):
+    field = "input" if path == "/v1/responses" else "messages"
+    body = {"model": "base", field: [*CHAT, *earlier, *CHAT]}
+    reply = httpx2.post(address + path, json=body | ({"max_tokens": 2} if field != "input" else {}))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["specstream"].get("ignored") == ignored
+
+
 MESSAGES = {"model": "base", "max_tokens": 12, "messages": CHAT}
 
 
@@ -284,8 +320,88 @@ def test_arguments_of_the_chat_template(tiny, monkeypatch):
     template = "{{ messages[0].content }}{{ style }}{{ '!' if add_generation_prompt }}"
     monkeypatch.setattr(tiny.tokenizer._tokenizer, "chat_template", template)
     service = tiny.service()
-    given = {"style": " the numbers", "tokenize": True, "add_generation_prompt": False}
-    body = {"model": "base", "messages": CHAT, "chat_template_kwargs": given}
-    [job] = service.jobs(request_of_chat(body))
+    body = {"model": "base", "messages": CHAT}
+    given = {"chat_template_kwargs": {"style": " the numbers"}}
+    [job] = service.jobs(request_of_chat(body | given))
     assert tiny.tokenizer.decode(job.prompt) == f"{SAID} the numbers!"
     service.worker.stop()
+    # What is the server's own, a client does not replace.
+    for name in ("chat_template", "tokenize", "messages", "add_generation_prompt", "bos_token"):
+        with pytest.raises(RefusedError, match=rf"^chat_template_kwargs\.{name} is not supported"):
+            request_of_chat(body | {"chat_template_kwargs": {name: "{{ messages }}"}})
+
+
+def prompts(openai_client, prompt, **further):
+    asked = {"model": "base", "prompt": prompt, "max_tokens": 6, **further}
+    return openai_client.completions.create(**asked)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("kind", ["texts", "ids"])
+def test_several_prompts_are_one_choice_each(openai_client, tiny, kind, n):
+    asked = ["please send", "the team", "noon"]
+    if kind == "ids":
+        asked = [tiny.tokenizer.encode(one) for one in asked]
+    drawn = {"temperature": 1, "seed": 4, "n": n}
+    alone = [prompts(openai_client, one, **drawn) for one in asked]
+    expected = [choice.text for one in alone for choice in one.choices]
+    whole = prompts(openai_client, asked, **drawn)
+    assert [(one.index, one.text) for one in whole.choices] == [*enumerate(expected)]
+    assert whole.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    assert whole.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    texts = dict.fromkeys(range(len(expected)), "")
+    for chunk in prompts(openai_client, asked, stream=True, **drawn):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == expected
+    assert prompts(openai_client, asked[:1], **drawn).choices[0].text == expected[0]
+
+
+def test_more_texts_than_the_queue_holds(openai_client):
+    with pytest.raises(openai.BadRequestError, match="asks for 74 texts, expected at most 36"):
+        prompts(openai_client, ["noon"] * 37, n=2)
+
+
+@pytest.mark.parametrize("top_p", [0, 1e-300, 1e-50, 1e-9, 1e-6])
+@pytest.mark.parametrize("extra", [{}, {"top_k": 5}, {"min_p": 0.01}], ids=str)
+def test_the_least_top_p_is_the_likeliest_token(address, tiny, top_p, extra):
+    asked = {"model": "base", "temperature": 1, "top_p": top_p, "seed": 7}
+    expected = tiny.solo("base", CHAT, 12)[0]
+    further = {"messages": CHAT, "max_tokens": 12, **extra}
+    found = httpx2.post(f"{address}/v1/chat/completions", json=asked | further, timeout=60).json()
+    assert found["choices"][0]["message"]["content"] == expected
+    assert found["specstream"]["seed"] == (None if top_p == 0 else 7)
+
+
+def test_a_temperature_next_to_0_is_the_likeliest_token(address, tiny):
+    expected = tiny.solo("base", CHAT, 12)[0]
+    for temperature in (1e-30, 1e-300, 5e-324):
+        asked = {"model": "base", "messages": CHAT, "max_tokens": 12, "temperature": temperature}
+        found = httpx2.post(f"{address}/v1/chat/completions", json=asked, timeout=60).json()
+        assert found["choices"][0]["message"]["content"] == expected
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-x", "a/b/c", "x y/é", "base:x/y", "tail/"])
+def test_names_with_slashes(tiny, name):
+    service = tiny.service(aliases={name: "base"})
+    with TestClient(make_app(service), "http://127.0.0.1") as client:
+        asked = openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="x", http_client=client)
+        assert asked.models.retrieve(name).id == name
+        assert client.get(f"/v1/models/{name}").json()["id"] == name
+        missing = client.get("/v1/models/no/such")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert [one["id"] for one in client.get("/v1/models/").json()["data"]][-1] == name
+
+
+def test_the_stop_sequence_that_was_met(anthropic_client, tiny):
+    """Of several in one text the one that is complete first, whole and streamed."""
+    text = tiny.solo("base", CHAT, MESSAGES["max_tokens"])[0]
+    inner, outer = text[5:7], text[4:9]
+    for stops, met in [([outer, inner], inner), ([text[4:7], inner], text[4:7])]:
+        whole = anthropic_client.messages.create(**MESSAGES, stop_sequences=stops)
+        with anthropic_client.messages.stream(**MESSAGES, stop_sequences=stops) as stream:
+            streamed = stream.get_final_message()
+        for found in (whole, streamed):
+            assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", met)
+            assert found.content[0].text == text[: text.index(met)]

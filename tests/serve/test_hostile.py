@@ -9,7 +9,7 @@ from serving import running, until
 from starlette.testclient import TestClient
 
 from specstream_mlx.serve.app import make_app
-from specstream_mlx.serve.decoding import Decoding
+from specstream_mlx.serve.decoding import Batcher
 
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "noon"}], "max_tokens": 2}
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
@@ -42,6 +42,8 @@ def post(client, content, path=POSTS[0], **headers):
         b'{"model": 1e999}',
         b'{"model": "\\ud800"}',
         b'{"model": ' + b"9" * 5000 + b"}",
+        b'{"model": -' + b"9" * 401 + b"}",
+        b'{"model": "base", "temperature": ' + b"9" * 400 + b"}",
         b'{"model": "base", "messages": {}, "prompt": {}, "input": {}, "max_tokens": 1}',
         b'{"model": 5}',
         b"{}",
@@ -72,6 +74,61 @@ def test_bodies_that_are_too_large_or_of_another_kind(client):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         response = client.post(POSTS[0], content=json.dumps(CHAT), headers={"content-type": kind})
         assert response.status_code == 415
+        found = f"is '{kind}'" if kind else "is missing"
+        sentence = f"the Content-Type {found}, expected application/json"
+        assert response.json()["error"]["message"] == sentence
+    for kind in ("Application/JSON", "application/json; charset=UTF-8", "APPLICATION/JSON;x=y"):
+        response = client.post(POSTS[0], content=json.dumps(CHAT), headers={"content-type": kind})
+        assert response.status_code == 200
+
+
+PLACES = "expected POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, "
+PLACES += "POST /v1/messages, GET /v1/models"
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/embeddings", "embeddings"),
+        ("/embeddings", "embeddings"),
+        ("/v1/audio/speech", "audio"),
+        ("/v1/audio/transcriptions", "audio"),
+        ("/v1/images/generations", "images"),
+        ("/v1/messages/batches", "batches"),
+        ("/chat/completions", None),
+        ("/v1/v1/chat/completions", None),
+        ("/v1/" + "x" * 500, None),
+        ("/v1/%ff%00", None),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_places_where_nothing_is(client, method, path, what):
+    response = client.request(method, path, json={})
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    assert message.startswith("there is no '/")
+    assert message.endswith(f"; {PLACES}")
+    assert what is None or f": this server writes text, it has no {what};" in message
+
+
+def test_another_method(client):
+    for method, path, takes in [("GET", POSTS[0], "POST"), ("DELETE", "/v1/models", "GET, HEAD")]:
+        response = client.request(method, path)
+        assert response.status_code == 405
+        assert {*response.headers["allow"].split(", ")} == {*takes.split(", ")}
+        message = f"'{path}' was asked by {method}, expected {takes}"
+        assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b'{"n": ' + b"9" * 5000 + b"}", "an integer of 5000 digits, expected at most 400"),
+        (b'{"n": 1e999}', "the number '1e999', expected a finite one"),
+    ],
+)
+def test_numbers_that_python_refuses(client, content, sentence):
+    assert post(client, content).json()["error"]["message"] == f"the body has {sentence}"
 
 
 def test_pages_of_other_sites_get_nothing(client):
@@ -111,13 +168,13 @@ def test_the_document_lists_what_is_read(client):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("words", [1, 900], ids=["text", "prompt"])
 def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
-    complete, end = [], Decoding.end
+    completes, remove = [], Batcher.remove
 
-    def seen(self, number, done):
-        complete.append(done)
-        end(self, number, done)
+    def seen(self, number, complete=False):
+        completes.append(complete)
+        remove(self, number, complete)
 
-    monkeypatch.setattr(Decoding, "end", seen)
+    monkeypatch.setattr(Batcher, "remove", seen)
     service = tiny.service(1900)
     worker = service.worker
     said = [{"role": "user", "content": " noon" * words}]
@@ -128,7 +185,7 @@ def test_a_client_that_leaves_stops_its_work(tiny, stream, words, monkeypatch):
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             until(lambda: worker.decoding)
         until(lambda: not worker.decoding)
-        assert complete == [False]
+        assert completes == [False]
 
 
 def test_who_waits_learns_that_the_server_is_alive(tiny):

@@ -1,17 +1,16 @@
 """Tools: calls of a model whose text is planted, through the unmodified clients."""
 
 import json
-from functools import partial
 
 import httpx2
-import mlx.core as mx
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools, mistral, pythonic
+from planting import FLAT_TOOLS, TOOLS, WEATHER, Planting
 from serving import Resident
 from tiny_models import stream_adapter_directory, tiny_llama_directory, tiny_tokenizer
 
-from specstream_mlx.serve.tool_calls import Said
+from specstream_mlx.serve.tool_calls import ToolCallParser
 
 TEMPLATE = (
     "{%- if tools -%}{{- '<|system|>' + tools | tojson + '<|end|>' -}}{%- endif -%}"
@@ -30,42 +29,12 @@ PLANTED = SAID + "\n".join(
     f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
     for name, arguments in CALLS
 )
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "noon", "description": "Says when noon is."}},
-]
-FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CHAT = [{"role": "user", "content": "the team in Łódź"}]
 BACK = "".join(
     f"<tool_call>{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}</tool_call>"
     for n, a in CALLS
 )
 BACK = f"{SAID.rstrip()}{BACK}<|end|><|tool|>-3<|end|><|tool|>soon<|end|><|assistant|>"
-
-
-def only(text, prompt_tokens, tokens, logits):
-    """A logits processor that lets a text be nothing but the planted one."""
-    place = min(len(tokens) - prompt_tokens, len(text) - 1)
-    return mx.where(mx.arange(logits.shape[-1]) == text[place], logits, -mx.inf)
-
-
-class Planting:
-    """A service whose texts are ``text``, and its prompts."""
-
-    def __init__(self, resident):
-        self.service, self.prompts, self.text = resident.service(), [], PLANTED
-        tokenizer, jobs = resident.tokenizer, self.service.jobs
-
-        def planted(request):
-            ids = [*tokenizer.encode(self.text, add_special_tokens=False), tokenizer.eos_token_id]
-            made = jobs(request)
-            for job in made:
-                self.prompts.append(tokenizer.decode(job.prompt))
-                job.processors = [partial(only, ids, len(job.prompt))]
-            return made
-
-        self.service.jobs = planted
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +44,7 @@ def planting(tmp_path_factory):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(base)
-    return Planting(Resident(base, stream_adapter_directory(folder / "streams", base)))
+    return Planting(PLANTED, Resident(base, stream_adapter_directory(folder / "streams", base)))
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +179,7 @@ CALL = {"type": "function_call", "call_id": "x"}
             "the arguments of a call",
         ),
         (RESPONSES, CALL | BROKEN, "the arguments of a call of noon are no JSON object"),
-        (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call or fun"),
+        (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call, fun"),
     ],
 )
 def test_turns_that_are_none(address, path, turn, sentence):
@@ -249,7 +218,7 @@ def test_texts_are_split_however_they_come(module, text, expected):
         tool_parser=module.parse_tool_call,
     )
     for size in (1, 2, 5, len(text)):
-        said, found = Said(tokenizer, TOOLS), []
+        said, found = ToolCallParser(tokenizer, TOOLS), []
         pieces = [text[n : n + size] for n in range(0, len(text), size)]
         for piece in (*(p for one in pieces for p in said.add(one)), *said.end()):
             if isinstance(piece, dict):

@@ -1,13 +1,18 @@
 """Ends of commands: a user's mistake is one line and exit code 2; bars show on a terminal alone."""
 
 import contextlib
+import ctypes
 import errno
+import gc
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import time
+import weakref
+from functools import partial
 
 import pytest
 from command_line import result_of
@@ -15,6 +20,7 @@ from tiny_training import completions, write_rows
 
 from specstream_mlx import UserError
 from specstream_mlx.options import integer, option
+from specstream_mlx.terminal import progress
 from specstream_mlx.terminal.errors import reported
 
 
@@ -55,6 +61,64 @@ def test_sigterm_is_not_taken_for_the_exit_of_an_import():
     with pytest.raises(SystemExit) as end, reported(), contextlib.suppress(SystemExit, Exception):
         signal.raise_signal(signal.SIGTERM)
     assert end.value.code == 143
+
+
+class Deleted:
+    """Calls a function as it is deleted, where Python can raise nothing."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __del__(self):
+        self._call()
+
+
+def in_del(call):
+    Deleted(call)
+
+
+def in_weak_callback(call):
+    there = Deleted(lambda: None)
+    kept = weakref.ref(there, lambda _: call())  # noqa: F841
+    del there
+
+
+def in_gc_callback(call):
+    gc.callbacks.append(callback := lambda phase, _: phase == "start" and call())
+    gc.collect()
+    gc.callbacks.remove(callback)
+
+
+def in_c_callback(call):
+    ctypes.CFUNCTYPE(None)(call)()
+
+
+def twice(call):
+    """The second time as it is sent again."""
+    Deleted(call)
+    Deleted(partial(time.sleep, 0.3))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("place", [in_del, in_weak_callback, in_gc_callback, in_c_callback, twice])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_signal_is_not_lost_where_nothing_can_raise(goes_on, place, number, code, capsys):
+    before, began = sys.unraisablehook, time.monotonic()
+    with pytest.raises(SystemExit) as end, reported():
+        place(partial(signal.raise_signal, number))
+        if goes_on:
+            time.sleep(60)
+    assert (end.value.code, capsys.readouterr().err) == (code, "")
+    assert time.monotonic() - began < 30
+    assert sys.unraisablehook is before
+
+
+def test_other_faults_where_nothing_can_raise_are_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    with reported():
+        in_del(lambda: 1 / 0)
+    assert [one.exc_type for one in shown] == [ZeroDivisionError]
 
 
 def ended(module, *words, **how):
@@ -114,6 +178,25 @@ def test_bars_have_a_remaining_time_and_leave_and_short_work_has_none():
     assert re.search(r"\d:\d\d:\d\d left", re.sub(r"\x1b\[\d*m", "", written))
     assert re.search(r"\x1b\[2K\x1b\[\?25h\s*$", written)  # erased again, the cursor is back
     assert shown(seconds=30, pause=0.01) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shares"),
+    [
+        ([30, 31, 32, 33, 34], []),
+        ([1, 2, 61, 62, 63], [60, 100]),
+        ([1, 61, 121, 122, 182], [40, 60, 100]),
+    ],
+)
+def test_lines_end_with_the_whole(seconds, shares, monkeypatch, capsys):
+    """Where stderr is no terminal there is a line a minute, and a last one if there was any."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.progress("Timing both") as show:
+        for number, now in enumerate(seconds, 1):  # noqa: B007
+            show(number, 5)
+        show(5, 5)
+    assert capsys.readouterr().err.splitlines() == [f"Timing both: {share}%" for share in shares]
 
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(monkeypatch):

@@ -1,6 +1,7 @@
 """Training data: mlx-lm's formats, the order of batches, what of them is scored."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny_models import CHAT_TEMPLATE, VOCAB_SIZE, tiny_tokenizer
@@ -9,7 +10,7 @@ from tiny_training import write_rows
 from specstream_mlx import UserError
 from specstream_mlx.train.batches import Batches, Item, most_frequent
 from specstream_mlx.train.data import read_split
-from specstream_mlx.train.sequences import places_of, sequences_of
+from specstream_mlx.train.sequences import count_targets, places_of, sequences_of
 
 PAIR = {"prompt": "check the numbers", "completion": "the report"}
 ANSWER = {**PAIR, "finish_reason": "stop"}
@@ -65,6 +66,113 @@ def test_prompt_and_completion_are_as_they_are_decoded(row, chat, template, prom
     assert (tokenizer.decode(item.tokens), item.source) == (prompt + answer, "news")
     start = item.stream_from
     assert tokenizer.decode(item.tokens[:start]) == prompt if prompt else start == 1
+
+
+def turns(user="<|user|>{{ m.content }}<|end|>", model="{{ m.content }}<|end|>", asks=""):
+    """A template of these turns, whose answers begin after ``<|assistant|>``."""
+    each = f"{{% if m.role == 'user' %}}{user}{{% else %}}<|assistant|>{model}{{% endif %}}"
+    asks = f"{{% if add_generation_prompt %}}<|assistant|>{asks}{{% endif %}}"
+    return f"{{% for m in messages %}}{each}{{% endfor %}}{asks}"
+
+
+ASKED = "<|user|>check<|end|><|assistant|>"
+SAID = "noon, the report"
+ANSWER_ALONE = "{{ m.content.split('</think>')[-1] }}<|end|>"
+THINKS = "{{ '<think>\n' }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "prompt", "completion"),
+    [
+        pytest.param(turns(), SAID, ASKED, SAID, id="plain"),
+        pytest.param(turns(asks=THINKS), SAID, ASKED, SAID, id="thought opened, and not kept"),
+        pytest.param(turns(asks=THINKS), "<table", ASKED, "<table", id="and answered alike"),
+        pytest.param(turns(asks=THINKS), "0 and 1", ASKED, "0 and 1", id="and answered as marked"),
+        pytest.param(
+            turns(asks=THINKS),
+            f"<think>\nwhen</think>{SAID}",
+            f"{ASKED}<think>\n",
+            f"when</think>{SAID}",
+            id="thought opened, and answered with it",
+        ),
+        pytest.param(
+            turns(model=ANSWER_ALONE, asks=THINKS),
+            f"<think>\nwhen</think>{SAID}",
+            ASKED,
+            SAID,
+            id="thought opened, and left out",
+        ),
+        pytest.param(
+            turns(model="{{ '<think>\n\n</think>' }}{{ m.content }}<|end|>", asks=THINKS),
+            SAID,
+            f"{ASKED}<think>\n",
+            f"\n</think>{SAID}",
+            id="thought opened, and kept empty",
+        ),
+        pytest.param(
+            turns(model="</think>{{ m.content }}<|end|>", asks="<think>"),
+            SAID,
+            f"{ASKED}</think>",
+            SAID,
+            id="thought opened, and kept closed",
+        ),
+        pytest.param(
+            turns(user="<|user|>{{ 'at noon: ' if loop.last }}{{ m.content }}<|end|>"),
+            SAID,
+            ASKED,
+            SAID,
+            id="what stands before the last message",
+        ),
+        pytest.param(
+            turns(model="{{ m.content | trim }}<|end|>", asks="{{ ' ' }}"),
+            f"  {SAID}",
+            ASKED,
+            SAID,
+            id="blanks",
+        ),
+    ],
+)
+def test_a_completion_begins_where_the_conversation_has_it(
+    template, answer, prompt, completion, read
+):
+    """Not where a prompt ends that the template renders otherwise once it is answered."""
+    tokenizer = tokenizer_of()
+    asked = {"role": "user", "content": "check"}
+    pair = {"prompt": "check", "completion": answer}
+    for row in (pair, {"messages": [asked, {"role": "assistant", "content": answer}]}):
+        (item,) = read([row], template)
+        start = item.stream_from
+        assert tokenizer.decode(item.tokens[:start]) == prompt
+        assert tokenizer.decode(item.tokens[start:]) == f"{completion}<|end|>"
+    earlier = ["when", "at five"]
+    (item,) = read([pair | {"earlier": earlier}], template)
+    assert tokenizer.decode(item.tokens[item.stream_from :]) == f"{completion}<|end|>"
+    assert "at five<|end|>" in tokenizer.decode(item.tokens[: item.stream_from])
+
+
+def test_a_token_across_the_border_belongs_to_the_completion(read):
+    """Where what the prompt ends with and what the answer begins with are one token."""
+    tokenizer = tokenizer_of()
+    assert len(tokenizer.encode("the", add_special_tokens=False)) == 1
+    (item,) = read(
+        [{"prompt": "check", "completion": "the report"}], turns(model="{{ m.content }}", asks="t")
+    )
+    assert tokenizer.decode(item.tokens[item.stream_from :]) == "the report<|end|>"
+
+
+def test_other_fields_of_an_answer(read):
+    """Calls of tools are said, and parts of a content are a content."""
+    model = "{% for part in m.content or [] %}{{ part.text }}{% endfor %}"
+    model += "{% for call in m.tool_calls or [] %}{{ call }}{% endfor %}<|end|>"
+    asked = {"role": "user", "content": "check"}
+    for fields, completion in (
+        ({"content": None, "tool_calls": ["noon"]}, "noon"),
+        ({"content": [{"type": "text", "text": "team"}]}, "team"),
+    ):
+        row = {"messages": [asked, {"role": "assistant", **fields}]}
+        (item,) = read([row], turns(model=model, asks=THINKS))
+        tokens = item.tokens[item.stream_from :]
+        assert tokenizer_of().decode(tokens) == f"{completion}<|end|>"
 
 
 def test_own_answers_keep_their_tokens(read, capsys):
@@ -141,3 +249,9 @@ def test_what_is_scored():
     assert table(scored) == [(1, 0, 1), (13, 1, 1)]
     assert scored.main_rows == 0
     assert scored.weights.tolist() == [0.25, 0.25]
+    assert count_targets(ITEMS, 3, None).tolist() == [5, 3, 1]
+    assert count_targets(ITEMS, 3, places).tolist() == [5, 2, 0]
+    _, scored = sequences_of(ITEMS[:1], [1.0, 0.5, 0.5], counts=np.array([2.5, 1.5, 0.5]))
+    weights = {0: 1 / 2.5, 1: 0.5 / 1.5, 2: 0.5 / 0.5}
+    assert scored.weights.tolist() == pytest.approx([weights[s] for *_, s in table(scored)])
+    assert scored.exit_weight == 1 / 2.5

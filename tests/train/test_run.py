@@ -13,8 +13,8 @@ from tiny_training import Reports, make_run
 from specstream_mlx import UserError, load
 from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.request import Request
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.generation.request import Request
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.start import is_of_streams
@@ -82,11 +82,27 @@ def test_other_checkpoints_and_what_is_no_number(base, tmp_path, monkeypatch):
     run.iterate(Reports(), stops=lambda: run.progress.iterations == 1)
     whole, checkpoint = run.last.read_bytes(), Checkpoint.load(run.last)
     nan, name = mx.array(np.nan), "streams.embeddings"
+    as_integers = checkpoint.parameters | {name: checkpoint.parameters[name].astype(mx.int32)}
     for changes, sentence in (
-        ({"identity": checkpoint.identity | {"iters": "3"}}, "iters was '3', expected '2'"),
+        ({"identity": checkpoint.identity | {"iters": "3"}}, "iters was '3' and is now '2'"),
         ({"parameters": {name: mx.zeros(1)}}, rf"{name} has shape \(1,\)"),
         ({"parameters": {name: nan}}, f"{name} holds NaN"),
         ({"optimizer": {}}, "no tensor optimizer "),
+        ({"identity": []}, r"its identity is \[\], expected an object"),
+        ({"progress": 3}, "is no checkpoint of a run: its progress is 3, expected an object"),
+        *(
+            ({"progress": checkpoint.progress | {field: value}}, f"of a run: {field} is {value!r}")
+            for field, values in {
+                "iterations": ("x", -1, 2.5, None, True, 10**30),
+                "trained_tokens": (None, "x", -1),
+                "best_length": ("x", -1.0, True),
+                "best_iteration": (None, -1),
+                "waited": ({}, "x", -1),
+            }.items()
+            for value in values
+        ),
+        ({"progress": checkpoint.progress | {"more": 1}}, "unknown field 'more'"),
+        ({"parameters": as_integers}, f"{name} is of int32, expected float32"),
     ):
         replace(checkpoint, **changes).save(tmp_path / "last.safetensors")
         with pytest.raises(UserError, match=f"last.safetensors.*{sentence}"):
@@ -123,6 +139,30 @@ def test_the_last_update_takes_what_was_gathered_and_patience_ends_a_run(base, t
     run = make_run(base, tmp_path / "other", steps_per_eval=1, patience=2, learning_rate=1e9)
     run.iterate(Reports())
     assert (run.progress.iterations, run.progress.waited) == (3, 2)
+
+
+@pytest.mark.parametrize(("size", "gathered", "iters"), [(6, 2, 2), (4, 3, 3), (4, 8, 3)])
+@pytest.mark.parametrize("fields", [{"draft_vocabulary": 12}, {"mode": "shared", "pruner_rank": 4}])
+def test_gathered_gradients_are_those_of_all_sequences_at_once(
+    fields, size, gathered, iters, base, tmp_path
+):
+    """Also of unequal lengths, and where a run ends before an update has all its iterations."""
+    items = [Item([5, 6, *range(7, 9 + 3 * n), 1], 3) for n in range(12)]
+    fields = {**fields, "optimizer": "sgd", "learning_rate": 1.0, "max_grad_norm": 1e9}
+    found = []
+    for name, shape in {"whole": (12, 1, 1), "parts": (size, gathered, iters)}.items():
+        changes = dict(zip(("batch_size", "grad_accumulation_steps", "iters"), shape, strict=True))
+        run, reports = make_run(base, tmp_path / name / "out", **fields, **changes), Reports()
+        before = run.trained.arrays()
+        run._batches, run._valid = Batches(items, shape[0], 0), []
+        run.iterate(reports)
+        steps = {n: array - before[n] for n, array in run.trained.arrays().items()}
+        found.append((steps, reports.train[-1]["train_loss"]))
+    (whole, loss), (parts, mean) = found
+    assert mean == pytest.approx(loss, rel=1e-4)
+    assert sum(float(mx.abs(step).max()) > 0 for step in whole.values()) > 3
+    for name, step in whole.items():
+        assert mx.abs(parts[name] - step).max() <= 1e-4 * mx.abs(step).max() + 1e-8, name
 
 
 def test_an_adapter_to_start_from(base, tmp_path):

@@ -66,7 +66,7 @@ class KeyedRule(VerifyRule):
         gumbel = self._noise.gumbel(self._position, count, self._vocab_size)[places]
         if ids is not None:
             gumbel = gumbel[:, ids]
-        logits = logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        logits = logits.astype(mx.float32) * self._sampling.inverse_temp
         scores = self._coupling.scores(logits, gumbel, learns=not stream, ids=ids)
         return best_tokens(scores, width, ids)
 
@@ -74,7 +74,7 @@ class KeyedRule(VerifyRule):
         if self._sampling is None or not self._vocab_size:
             return super().rank_drafts(logits, place, width)
         gumbel = self._noise.gumbel(self._position, place + 1, self._vocab_size)[place:]
-        logits = logits.astype(mx.float32) * (1.0 / self._sampling.temp)
+        logits = logits.astype(mx.float32) * self._sampling.inverse_temp
         gumbel = gumbel[:, : logits.shape[-1]]
         scores = self._drafts_coupling.scores(logits, gumbel, learns=not place)
         return best_tokens(scores, width)

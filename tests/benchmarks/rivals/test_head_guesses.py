@@ -24,7 +24,8 @@ from trees import Planned
 
 from benchmarks.rivals.heads import mounted as read
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import Batch, TokenSequence, decode
+from specstream_mlx.generation.batch import Batch, decode
+from specstream_mlx.generation.sequence import TokenSequence
 
 STEPS = 6
 TREES = {

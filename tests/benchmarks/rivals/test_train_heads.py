@@ -14,9 +14,9 @@ from benchmarks.rivals import train_heads
 from benchmarks.rivals.heads import mounted
 from benchmarks.rivals.train_heads import FrozenBase, HeadSettings, write_head
 from specstream_mlx import load
-from specstream_mlx.drafting.eagle3 import DEPTH
 from specstream_mlx.drafting.settings import DraftSettings
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
+from specstream_mlx.heads.eagle3 import DEPTH
 
 FORMS = {
     "medusa": {"kind": "medusa"},

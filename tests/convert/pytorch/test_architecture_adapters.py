@@ -31,7 +31,7 @@ from specstream_mlx import load
 from specstream_mlx.engine.kv import make_caches
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.step import Decoder
-from specstream_mlx.model_paths import read_config
+from specstream_mlx.loading.model_paths import read_config
 from specstream_mlx.models.architectures import ARCHITECTURES, model_classes
 
 TOKENS = random_prompt(30, seed=4, vocab_size=VOCAB_SIZE)  # more than two windows

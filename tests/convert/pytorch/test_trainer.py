@@ -1,5 +1,6 @@
 """The trainer: it learns, resumes, repeats, and says what is wrong in one sentence."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -186,11 +187,29 @@ def test_runs_that_are_there_already(settings):
     path = stopped.output / "checkpoint.pt"
     with pytest.raises(UserError, match="of an earlier run, expected --resume to"):
         trainer.train(settings(iters=1, output=stopped.output))
-    whole = torch.load(path, weights_only=True)
+    whole, nan = torch.load(path, weights_only=True), torch.full((4, 32), math.nan)
+    name, groups = "streams.embeddings", whole["optimizer"]["param_groups"]
     for change, sentence in (
-        ({"settings": whole["settings"] | {"seed": "1"}}, "seed was '1', expected '0'"),
+        ({"settings": whole["settings"] | {"seed": "1"}}, "seed was '1' and is now '0'"),
         ({"weights": {}}, "has no tensor "),
-        ({"optimizer": {}}, "is not a readable checkpoint: KeyError"),
+        ({"settings": []}, "is not a readable checkpoint: settings is .., expected an object"),
+        ({"weights": {**whole["weights"], name: nan}}, f"{name} holds something other than finite"),
+        ({"weights": {name: 3}}, "weights is .*expected tensors by name"),
+        *(({"step": step}, f"step is {step!r}, expected an integer") for step in ("x", -1, None)),
+        *(({"seconds": one}, "seconds is .*expected a number") for one in ("x", math.nan, [])),
+        *(({"rng": rng}, "is not a readable checkpoint") for rng in (3, torch.ones(3))),
+        *(
+            ({"optimizer": {**whole["optimizer"], **part}}, "is not a readable checkpoint: ")
+            for part in (
+                {"state": {0: {}}},
+                {"state": {0: 3}},
+                {"state": {0: {"step": torch.ones(3), "exp_avg": nan, "exp_avg_sq": nan}}},
+                {"param_groups": 3},
+                {"param_groups": []},
+                {"param_groups": [{**group, "betas": "x"} for group in groups]},
+            )
+        ),
+        ({"optimizer": {}}, "is not a readable checkpoint: it lacks 'param_groups'"),
     ):
         torch.save(whole | change, path)
         with pytest.raises(UserError, match=f"checkpoint.pt.*{sentence}"):

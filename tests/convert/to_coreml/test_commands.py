@@ -23,7 +23,7 @@ from specstream_mlx.convert.to_coreml.executors import executor_of
 from specstream_mlx.convert.to_coreml.verify import main as verify
 
 from specstream_mlx import UserError, keyed_sampler
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 
 run_verify = partial(result_of, verify)
 
@@ -42,7 +42,7 @@ def test_a_text_does_not_depend_on_drafts(exported):
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
     assert drafted["text"] == plain["text"]
     assert plain["target_calls"] == plain["generation_tokens"] == 8
-    assert drafted["tree"] == "best-first, 3 nodes, of streams and lookup"
+    assert drafted["tree"] == "best-first, 3 nodes, from streams and lookup"
     # A drawn one, with the adapter's template around it.
     flags = ("--adapter", "key_points", "--temp", 1, "--seed", 4)
     drafted, plain = values(exported, *flags), values(exported, *flags, "--no-speculation")
@@ -75,14 +75,36 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:1000])
 
 
+SIZED = {"context": 64, "nodes": [4], "chunk": 8, "candidates": 4}
 DAMAGES = {
     "weight.bin is missing": lambda p: weights(p).unlink(),
     "cannot run streams_prefill8: ": lambda p: cut(weights(p)),
     "is no Core ML package": lambda p: cut(model_file(p)),
     "x.mlpackage is no Core ML package of export-coreml: it does not exist": shutil.rmtree,
-    "is damaged (AttributeError": with_facts({"adapters": 3}),
+    "weight.bin is empty": lambda p: weights(p).write_bytes(b""),
+    **{
+        f"the metadata is damaged: {sentence}": with_facts(facts)
+        for sentence, facts in {
+            "adapters is 3, expected an object with an adapter": {"adapters": 3},
+            "adapters is {}, expected an object with an adapter": {"adapters": {}},
+            "adapters' 'a' is 3, expected an object": {"adapters": {"a": 3}},
+            "adapters' 'a': num_streams is 'x'": {"adapters": {"a": {"num_streams": "x"}}},
+            "adapters' 'a': mode is 3, expected 'lossl": {"adapters": {"a": {"mode": 3}}},
+            "base is None, expected an object": {"base": None},
+            "vocab_size is None, expected an integer": {"base": {}},
+            "vocab_size is 'x', expected an integer": {"base": {"vocab_size": "x"}},
+            "end_tokens is ['x'], exp": {"base": {"vocab_size": 9, "end_tokens": ["x"]}},
+            "sizes is [], expected an object": {"sizes": []},
+            "context is None, expected an integer": {"sizes": {}},
+            "nodes is 3, expected a list of integers": {"sizes": SIZED | {"nodes": 3}},
+            "nodes is ['x'], expected a list": {"sizes": SIZED | {"nodes": ["x"]}},
+            "chunk is 0, expected an integer": {"sizes": SIZED | {"chunk": 0}},
+            "sampling is 'x', expected true or false": {"sampling": "x"},
+            "tokenizer is 3, expected a text": {"tokenizer": 3},
+            "version is 9, expected 1": {"version": 9},
+        }.items()
+    },
     "has no metadata called 'specstream'": with_facts(None),
-    "its version is 9, expected 1": with_facts({"version": 9}),
     "x.tokenizer is missing": lambda p: shutil.rmtree(p.with_suffix(".tokenizer")),
 }
 
@@ -198,9 +220,23 @@ def test_what_differs_is_named(lossless, recorded):
 def test_what_does_not_fit_is_refused(lossless, recorded, tmp_path):
     path = tmp_path / "calls.json"
     whole = {"format": 1, "fingerprint": "of no file", "runs": []}
+    run, of_f = {"adapter": "one"}, {"function": "f", "inputs": {}, "outputs": {}}
     for change, sentence in (
         ({"fingerprint": "other"}, "fingerprint 'other', expected of no file"),
-        ({"runs": 3}, "is damaged .TypeError"),
+        ({"runs": 3}, "is damaged: runs is 3, expected a list of at least one object"),
+        ({"runs": []}, r"is damaged: runs is \[\], expected a list"),
+        ({"runs": {}}, "is damaged: runs is {}, expected a list"),
+        ({"runs": [3]}, r"is damaged: runs is \[3\], expected a list"),
+        ({"runs": [{}]}, "is damaged: adapter is None, expected a text"),
+        ({"runs": [{"adapter": []}]}, r"is damaged: adapter is \[\], expected a text"),
+        ({"runs": [run | {"calls": []}]}, r"is damaged: calls is \[\], expected a list"),
+        ({"runs": [run | {"calls": [{}]}]}, "is damaged: function is None, expected a text"),
+        ({"runs": [run | {"calls": [of_f | {"inputs": 3}]}]}, "inputs is 3, expected an object"),
+        (
+            {"runs": [run | {"calls": [of_f | {"outputs": {"a": [[1], [2, 3]]}}]}]},
+            "outputs' 'a' is .*expected nested lists of numbers",
+        ),
+        ({"runs": [run | {"calls": [of_f | {"inputs": {"a": "x"}}]}]}, "expected nested lists of"),
     ):
         path.write_text(json.dumps(whole | change))
         with pytest.raises(UserError, match=sentence):

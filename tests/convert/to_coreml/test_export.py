@@ -21,8 +21,8 @@ from specstream_mlx.convert.to_coreml.supported import Sizes, check_adapter, che
 from tiny_models import CHAT_TEMPLATE, tiny_llama_directory
 
 from specstream_mlx.errors import UserError
+from specstream_mlx.generation.request import Request
 from specstream_mlx.prompts import chat_prompt
-from specstream_mlx.request import Request
 from specstream_mlx.stream_config import StreamConfig
 
 SIZES = ("--context", 64, "--nodes", "4,6", "--chunk", 8, "--candidates", 2)
@@ -87,7 +87,7 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "coremltools", None)
     sentence = refusal(export(base, tmp_path / "x.mlpackage"))
-    assert "export-coreml needs coremltools: pip install 'specstream-mlx[coreml]'" in sentence
+    assert 'export-coreml needs coremltools: .venv/bin/pip install -e ".[coreml]"' in sentence
 
 
 # What can be exported, from the configuration alone ----------------------------------------------

@@ -28,7 +28,7 @@ from trees import Planned
 from specstream_mlx import DraftSettings, PromptCache, UserError, keyed_sampler
 from specstream_mlx.engine.plan import DraftTree
 from specstream_mlx.engine.verify.keyed import KeyedRule
-from specstream_mlx.request import Request
+from specstream_mlx.generation.request import Request
 
 BOUND = 1e-4
 

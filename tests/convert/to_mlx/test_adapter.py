@@ -211,4 +211,4 @@ def test_a_torch_file_without_torch(hf, spoilt, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "specstream_mlx.convert.pytorch.adapter_files")
     monkeypatch.setitem(sys.modules, "torch", None)
     sentence = refused(hf, spoilt, tmp_path / "out")
-    assert "adapter_model.bin needs torch: pip install 'specstream-mlx[torch]'" in sentence
+    assert 'adapter_model.bin needs torch: .venv/bin/pip install -e ".[torch]"' in sentence

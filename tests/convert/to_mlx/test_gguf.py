@@ -196,7 +196,7 @@ def test_the_real_file(tmp_path):
     assert tokenizer.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]
     assert tokenizer.encode("  multiple   spaces") == [216, 2701, 256, 5600]
     assert tokenizer.encode("<|im_start|>system")[:2] == [1, 9690]
-    assert tokenizer.eos_token_ids == {2}
+    assert tokenizer.eos_token_ids == {0, 2}  # <|endoftext|>, too
 
 
 # Files that are damaged, hostile or unknown: one sentence, and nothing is left behind -------------
@@ -328,6 +328,12 @@ def tensors(one):
     return header(b"", one + b"\0" * 4096, pair_count=0, tensor_count=1)
 
 
+def overlapping(offset):
+    """Two tensors of 128 bytes each, the second of which begins within the first."""
+    both = described(b"t", 32) + described(b"u", 32, offset=offset)
+    return header(b"", both + b"\0" * 4096, pair_count=0, tensor_count=2)
+
+
 FOUR = struct.pack("<I", 4)
 NESTED = struct.pack("<I", 9) + struct.pack("<QIQ", 1, 9, 1) * 5000
 HOSTILE = {
@@ -340,6 +346,11 @@ HOSTILE = {
     "part of a block": (tensors(described(b"t", 33, 4, kind=2)), "whole blocks of 32 for Q4_0"),
     "an unknown type": (tensors(described(b"t", 32, kind=200)), "t has the type 200, which GGUF"),
     "after the end": (tensors(described(b"t", 32, offset=2**40)), "t reaches beyond its end"),
+    "overlapping": (
+        overlapping(64),
+        "it is damaged: u begins at byte 160, within t, which ends at 224",
+    ),
+    "of one place": (overlapping(0), "it is damaged: u begins at byte 96, within t"),
     "not aligned": (tensors(described(b"t", 32, offset=4)), "t is at offset 4, expected"),
 }
 

@@ -99,13 +99,41 @@ def test_what_the_kinds_of_tokenizers_differ_in(tmp_path):
 
 
 def test_all_tokens_that_end_a_turn(tmp_path):
-    """Those that the file names, and the template's own name for it."""
+    """Those that the file names, and those that are so called."""
     tokens = byte_level_metadata()["tokenizer.ggml.tokens"]
     tokens[3] = "<|im_end|>"
     template = CHAT_TEMPLATE.replace("<|assistant|>", "<|im_end|>")
     named = {"ggml__eos_token_id": 1, "ggml__eot_token_id": 2}
     _, ends = converted(tmp_path, ggml__tokens=tokens, chat_template=template, **named)
     assert ends == [1, 2, 3]
+
+
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+ENDS += ("<end_of_turn>", "<EOT>", "[EOS]", "</s>")
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, None])
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_by_their_names(name, template, kind, tmp_path):
+    """Whatever the template says, and whether they are control tokens or the user's."""
+    metadata = byte_level_metadata()
+    tokens, kinds = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    tokens[7], kinds[7] = name, kind
+    tokens[8], kinds[8] = "<|im_start|>", 3
+    named = {"ggml__tokens": tokens, "ggml__token_type": kinds, "chat_template": template}
+    tokenizer, ends = converted(tmp_path, **named)
+    assert ends == [metadata["tokenizer.ggml.eos_token_id"], 7]
+    assert tokenizer.encode(f"a{name}")[-1] == 7
+
+
+def test_words_that_are_spelled_as_ends_are_none(tmp_path):
+    """A file may have </s>, which crosses text out, among its words; <|..|> is no word."""
+    metadata = byte_level_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[7], tokens[8] = "</s>", "<|im_end|>"
+    _, ends = converted(tmp_path, ggml__tokens=tokens)
+    assert ends == [metadata["tokenizer.ggml.eos_token_id"], 8]
 
 
 def pieces(prefix=True):

@@ -11,7 +11,7 @@ from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.engine.verify.by_name import find_rule
 from specstream_mlx.engine.verify.rule import follow
 from specstream_mlx.engine.verify.typical import typical
-from specstream_mlx.scheduler import decode
+from specstream_mlx.generation.batch import decode
 
 
 @pytest.mark.parametrize(
