@@ -105,6 +105,7 @@ def test_loading_goes_by_no_clock(tmp_path, monkeypatch):
         raise AssertionError("something was timed")
 
     base = tiny_llama_directory(tmp_path / "base", bits=4)
+    monkeypatch.setattr(device, "backend", lambda: "cpu")
     monkeypatch.setattr(cpu, "least_seconds", timed)
     monkeypatch.setattr(weights, "least_seconds", timed)
     model, _ = load(base, reproducible=True)
