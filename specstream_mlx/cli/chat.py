@@ -20,7 +20,7 @@ from ..terminal.errors import noted_interrupt
 from ..terminal.notes import note
 from ..terminal.wrapped import Wrapped
 from . import launched
-from .options import THINKING, CliSamplingOptions, ModelOptions, Source
+from .options import THINKING, CliSamplingOptions, Source, WritingModelOptions
 
 if TYPE_CHECKING:
     from ..generation.chat import Chat
@@ -53,7 +53,7 @@ class _Sampling(CliSamplingOptions):
 
 def chat(
     *,
-    model: ModelOptions,
+    model: WritingModelOptions,
     system_prompt: str | None = option(
         None, TEXT, "System prompt. Default: the chat template's own.", panel=LengthOptions.PANEL
     ),
@@ -76,7 +76,7 @@ def chat(
     source = model.source()
     from ..generation.chat import Chat
 
-    loaded, tokenizer = source.load()
+    loaded, tokenizer = source.load(reproducible=model.reproducible)
     drawn, how = _sampling(sampling, loaded.path)
     options = {
         "max_tokens": length.max_tokens,

@@ -15,6 +15,7 @@ from ..hardware.blas import OPENBLAS_HINT
 from ..loading.model_paths import model_directory, read_config
 from ..options import FLAG, MODEL, option
 from ..terminal.notes import note
+from ..terminal.progress import progress
 from . import launched
 from .options import JSON, ModelOptions
 
@@ -42,6 +43,13 @@ def doctor(
     clear_caches: bool = option(
         False, FLAG, "Remove what is in the caches; adapters that you have added stay."
     ),
+    race: bool = option(
+        False,
+        FLAG,
+        "On Metal: let our kernel for products of 2 to 16 rows race with MLX's own, in another "
+        "process, on the products of --model or of three usual models; where it wins it is used.",
+        without=("clear_caches", "as_json"),
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Show device, MLX version and BLAS in use, what is missing, and the command that mends it.
@@ -57,6 +65,8 @@ def doctor(
 
         specstream-mlx doctor --model smollm2
 
+        specstream-mlx doctor --race
+
         specstream-mlx doctor --clear-caches
     """
     if model is not None:
@@ -68,6 +78,10 @@ def doctor(
             note(f"removed {name} ({decimal(size)}) of {user_cache.directory()}")
         if not removed:
             note(f"the caches in {user_cache.directory()} are empty")
+        return
+    if race:
+        launched.refuse(race=race)
+        _race(model)
         return
     ranks, reductions = launched.ranks(), None
     if ranks is not None:
@@ -99,6 +113,7 @@ def doctor(
             f"{held['form']}, {held['stored_bytes'] / 1e6:.1f} MB as stored, "
             f"{held['held_bytes'] / 1e6:.1f} MB in memory: {held['reason']}"
         )
+    lines["few rows"] = facts["few_rows"]
     lines["steps"] = facts["steps"]
     if counts := facts["steps_of_a_text"]:
         built = ", ".join(f"{count} {how}" for how, count in counts.items())
@@ -116,9 +131,30 @@ def doctor(
         print(f"missing: {sentence}")
 
 
+def _race(model: str | None) -> None:
+    """Race the kernels, and print every shape's times."""
+    from ..hardware import few_rows
+    from ..hardware.race import USUAL, products_of, race
+
+    products = USUAL
+    if model is not None:
+        from ..loading.load import read_model
+
+        path = model_directory(demonstration.model_path(model, note))
+        products = products_of(read_model(path, to_run=False)[0])
+    with progress("Racing"):
+        said = race(products)
+    for name, times in few_rows.verdict()[0].items():
+        print(name)
+        for rows, (outputs, stock, ours) in times.items():
+            used = ", used" * bool(outputs)
+            print(f"  {rows:2} rows: MLX's {stock:.3f} ms, ours {ours:.3f} ms{used}")
+    print(said)
+
+
 def _facts(model: str | None) -> dict[str, Any]:
     """The facts, with those of weights and steps if a model is given, and what is missing."""
-    from ..hardware import device
+    from ..hardware import device, few_rows
 
     packages: dict[str, str | None] = dict.fromkeys((*_PACKAGES, *_EXTRAS))
     for name in packages:
@@ -153,6 +189,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         curve = history_of(speculative).costs.curve
     return {
         "device": device.describe(),
+        "few_rows": few_rows.verdict()[1] if device.backend() == "metal" else None,
         "steps": "compiled" if device.compiles() else "built by Python",
         "steps_of_a_text": counts,
         "packages": packages,

@@ -28,6 +28,7 @@ from .options import (
     ModelOptions,
     OutputOptions,
     PromptOptions,
+    WritingModelOptions,
     draft_settings,
 )
 
@@ -61,7 +62,7 @@ class GenerationRun:
 
 def generate(
     *,
-    model: ModelOptions,
+    model: WritingModelOptions,
     prompt: PromptOptions,
     length: LengthOptions,
     sampling: CliSamplingOptions,
@@ -87,7 +88,7 @@ def generate(
         without=(
             *("model", "adapter_path", "no_streams", "draft_head", "weights", "prefill_step_size"),
             *("max_nodes", "prune_threshold", "draft_model", "prompt_cache_file", "compare"),
-            *("kv_bits", "kv_group_size", "quantized_kv_start"),
+            *("kv_bits", "kv_group_size", "quantized_kv_start", "reproducible"),
         ),
     ),
 ) -> None:
@@ -165,7 +166,7 @@ def generate(
         note(blas.OPENBLAS_HINT)
     if settings is not None and settings.draft_model is not None and launched.is_first():
         model_directory(settings.draft_model)  # or fail before the model is loaded
-    loaded, tokenizer = source.load(tokenizer_config)
+    loaded, tokenizer = source.load(tokenizer_config, model.reproducible)
     if settings is not None and settings.draft_model is not None and loaded.decides:
         settings = replace(settings, draft_model=load_draft_model(settings.draft_model, tokenizer))
     cache = None

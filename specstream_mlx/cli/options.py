@@ -61,7 +61,7 @@ class Source:
         return self.options.weights
 
     def load(
-        self, tokenizer_config: dict[str, Any] | None = None
+        self, tokenizer_config: dict[str, Any] | None = None, reproducible: bool = False
     ) -> "tuple[SpeculativeModel, TokenizerWrapper]":
         from ..loading.load import load
 
@@ -73,6 +73,7 @@ class Source:
             group=launched.group(),
             draft_head=self.head,
             compiled=self.options.compiled,
+            reproducible=reproducible,
         )
 
 
@@ -158,6 +159,18 @@ class ModelOptions:
 THINKING = option(
     True, FLAG, "Let the model answer at once, if it is one that thinks first.", panel="Text"
 )
+
+
+@dataclass(frozen=True)
+class WritingModelOptions(ModelOptions):
+    """A model whose texts are read, not timed."""
+
+    reproducible: bool = option(
+        False,
+        FLAG,
+        "Let no timing decide what is drafted: in 16 bit, too, a prompt then has the same text on "
+        "this machine however often it is written.",
+    )
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,12 @@ _HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}  # by costs' file
 
 
 def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUANTIZED) -> History:
-    """Return the history of a model and its adapter; those of the same shapes share their costs."""
+    """Return the history of a model and its adapter; those of the same shapes share their costs.
+
+    Where texts are to be reproducible, nothing that was timed or written before counts.
+    """
+    if model.reproducible:
+        return new_history(StepCosts(None, {}, places_of(model.guessing)), model.guessing)
     adapter, facts = model.adapter.path if model.adapter else None, _facts(model, quantization)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
     path = directory() / f"{name}.json"
@@ -357,4 +362,6 @@ def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, A
     }
     if model.compiled is not None:
         facts["steps"] = "compiled"
+    if held is not None and held.few_rows:
+        facts["products"] = "few rows"
     return json.loads(json.dumps(facts, default=str))

@@ -107,11 +107,14 @@ class CostCurve:
 
 
 class StepCosts:
-    """The cost curve of one model on this machine, and the timings that are still missing."""
+    """The cost curve of one model on this machine, and the timings that are still missing.
 
-    def __init__(self, path: Path, facts: dict[str, Any], places: Sequence[Place]):
+    Without a ``path`` the costs are typical ones for good: nothing is timed.
+    """
+
+    def __init__(self, path: Path | None, facts: dict[str, Any], places: Sequence[Place]):
         self._path, self._facts = path, facts  # JSON values; a file with others is ignored
-        self.batches = BatchCosts()
+        self.batches = BatchCosts(timed=path is not None)
         # A single node without streams is a plain step, where there are these.
         sizes: dict[Place, tuple[int, ...]] = dict.fromkeys(places, _SIZES)
         if "plain" in places:
@@ -121,7 +124,7 @@ class StepCosts:
         self._saved, self._order = 0, random.Random(0)
         self._left: list[StepKind] = []
         self.curve = CostCurve({place: _typical(place) for place in places})
-        known = user_cache.read(path)
+        known = {} if path is None else user_cache.read(path)
         if known.get("facts") == facts:
             with suppress(KeyError, TypeError, ValueError, statistics.StatisticsError):
                 self._restore(known)
@@ -134,7 +137,7 @@ class StepCosts:
 
     def wanted(self) -> StepKind | None:
         """The step to be timed next; ``None``: no timing is left to take."""
-        if not self._left and self.curve.spread is None:
+        if not self._left and self.curve.spread is None and self._path is not None:
             self._left = list(self._kinds)
         return self._left[0] if self._left else None
 
@@ -156,7 +159,7 @@ class StepCosts:
 
     def save(self) -> None:
         """Write new timings to the user's cache."""
-        if len(self._timings) == self._saved:
+        if self._path is None or len(self._timings) == self._saved:
             return
         self._saved = len(self._timings)
         values: dict[str, Any] = {"facts": self._facts, "timings": self._timings}
@@ -303,9 +306,13 @@ class Share(NamedTuple):
 
 
 class BatchCosts:
-    """Costs of passes of several sequences of one model, by their number."""
+    """Costs of passes of several sequences of one model, by their number.
 
-    def __init__(self) -> None:
+    Unless they are ``timed``, those of one sequence stand for all.
+    """
+
+    def __init__(self, timed: bool = True) -> None:
+        self._timed = timed
         self._batches = defaultdict[int, _BatchPasses](_BatchPasses)
 
     def note(
@@ -313,7 +320,7 @@ class BatchCosts:
     ) -> None:
         """Record a pass of so many sequences and rows, padding included."""
         batch = self._batches[count]
-        if seconds is not None:
+        if seconds is not None and self._timed:
             batch.passes[guesses].note(rows, seconds)
         part = max(0.0, 1 - tokens / (RATE_MEMORY * count))
         batch.tokens = batch.tokens * part + tokens

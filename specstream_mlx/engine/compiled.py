@@ -31,7 +31,10 @@ MOST_TRACES = 32
 """Traces kept for a model; the least recently used one is dropped."""
 
 TRACED_AT = 3
-"""How often a shape must occur before it is traced: tracing costs what some ten steps save."""
+"""How often a shape must occur before it is traced: tracing costs what some ten steps save.
+
+At 1 all steps of a shape are built in the same way, so that their values are the same in 16 bit.
+"""
 
 _SPARE = 1.5
 """How many times larger than necessary buffers may be; larger ones are cut."""
@@ -68,8 +71,8 @@ class _TracedRows(SideBySideKVCache):
 class CompiledSteps:
     """The traces of a model with its streams; ``counts`` says how steps were built."""
 
-    def __init__(self, model: nn.Module, streams: Streams | None):
-        self.model, self.streams = model, streams
+    def __init__(self, model: nn.Module, streams: Streams | None, traced_at: int = TRACED_AT):
+        self.model, self.streams, self.traced_at = model, streams, traced_at
         self.counts: Counter[str] = Counter()
         self.forget()
 
@@ -182,7 +185,7 @@ class CompiledSteps:
         trace = self._traces.get(key)
         if trace is None:
             self._seen[key] += 1
-            if self._seen[key] < TRACED_AT:
+            if self._seen[key] < self.traced_at:
                 return None
             trace = self._traces[key] = make()
             del self._seen[key]  # if it goes, it is made again only when it is as frequent again

@@ -108,8 +108,9 @@ class Gathered:
         self.streams = None if streams is None else _GatheredStreams(streams.config)
         boundaries = first.borrowed.boundaries
         self.borrowed = BorrowedModel(self._model, self.streams, boundaries=boundaries)
-        compiles = first.compiled is not None
-        self.compiled = CompiledSteps(self._model, self.streams) if compiles else None
+        self.compiled: CompiledSteps | None = None
+        if (its := first.compiled) is not None:
+            self.compiled = CompiledSteps(self._model, self.streams, its.traced_at)
 
     def takes(self, adapters: Sequence[MountedAdapter]) -> bool:
         """Check if adapters fit those that it was made for, and have the same tensors."""

@@ -13,7 +13,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.tuner.lora import LoRALinear
 
-from . import device, user_cache
+from . import device, few_rows, user_cache
 
 # Products ---------------------------------------------------------------------------------------
 
@@ -55,7 +55,9 @@ class AddedLoRALinear(LoRALinear):
 
 BLOCKED: Kinds = {nn.Linear: BlockedLinear, nn.Embedding: BlockedEmbedding}
 ADDED: Kinds = {LoRALinear: AddedLoRALinear}
-_STOCK = [{ours: stock for stock, ours in kinds.items()} for kinds in (ADDED, BLOCKED)]
+_STOCK = [
+    {ours: stock for stock, ours in kinds.items()} for kinds in (ADDED, BLOCKED, few_rows.KINDS)
+]
 
 
 def exchange(model: nn.Module, kinds: Kinds) -> list[tuple[str, nn.Module]]:

@@ -11,11 +11,6 @@ import mlx.core as mx
 
 from .blas import BLAS
 
-# On CUDA, MLX lets cuDNN plan attention of several rows anew for every number of keys, which takes
-# some 50 ms on an H100, and drafting changes that number in every step. MLX reads this at the
-# process's first attention; what it costs long prompts has not been measured.
-os.environ.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
-
 
 def backend() -> str:
     """Return where MLX runs by default: ``metal``, ``cuda`` or ``cpu``."""
@@ -87,6 +82,7 @@ def describe() -> dict[str, str]:
     """Collect facts for ``specstream-mlx doctor`` and for result tables."""
     cudnn = os.environ.get("MLX_CUDA_USE_CUDNN_SDPA") != "0"
     attention = {"attention": "cuDNN's" if cudnn else "MLX's own"} if backend() == "cuda" else {}
+    tf32 = os.environ.get("MLX_ENABLE_TF32") != "0" and backend() != "cpu"
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": f"{_cpu_name()}, {_cores()}",
@@ -95,4 +91,5 @@ def describe() -> dict[str, str]:
         "backend": backend(),
         "blas": BLAS if backend() == "cpu" else "not used",
         **attention,
+        **({"float32": "in TF32 where the GPU has it (MLX_ENABLE_TF32)"} if tf32 else {}),
     }

@@ -18,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from ..errors import UserError
 from ..options import HELD
-from . import device, user_cache
+from . import device, few_rows, user_cache
 from .cpu import BLOCKED, blocks_pay, exchange, least_seconds
 
 Weights = Literal["packed", "expanded"]
@@ -62,12 +62,15 @@ class HeldWeights:
     stored_dtype: str  # of what is not packed, in the files, in which mlx_lm computes
     dtype: str  # of the same in memory
     row_blocks: bool = False  # whether products pad their rows, see ``cpu``
+    few_rows: bool = False  # whether a kernel of ours may compute products of 2 to 16 rows
 
 
 def hold_weights(
-    model: nn.Module, choice: str = "auto", *, measure_again: bool = False
+    model: nn.Module, choice: str = "auto", *, measure_again: bool = False, measures: bool = True
 ) -> tuple[nn.Module, HeldWeights]:
     """Leave quantized weights packed or expand them: what is faster here, or ``choice`` says.
+
+    Without ``measures`` it is what is usually faster: on the CPU expanded, elsewhere packed.
 
     On the CPU everything but packed weights becomes float32, scales too, as half precision has no
     fast products there; elsewhere it keeps its precision. The quantized values stay the target.
@@ -84,20 +87,24 @@ def hold_weights(
         form, reason = "packed" if choice == "packed" else "expanded", "as asked"
     elif (expanded := _expanded_bytes(model)) > _MEMORY_SHARE * device.memory_bytes():
         form, reason = "packed", f"expanded they would take {expanded / 1e9:.1f} GB"
+    elif not measures:
+        form, reason = "expanded" if device.backend() == "cpu" else "packed", "not measured"
     else:
         probe = cached_probe(layer, measure_again)
         form, reason = probe.faster, probe.sentence
     # Before expanding, which rounds to the dtype of the scales.
     model.update(tree_map(_fast, model.parameters()))
-    blocks = False
+    blocks, few = False, form == "packed" and measures and few_rows.has_won()
+    if few:
+        exchange(model, few_rows.KINDS)
     if form == "expanded":
         model = dequantize_model(model)
         dense = _largest_product(model, nn.Linear)
-        blocks = dense is not None and blocks_pay(dense, measure_again)
+        blocks = measures and dense is not None and blocks_pay(dense, measure_again)
         if blocks:
             exchange(model, BLOCKED)
     return model, HeldWeights(
-        form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks
+        form, reason, stored, parameter_bytes(model), stored_dtype, _dtype(model), blocks, few
     )
 
 

@@ -78,6 +78,7 @@ def load(
     group: mx.distributed.Group | None = None,
     draft_head: str | Path | None = None,
     compiled: bool | None = None,
+    reproducible: bool = False,
 ) -> tuple[Any, ...]:
     """Load a base model in MLX format and, optionally, an adapter directory.
 
@@ -97,6 +98,9 @@ def load(
         draft_head: directory or repository of a published EAGLE-3 head for the base; ``auto``: that
             of ``heads.published_heads``.
         compiled: whether steps are compiled; ``None``: where that pays.
+        reproducible: let no timing and no earlier text decide how much is drafted and how weights
+            are kept, and build all steps of a shape in the same way: in 16 bit, too, a prompt (or a
+            batch of them) then has the same text on this machine however often it is written.
 
     Raises:
         UserError: the model or the adapter cannot be used; one sentence says why.
@@ -117,20 +121,27 @@ def load(
     config = read_config(path, model_config)
     tokenizer = read_tokenizer(path, full_config, tokenizer_config)
     if ranks is None:
-        model, held = hold_weights(model, weights)
+        model, held = hold_weights(model, weights, measures=not reproducible)
     else:
         check_divisible(model, config, ranks)
         ranks.agree(
             f"the digest of {path}", sampled_digest([path / "config.json", *weight_files(path)])
         )
         # Rank 0 measures which form is faster; the others follow it.
-        model, held = hold_weights(model, weights if ranks.is_first else ranks.receive("weights"))
+        choice = weights if ranks.is_first else ranks.receive("weights")
+        model, held = hold_weights(model, choice, measures=not reproducible)
         if ranks.is_first:
             ranks.send("weights", held.form)
         shard(model, ranks)
     if not lazy:
         _check_finite(path, model)
-    speculative = SpeculativeModel(model, config, path, held=held, ranks=ranks, compiles=compiled)
+    speculative = SpeculativeModel(
+        *(model, config, path),
+        held=held,
+        ranks=ranks,
+        compiles=compiled,
+        reproducible=reproducible,
+    )
     if adapter_path is not None:
         speculative.swap_adapter(adapter_path)
     speculative.mount_head(draft_head)

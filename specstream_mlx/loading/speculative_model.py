@@ -12,7 +12,7 @@ import mlx.nn as nn
 from ..adapters.description import ADAPTER_CONFIG, describe
 from ..adapters.files import Adapter, mounted, read_adapter
 from ..distributed.ranks import Ranks
-from ..engine.compiled import CompiledSteps
+from ..engine.compiled import TRACED_AT, CompiledSteps
 from ..engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from ..engine.several_adapters import Layout, layout_of
 from ..errors import Mode, UserError, shown
@@ -43,6 +43,7 @@ class SpeculativeModel:
         ranks: the processes that run the model together; ``None``: it is this one alone.
         head: the mounted draft head, which guesses where there are no streams, or ``None``.
         compiles: whether steps are compiled; ``None``: where that pays, see ``device.compiles``.
+        reproducible: whether texts are the same however often they are written, see ``load``.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class SpeculativeModel:
     ranks: Ranks | None = None
     head: MountedHead | None = None
     compiles: bool | None = None
+    reproducible: bool = False
     head_watch: HeadWatch | None = field(default=None, init=False, repr=False, compare=False)
     base: nn.Module = field(init=False, repr=False, compare=False)
     _others: "dict[tuple[Path | None, int], SpeculativeModel]" = field(
@@ -112,7 +114,8 @@ class SpeculativeModel:
             return None
         steps = self._compiled
         if steps is None or steps.model is not self.model or steps.streams is not self.streams:
-            self._compiled = steps = CompiledSteps(self.model, self.streams)
+            traced_at = 1 if self.reproducible else TRACED_AT
+            self._compiled = steps = CompiledSteps(self.model, self.streams, traced_at)
         return steps
 
     def swap_adapter(self, directory: str | Path | None) -> None:

@@ -11,6 +11,8 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..adapters.files import Adapter, LoraPart, lora_digest, read_adapter
 from ..errors import VOCABULARY, UserError, shown
+from ..hardware import few_rows
+from ..hardware.cpu import exchange
 from ..loading.speculative_model import SpeculativeModel
 from ..models.shared_copy import shared_copy
 from ..models.streams import Streams
@@ -34,6 +36,7 @@ class Start:
 def start_of(settings: TrainSettings, base: SpeculativeModel, tokenizer: TokenizerWrapper) -> Start:
     """Make the trained parts on a base, and put LoRA on it: a frozen one in lossless mode."""
     base.model = model = shared_copy(base.base)  # LoRA is put on it
+    exchange(model, few_rows.STOCK)  # the kernel has no gradient
     shared = settings.mode == "shared"
     mx.random.seed(settings.seed)
     model.freeze()
