@@ -180,3 +180,17 @@ def test_a_seed_means_the_same_in_every_version(monkeypatch):
     # MLX's own noise is -inf where its uniform number is 0, and then a lone candidate would lose.
     monkeypatch.setattr(mx.random, "gumbel", lambda shape, **_: mx.full(shape, -mx.inf))
     assert np.isfinite(np.array(Noise(0).gumbel(0, 1, 3))).all()
+
+
+def test_top_p_0_takes_the_likeliest_token():
+    """In Python, where ``make_sampler`` has no filter; next to 0 mlx_lm's would drop all tokens."""
+    log_probs = mx.random.normal((6, 50), key=mx.random.key(1))
+    likeliest = mx.argmax(log_probs, axis=-1).tolist()
+    for top_p in (0, 0.0, 5e-324, 1e-40, 1e-9):
+        sampling = Sampling(temp=1.0, top_p=top_p)
+        assert sampling(log_probs).tolist() == likeliest
+        for row, expected in enumerate(likeliest):
+            drawn = keyed_sampler(3, temp=2.0, top_p=top_p)(log_probs[row : row + 1])
+            assert drawn.item() == expected
+    assert Sampling(temp=1.0).top_p == 1
+    assert Sampling(temp=1.0, top_p=1)(log_probs).tolist() != likeliest

@@ -12,6 +12,7 @@ from tiny_models import VOCAB_SIZE, stream_adapter_directory, tiny_llama_directo
 from toy_model import questions
 
 from specstream_mlx import generate, load, stream_generate
+from specstream_mlx.generation.text import _cut
 from specstream_mlx.prompts import chat_prompt
 
 PROMPT = random_prompt(7, vocab_size=VOCAB_SIZE)
@@ -150,3 +151,23 @@ def test_a_program_that_leaves_texts_unfinished_ends_without_a_word(base, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "timings" in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "stop", [["bc", "abcd"], ["abcd", "bc"], ["ab", "abc"], ["d", "cd"], ["xy"]]
+)
+def test_which_stop_string_ends_a_text_does_not_depend_on_its_tokens(stop):
+    """It is the one that is complete first, also where one token brings several."""
+
+    def cut(pieces):
+        shown, held = "", ""
+        for piece in pieces:
+            text, held, met = _cut(held + piece, stop)
+            shown += text
+            if met is not None:
+                return shown, met
+        return shown + held, None
+
+    text = "xabcdx"
+    ways = {cut([text[:i], text[i:j], text[j:]]) for j in range(7) for i in range(j + 1)}
+    assert ways == {cut(text)}

@@ -131,6 +131,47 @@ def test_numbers_that_python_refuses(client, content, sentence):
     assert post(client, content).json()["error"]["message"] == f"the body has {sentence}"
 
 
+HUGE = [2**31, 2**31 + 1, 2**63, 10**30, 10**399, -(10**30), 1e300]
+SIZES = ("frequency_context_size", "presence_context_size", "repetition_context_size")
+LIMITED = {
+    POSTS[0]: ("max_tokens", "top_k", "n", "top_logprobs", "seed", "temperature", "top_p", *SIZES),
+    POSTS[1]: (
+        "max_tokens",
+        "logprobs",
+        "frequency_penalty",
+        "repetition_penalty",
+        "min_p",
+        *SIZES,
+    ),
+    POSTS[2]: ("max_output_tokens", "seed", "temperature", "top_p"),
+    POSTS[3]: ("max_tokens", "top_k", "seed", "temperature", "top_p"),
+}
+
+
+@pytest.mark.parametrize(("path", "name"), [(p, name) for p in POSTS for name in LIMITED[p]])
+def test_huge_numbers_of_each_field(client, path, name):
+    body = {"model": "base", "prompt": "noon", "input": "noon", "messages": CHAT["messages"]}
+    said = {POSTS[1]: "prompt", POSTS[2]: "input"}.get(path, "messages")
+    body = {"model": "base", said: body[said], "repetition_penalty": 1.1, "logprobs": True}
+    if path != POSTS[0]:
+        del body["repetition_penalty"], body["logprobs"]
+    body |= {"max_tokens": 2} if path == POSTS[3] else {}
+    for value in HUGE:
+        if name == "seed" and 0 <= value < 2**63:
+            continue
+        response = client.post(path, json=body | {name: value})
+        assert response.status_code == 400, (name, value, response.text)
+        assert response.json()["error"]["message"].startswith(f"{name} is ")
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "9" * 11, "-1", "", "x", "٣", "1.0", " 1", "320"])
+def test_keys_of_logit_bias(client, key):
+    response = client.post(POSTS[0], json=CHAT | {"logit_bias": {key: 1}})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"logit_bias has {'token' if key == '320' else 'the key'} ")
+
+
 def test_pages_of_other_sites_get_nothing(client):
     for host in ("evil.example", "127.0.0.1.evil.example", "[::1", "", "evil@127.0.0.1:x:y"):
         response = client.get("/v1/models", headers={"host": host})

@@ -101,7 +101,9 @@ def changed(values, rng):
         parent = parent[name]
     match rng.choice(["value", "value", "value", "gone", "added"]):
         case "value":
-            parent[last] = copy.copy(rng.choice(VALUES))
+            biases = [value for value in VALUES if isinstance(value, dict)]
+            values_here = biases if last == "logit_bias" else VALUES
+            parent[last] = copy.copy(rng.choice(values_here))
         case "gone":
             del parent[last]
         case "added" if isinstance(parent, dict):
