@@ -55,7 +55,7 @@ def memory_bytes() -> int:
 
 
 @cache
-def _cpu_name() -> str:
+def processor() -> str:
     """Return the processor's name as the operating system gives it."""
     if platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
@@ -89,7 +89,7 @@ def describe() -> dict[str, str]:
     attention = {"attention": "cuDNN's" if cudnn else "MLX's own"} if backend() == "cuda" else {}
     return {
         "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{_cpu_name()}, {_cores()}",
+        "cpu": f"{processor()}, {_cores()}",
         "python": platform.python_version(),
         "mlx": mx.__version__,  # type: ignore[attr-defined]  # its stubs leave it out
         "backend": backend(),
