@@ -452,8 +452,9 @@ _WARM_UPS = 100  # texts
 def measure_costs(mounted: Mounted, prompts: Sequence[Sequence[int]]) -> None:
     """Decode until the costs of steps are known, as they are after some minutes of use."""
     ours = mounted.ours(ByWorth())
+    timings = rule.history_of(mounted.model).costs.behind(max(map(len, prompts)))
     for number in range(_WARM_UPS):
-        if rule.history_of(mounted.model).costs.wanted() is None:
+        if timings.wanted() is None:
             return
         ours(prompts[number % len(prompts)])
     raise UserError("the texts are too short to time steps in, expected a higher --max-tokens")

@@ -110,6 +110,7 @@ HEAD = replace(TEXT, metavar="auto|DIR|REPO")
 FIELDS = instance("fields by name", dict)
 HELD = choice("auto", "packed", "expanded")
 COUNT, NUMBER = integer(1), number()
+TREE_SIZE = optional(integer(1, MAX_TREE_SIZE))
 OBJECT, BOOLEAN = instance("an object", Mapping), instance("true or false", bool)  # of JSON
 POSITIVE = what("a number above 0", lambda value: is_number(value) and value > 0, float, "X")
 SHARE = replace(number(0, 1), metavar="P")
@@ -256,8 +257,8 @@ class DraftOptions(ProposerOptions):
     )
     tree_size: int | None = option(
         8,
-        optional(integer(1, MAX_TREE_SIZE)),
-        "Nodes to draft, most probable first. Default: 8, without --tree-width.",
+        TREE_SIZE,
+        "Nodes to draft, most probable first. Default: 8, on a GPU 7, without --tree-width.",
     )
     draft_threshold: float | None = option(
         None,

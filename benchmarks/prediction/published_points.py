@@ -5,8 +5,8 @@
 
 from dataclasses import dataclass, replace
 
-from .apple_machines import chip
-from .metal_cost import Bits, Shape, forward_ms, product_ms
+from specstream_mlx.hardware.apple_chips import chip
+from specstream_mlx.hardware.metal_cost import Bits, Shape, attention_ms, forward_ms, product_ms
 
 _MLX = "https://github.com/ml-explore/mlx"
 OLD_LIMIT = 10  # get_qmv_batch_limit of large products when these were measured; now 13
@@ -41,6 +41,20 @@ PLAIN: tuple[tuple[str, Shape, Bits, int, float, str], ...] = (
      "https://github.com/waybarrios/vllm-mlx/issues/531"),
 )  # fmt: skip
 """Plain decoding: chip, model, bits, tokens in the cache, milliseconds a token, source."""
+
+_HEADS_8B, _HEADS_27B = (replace(MISTRAL, heads=32, kv_heads=n, head_dim=d)
+                         for n, d in ((8, 128), (4, 256)))  # fmt: skip
+_DSPARK = "https://github.com/ARahim3/mlx-dspark"
+
+ATTENTION: tuple[tuple[str, Shape, int, dict[int, float], str], ...] = (
+    ("M3 Max", _HEADS_8B, 16384, {8: 1.13, 12: 2.49, 16: 2.50}, "issues/3826"),
+    ("M3 Max", _HEADS_8B, 32768, {8: 2.03, 12: 4.63, 16: 4.65}, "issues/3826"),
+    ("M4 Pro", _HEADS_8B, 32768, {1: 0.82, 4: 1.64, 8: 3.05, 16: 4.7}, _DSPARK),
+    ("M5 Max", _HEADS_8B, 16384, {8: 0.755, 12: 1.998, 16: 1.975, 24: 1.983}, "pull/3838"),
+    ("M5 Max", _HEADS_8B, 32768, {8: 1.292, 12: 3.834, 16: 3.832}, "pull/3838"),
+    ("M1 Ultra", _HEADS_27B, 100_000, {1: 2.3, 2: 5.39}, "issues/3837"),
+)
+"""Attention alone: chip, heads, keys, milliseconds by query rows, source."""
 
 
 def points() -> list[Point]:
@@ -89,4 +103,9 @@ def points() -> list[Point]:
         predicted = forward_ms(chip(name), shape, bits, 1, context)
         what = f"{name}, {shape.name}, {bits} bits, ms a token"
         add(what, 1, ms, predicted, name == "M3 Ultra", source)
+    for name, shape, keys, by_rows, source in ATTENTION:
+        what = f"{name}, attention, {shape.heads}/{shape.kv_heads} heads of {shape.head_dim}, "
+        for rows, ms in by_rows.items():
+            predicted = attention_ms(chip(name), shape, rows, keys - rows)
+            add(what + f"{keys} keys, ms", rows, ms, predicted, name != "M1 Ultra", source)
     return points

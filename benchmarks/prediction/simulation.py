@@ -3,7 +3,7 @@
     python -m benchmarks.prediction.simulation              # with what acceptance_table measured
     python -m benchmarks.prediction.simulation --tree FILE --context 4000   # with yours
 
-For every chip of ``apple_machines``, three Llamas and 4, 8 and 16 bits: what a step costs by
+For every chip of ``apple_chips``, three Llamas and 4, 8 and 16 bits: what a step costs by
 ``metal_cost``, the tree with the most predicted tokens/s, and the speedup over plain decoding.
 Where no tree beats plain decoding it says plain. Without ``--tree`` the acceptance is that of the
 demonstration model, which ``acceptance_table`` has measured; another model need not reach it. On a
@@ -20,14 +20,14 @@ import numpy as np
 
 from specstream_mlx.drafting.best_first import best_nodes, tree_of
 from specstream_mlx.engine.plan import DraftTree
+from specstream_mlx.hardware import metal_cost
+from specstream_mlx.hardware.apple_chips import Chip, chips
+from specstream_mlx.hardware.metal_cost import Bits, Shape, forward_ms, step_ms
 from specstream_mlx.options import PATH, integer, option
 from specstream_mlx.terminal.commands import program
 
 from ..report import OUTPUT, RESULTS, table, write_report
-from . import metal_cost
 from .acceptance_table import ACCEPTANCE, AcceptanceTable
-from .apple_machines import CHIPS, Chip
-from .metal_cost import Bits, Shape, forward_ms, head_ms, layers_ms, product_ms
 from .published_points import Point, points
 
 LABEL = "Prediction, not a measurement"
@@ -39,25 +39,17 @@ MODELS = (
 )
 """The figures of their ``config.json`` on Hugging Face (meta-llama)."""
 
-CONTEXT, MSA_LAYERS = 512, 4
+CONTEXTS, MSA_LAYERS = (512, 4096, 16384), 4
 MOST_NODES = 24
 MEMORY_SHARE = 0.75
 """Of the memory, what weights may take; an assumption."""
-
-HOST_STEP_MS, HOST_LAYER_MS = 0.1, 0.012
-"""The host reads the accepted tokens before it can build the next step; plain decoding in mlx_lm
-builds ahead. That is what a compiled step with streams takes on the Linux test machine, by its
-number of layers (NOTES.md); that a Mac takes as long is an assumption."""
-
-HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
-"""Of the trainers' heads: paths that a stream guesses for, their rank, tokens of a shortlist."""
 
 ASSUMPTIONS = (
     f"{metal_cost.BANDWIDTH_SHARE:.0%} of the published bandwidth, on two dies "
     f"{metal_cost.ULTRA_SHARE:.0%} of that",
     f"{metal_cost.LAYER_MS} ms of small kernels a layer in every pass",
-    f"{HOST_STEP_MS} ms and {HOST_LAYER_MS} ms a layer of host work, which plain decoding hides "
-    "and for which the device waits in a step that drafts",
+    f"{metal_cost.HOST_STEP_MS} ms and {metal_cost.HOST_LAYER_MS} ms a layer of host work, which "
+    "plain decoding hides and for which the device waits in a step that drafts",
     "8 bits decode as fast as 4; batch 1, greedy; LoRA, stream adapters and pruner cost nothing",
     f"a stream of a conditioned head costs what it reads and {metal_cost.LAYER_MS} ms of small "
     "kernels",
@@ -72,6 +64,7 @@ class Prediction:
     chip: str
     model: str
     bits: int
+    context: int  # tokens in the cache
     placement: str  # streams at all ``nodes``; ``plain`` where no tree pays; ``does not fit``
     draft: str  # ``chain``, ``tree`` or ``none``
     rows: int  # of the tree that a step verifies, the root included
@@ -115,43 +108,12 @@ def expected_length(tree: AcceptanceTable, shape: DraftTree) -> float:
     return float(paths.sum())
 
 
-def stream_heads_ms(chip: Chip, model: Shape, bits: Bits, streams: int) -> float:
-    """Milliseconds in which the accepted node's streams guess, by one pass of the head."""
-    h = model.hidden
-    each = product_ms(chip, 16, HEAD_WIDTH, 2 * h, HEAD_RANK)
-    each += product_ms(chip, 16, HEAD_WIDTH, HEAD_RANK, h) + metal_cost.LAYER_MS
-    each += product_ms(chip, bits, HEAD_WIDTH, h, HEAD_SHORTLIST)
-    return streams * each + head_ms(chip, model, bits, streams)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The streams and the text of a prediction."""
-
-    context: int = option(CONTEXT, integer(0), "Tokens in the cache.")
-    msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run.")
-
-    def step_ms(self, chip: Chip, model: Shape, bits: Bits, rows: int, streams: int) -> float:
-        """Milliseconds of a step: tree and streams through the model and through the head."""
-
-        def layers(rows: int, count: int) -> float:
-            return layers_ms(chip, model, bits, rows, count, self.context)
-
-        heads = head_ms(chip, model, bits, rows) + stream_heads_ms(chip, model, bits, streams)
-        device = layers(rows, model.layers - self.msa_layers)
-        device += layers(rows * (1 + streams), self.msa_layers) + heads
-        return HOST_STEP_MS + HOST_LAYER_MS * model.layers + device
-
-
-USUAL = Setting()
-
-
 def predict(
-    chip: Chip, model: Shape, bits: Bits, tree: AcceptanceTable, setting: Setting = USUAL
+    chip: Chip, model: Shape, bits: Bits, context: int, tree: AcceptanceTable, msa_layers: int
 ) -> Prediction:
     """The fastest of plain decoding and all best trees, all trained streams at every node."""
-    plain = forward_ms(chip, model, bits, 1, setting.context)
-    named = (chip.name, model.name, bits)
+    plain, streams = forward_ms(chip, model, bits, 1, context), len(tree.acceptance)
+    named = (chip.name, model.name, bits, context)
     if model.gigabytes(bits) > MEMORY_SHARE * chip.memory:
         return Prediction(*named, "does not fit", "none", 1, plain, plain, 1.0)
     best = Prediction(*named, "plain", "none", 1, plain, plain, 1.0)
@@ -162,7 +124,8 @@ def predict(
             break
         length = expected_length(tree, shape)
         draft = "chain" if rows == depth + 1 else "tree"
-        cost = setting.step_ms(chip, model, bits, rows, len(tree.acceptance))
+        more = msa_layers, rows * streams, streams
+        cost = step_ms(chip, model, bits, rows, context, *more)
         with_tree = Prediction(*named, "nodes", draft, rows, plain, cost, length)
         best = max(best, with_tree, key=lambda p: p.speedup)
     return best
@@ -193,36 +156,37 @@ CHIP_COLUMNS = {
 
 
 def markdown(
-    by_chip: list[Prediction], tree: AcceptanceTable, checked: list[Point], setting: Setting
+    by_chip: list[Prediction], tree: AcceptanceTable, checked: list[Point], msa_layers: int
 ) -> list[str]:
     columns = [(model.name, bits) for model in MODELS for bits in get_args(Bits)]
     cells = {
         f"{name.split()[-1]}, {bits} bits": f"{{cells[{number}]}}"
         for number, (name, bits) in enumerate(columns)
     }
-    by_column = {(p.chip, p.model, p.bits): p.cell() for p in by_chip}
-    predictions = [
-        {"chip": chip.name, "cells": [by_column[chip.name, *column] for column in columns]}
-        for chip in CHIPS
-    ]
+    by_column = {(p.chip, p.model, p.bits, p.context): p.cell() for p in by_chip}
+    tables: list[str] = []
+    for context in dict.fromkeys(p.context for p in by_chip):
+        rows = [
+            {"chip": c.name, "cells": [by_column[c.name, *column, context] for column in columns]}
+            for c in chips()
+        ]
+        title = f"## Prediction, lossless streams, {context} tokens in the cache"
+        tables += [title, "", *table({"prediction": "{chip}"} | cells, rows), ""]
     rates = "; ".join(" ".join(f"{rate:.2f}" for rate in row) for row in tree.acceptance)
     return [
         f"# {LABEL}: Speculative Streaming on Apple chips",
         "",
         f"On a Mac, `{COMMAND}` measures the demonstration model, and with `--model DIR "
         "--adapter-path DIR` a model of yours; that measurement replaces this prediction. "
-        f"{setting.context} tokens in the cache, {setting.msa_layers} MSA layers.",
+        f"{msa_layers} MSA layers.",
         "",
         "A cell of the prediction: speedup over plain decoding, milliseconds of a step, rows of "
         "the tree that it verifies (root included), `c` chain or `t` tree; `plain`: no tree is "
         "predicted to pay. Assumptions: " + "; ".join(ASSUMPTIONS) + ".",
         "",
-        "## Prediction, lossless streams",
-        "",
         f"Acceptance by rank, depth after depth: {rates}.",
         "",
-        *table({"prediction": "{chip}"} | cells, predictions),
-        "",
+        *tables,
         "## The cost model's prediction beside published timings",
         "",
         *table(
@@ -233,34 +197,39 @@ def markdown(
         "",
         "TFLOPS are derived: cores x 128 x clock x 2, matrix units cores x 1024 x clock.",
         "",
-        *table(CHIP_COLUMNS, ({"c": c, "matrix": c.matrix_tflops} for c in CHIPS)),
+        *table(CHIP_COLUMNS, ({"c": c, "matrix": c.matrix_tflops} for c in chips())),
     ]
 
 
 def main(
     *,
     tree: Path | None = option(None, PATH, "Acceptance table; the demonstration model's."),
-    setting: Setting,
+    context: int | None = option(
+        None, integer(0), "Tokens in the cache. Default: 512, 4096 and 16384, each in a table."
+    ),
+    msa_layers: int = option(MSA_LAYERS, integer(1, 15), "Top layers in which streams run."),
     output: Path = OUTPUT,
 ) -> None:
     """Predict step cost, best tree and speedup on Apple chips. Not a measurement."""
     acceptance = AcceptanceTable.load(tree or RESULTS / f"{ACCEPTANCE}.json")
     predictions = [
-        predict(chip, model, bits, acceptance, setting)
-        for chip, model, bits in product(CHIPS, MODELS, get_args(Bits))
+        predict(chip, model, bits, each, acceptance, msa_layers)
+        for each in (CONTEXTS if context is None else (context,))
+        for chip, model, bits in product(chips(), MODELS, get_args(Bits))
     ]
     values = {
         "label": LABEL,
         "replaced_by": COMMAND,
-        **asdict(setting),
+        "msa_layers": msa_layers,
         "assumptions": list(ASSUMPTIONS),
         "acceptance": acceptance.acceptance,
         "predictions": [p.values() for p in predictions],
     }
     name = f"simulation-{tree.stem}" if tree else "simulation"
-    if setting != USUAL:
-        name += f"-context-{setting.context}-msa-{setting.msa_layers}"
-    print(write_report(output, name, values, markdown(predictions, acceptance, points(), setting)))
+    if context is not None or msa_layers != MSA_LAYERS:
+        name += f"-context-{context or 'all'}-msa-{msa_layers}"
+    lines = markdown(predictions, acceptance, points(), msa_layers)
+    print(write_report(output, name, values, lines))
 
 
 if __name__ == "__main__":

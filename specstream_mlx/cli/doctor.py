@@ -1,10 +1,12 @@
 """``specstream-mlx doctor``: the machine's facts, missing parts and their remedies."""
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
@@ -19,10 +21,16 @@ from ..terminal.progress import progress
 from . import launched
 from .options import JSON, ModelOptions
 
+if TYPE_CHECKING:
+    from ..drafting.step_costs import Timings
+
 _TOKENS = 96
 """Tokens of the text for which compiled steps are counted."""
 
-_PLACES = {"plain": "plain step", "none": "lookup alone", "nodes": "all nodes"}
+_PLACES = {"none": "lookup alone", "head": "draft head"}
+_RIGHT = (0.5, 0.7, 0.9)
+"""Shares of right guesses for which the best trees are shown."""
+
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "safetensors", "huggingface-hub")
 _EXTRAS = {
     "starlette": ("serve and writing-tools need it", "serve"),
@@ -57,8 +65,9 @@ def doctor(
     Under mlx.launch it also shows the cost of a reduction; every layer needs two.
 
     With --model it measures again how its quantized weights are kept; it shows the cost of steps
-    with the bundled streams, when that was timed, how quiet the machine was, and, if steps are
-    compiled, how many steps of a short text were. You do not have to measure: generate does it with
+    with the bundled streams, when that was timed or for which chip it is predicted, and which trees
+    bring the most at some rates of right guesses; and, if steps are compiled, how many steps of a
+    short text were. You do not have to measure: generate does it with
     the first text of a model, and stores the results in the caches, with smollm2's weights.
 
     Examples:
@@ -118,15 +127,13 @@ def doctor(
     if counts := facts["steps_of_a_text"]:
         built = ", ".join(f"{count} {how}" for how, count in counts.items())
         lines["steps"] += f"; of a text of {_TOKENS} tokens: {built}"
-    lines["costs of steps"] = facts["step_costs"]
-    for place, points in (facts["step_seconds"] or {}).items():
-        times = ", ".join(f"{nodes}: {1e3 * seconds:.1f} ms" for nodes, seconds in points)
-        lines[_PLACES.get(place, place)] = f"nodes {times}"
     kept = ", ".join(f"{name} {decimal(size)}" for name, size in facts["caches"].items())
     lines["caches"] = f"{user_cache.directory()}: {kept or 'empty'}"
     for name, value in lines.items():
         if value:
             print(f"{name:16} {value}")
+    for costs in facts["step_costs"]:
+        _print_costs(costs, alone=len(facts["step_costs"]) == 1)
     for sentence in facts["missing"]:
         print(f"missing: {sentence}")
 
@@ -152,6 +159,58 @@ def _race(model: str | None) -> None:
     print(said)
 
 
+def _costs(timings: "Timings", guessing: Any) -> dict[str, Any]:
+    """Collect the costs behind texts of some length, by rows, and the trees that pay with them."""
+    from ..drafting.best_first import LEAST, likeliest
+    from ..drafting.proposer import MOST_NODES, WIDTH
+
+    width, most = (1, 10) if guessing is None else (WIDTH, guessing.num_streams)  # lookup copies
+    curve, longest = timings.curve, timings.typical.longest
+    *_, place = curve.points
+    costs = {
+        name: {n: round(timings.relative(name)[n], 3) for n in timings.typical.sizes}
+        for name in curve.points
+        if name != "plain"
+    }
+    trees = []
+    for right in _RIGHT:
+        nodes = islice(likeliest(_guesses(right, width, most), LEAST), MOST_NODES - 1)
+        rows, rate = timings.best(place, [math.exp(node.score) for node in nodes])
+        trees.append({"right": right, "pays": rate > 1, "rows": rows, "speedup": round(rate, 3)})
+    return {
+        "up_to_tokens": None if math.isinf(longest) else int(longest),
+        "state": timings.state,
+        "plain_seconds": curve.plain
+        if curve.spread is not None or timings.typical.origin
+        else None,
+        "plain_steps": costs,
+        "trees": trees,
+    }
+
+
+def _guesses(right: float, width: int, most: int) -> Any:
+    """Make guesses for ``most`` tokens; the second has half of what the first leaves, and so on."""
+    shares = right, *((1 - right) / 2**rank for rank in range(1, width))
+    guesses = [(rank, math.log(share)) for rank, share in enumerate(shares)]
+    return lambda path: guesses if len(path) < most else []
+
+
+def _print_costs(costs: dict[str, Any], alone: bool) -> None:
+    longest, plain = costs["up_to_tokens"], costs["plain_seconds"]
+    behind = f"after up to {longest:,} tokens: " if longest else "" if alone else "after more: "
+    unit = f" of {1e3 * plain:.1f} ms" if plain else ""
+    print(f"{'costs of steps':16} {behind}{costs['state']}; in plain steps{unit}:")
+    for place, by_rows in costs["plain_steps"].items():
+        steps = ", ".join(f"{rows}: {cost:.2f}" for rows, cost in by_rows.items())
+        print(f"  {_PLACES.get(place, 'with streams'):14} rows {steps}")
+    trees = "; ".join(
+        f"{tree['right']:.0%}: "
+        + (f"{tree['rows']} rows, {tree['speedup']:.2f} times plain" if tree["pays"] else "none")
+        for tree in costs["trees"]
+    )
+    print(f"  {'best trees':14} if first guesses are right in {trees}")
+
+
 def _facts(model: str | None) -> dict[str, Any]:
     """The facts, with those of weights and steps if a model is given, and what is missing."""
     from ..hardware import device, few_rows
@@ -167,7 +226,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         if packages[name] is None
     }
     made = demonstration.directory()
-    held = curve = counts = None
+    held, counts, costs = None, None, list[dict[str, Any]]()
     if model is not None:
         from ..drafting.rule import history_of
         from ..hardware.weights import hold_weights
@@ -186,7 +245,8 @@ def _facts(model: str | None) -> dict[str, Any]:
             for _ in decode(speculative, Request(prompt, max_tokens=_TOKENS)):
                 pass
             counts = dict(speculative.compiled.counts)
-        curve = history_of(speculative).costs.curve
+        lengths = history_of(speculative).costs.by_length
+        costs = [_costs(timings, speculative.guessing) for timings in lengths]
     return {
         "device": device.describe(),
         "few_rows": few_rows.verdict()[1] if device.backend() == "metal" else None,
@@ -196,8 +256,7 @@ def _facts(model: str | None) -> dict[str, Any]:
         "demonstration_model": str(made) if made.exists() else None,
         "bundled_adapters": bundled.adapter_names(),
         "weights": held and asdict(held),
-        "step_costs": curve and curve.state(),
-        "step_seconds": curve.points if curve is not None and curve.spread is not None else None,
+        "step_costs": costs,
         "caches": user_cache.sizes(),
         "optional": optional,
         "missing": missing,

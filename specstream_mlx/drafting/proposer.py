@@ -10,6 +10,7 @@ from ..engine.verify.rule import VerifyRule
 from ..loading.speculative_model import SpeculativeModel
 
 MOST_NODES = 16  # of a step, the root included; 8 bring less (studied)
+MOST_ROWS = 4 * MOST_NODES  # up to which costs differ: proposers may require more than MOST_NODES
 WIDTH = 4  # candidates of each stream; NOTES, "How wide and how deep should a full tree be?"
 
 

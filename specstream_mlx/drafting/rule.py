@@ -29,13 +29,15 @@ from ..engine.verify.rule import VerifyRule
 from ..hardware import device
 from ..loading.speculative_model import SpeculativeModel
 from . import Planner
+from .batch_costs import RATE_MEMORY, BatchCosts, Share
 from .best_first import LEAST, UNLIKELY, Children, Node, likeliest, tree_of, with_paths
 from .calibration import StreamAverages, averaged, pool
 from .draft_stats import DraftStats
 from .ngram import Lookup
-from .proposer import MOST_NODES, WIDTH, Material, Price, Proposer
+from .proposer import MOST_NODES, MOST_ROWS, WIDTH, Material, Price, Proposer
 from .settings import USUAL, Guessing, Proposers
-from .step_costs import MOST_ROWS, RATE_MEMORY, BatchCosts, Place, Share, StepCosts, directory
+from .step_costs import StepCosts, Timings, directory
+from .typical_costs import Place, typical_costs
 
 # "Studied" here and in other files of this folder: recorded texts were decoded with one constant
 # changed at a time; benchmarks/NOTES.md has the verdicts, "Which constants of the rule matter?".
@@ -117,12 +119,15 @@ class RulePlanner(Planner):
         streams: Guessing,
         vocab_size: int,
         proposers: Sequence[Proposer] = (),
+        context: int = 0,
     ):
         drafted = vocab_size if streams is None else streams.draft_vocabulary or vocab_size
         self._plans = _plans(streams, min(WIDTH, drafted))
         self._places = tuple(self._plans)
         self._stream_place: Place | None = None if streams is None else self._places[-1]
-        self._cost = {place: history.costs.curve.relative(place) for place in self._places}
+        self._context = context  # tokens in the KV cache
+        self._weigh(history.costs.behind(context))
+        self._timed = 0.0  # seconds of timed steps
         self._vocab_size, self._proposers = vocab_size, proposers
         self.history, self.averages = history, StreamAverages()
         self.value, self._valued = history.value, VALUE_WEIGHT
@@ -136,7 +141,12 @@ class RulePlanner(Planner):
         if self._stream_place is not None:
             self._draft_stats.guesser = "draft head" if self._stream_place == "head" else "streams"
         history.begin()
-        history.costs.refresh()
+
+    def _weigh(self, timings: Timings) -> None:
+        """Take the costs of steps from here."""
+        self._timings = timings
+        timings.refresh()
+        self._cost = {place: timings.relative(place) for place in self._places}
 
     def first(self, root: int) -> Plan:
         """Plan a step without drafts, in which streams run if there are any."""
@@ -155,24 +165,29 @@ class RulePlanner(Planner):
         else:
             self._allowance += TRIALS * len(tokens)
         spent = sum(proposer.spent() for proposer in self._proposers)
-        costs, measured = self.history.costs, False
-        if self._measures and seconds is not None and (place, nodes) == costs.wanted():
+        timings, measured = self._timings, False
+        if self._measures and seconds is not None and (place, nodes) == timings.wanted():
             # Of a run of plain steps, one is timed whose neighbours are pipelined, too.
             measured = place != "plain" or self._plain_run >= 2
             if measured:
-                costs.note(max(seconds - spent, 1e-9))
-                self._cost = {place: costs.curve.relative(place) for place in self._places}
+                timings.note(max(seconds - spent, 1e-9))
+                self._timed += seconds
+                self._cost = {place: timings.relative(place) for place in self._places}
         self._turn = not measured and seconds is not None  # in a batch nothing is timed
         if not measured and self._share is None:
-            curve = costs.curve
+            curve = timings.curve
             drafting = 0.0 if curve.spread is None else spent / curve.plain
             self.history.note(len(tokens), self._cost[place][min(nodes, MOST_ROWS)] + drafting)
+        self._context += len(tokens)
+        timings = self.history.costs.behind(self._context)
+        if timings is not self._timings:
+            self._weigh(timings)
 
     def plan(
         self, root: int, guesses: StreamGuesses, verified: Verified = NOTHING_VERIFIED
     ) -> Plan:
         self.averages.take(guesses)
-        curve, rate, cost = self.history.costs.curve, self.history.rate, self._cost["none"]
+        curve, rate, cost = self._timings.curve, self.history.rate, self._cost["none"]
         row = rate * (cost[MOST_NODES] - cost[2]) / (MOST_NODES - 2)
         price = Price(rate, row, None if curve.spread is None else curve.plain)
         for proposer in self._proposers:
@@ -192,8 +207,9 @@ class RulePlanner(Planner):
                 history.value, history.valued, gain, HISTORY_VALUE_MEMORY
             )
         self._measures, self._owed = False, 0.0
-        kind = self.history.costs.wanted()
-        if kind is not None and self._turn and kind[0] in self._places:
+        kind = self._timings.wanted()
+        turn = self._turn and self._timed < self._timings.typical.seconds
+        if kind is not None and turn and kind[0] in self._places:
             self._measures, drafts = True, kind[1] - 1
             timed = _filled(nodes[:drafts], drafts, self._vocab_size)
             return self._plans[kind[0]](tree_of(root, timed))
@@ -202,7 +218,7 @@ class RulePlanner(Planner):
 
     @property
     def draft_stats(self) -> DraftStats:
-        curve, averages = self.history.costs.curve, self.averages
+        curve, averages = self._timings.curve, self.averages
         lookups = [lookup for lookup in self._proposers if isinstance(lookup, Lookup)]
         return replace(
             self._draft_stats,
@@ -243,7 +259,7 @@ class RulePlanner(Planner):
         """This sequence's share of the next pass; ``None``: it is alone."""
         if self._count < 2:
             return None
-        costs, curve = self.history.costs.batches, self.history.costs.curve
+        costs, curve = self.history.costs.batches, self._timings.curve
         costs.note_gains(self._count, [math.exp(node.score) for node in nodes])
         guessing = self._stream_place or "none"
         return costs.share(self._count, (curve.line("none"), curve.line(guessing)))
@@ -306,7 +322,7 @@ def _filled(nodes: list[Node], count: int, vocab_size: int) -> list[Node]:
 
 # The history of a model ------------------------------------------------------------------------
 
-_VERSION = 8
+_VERSION = 9
 _LONG = 4096  # rows that few texts of the first minutes reach
 _HISTORIES: dict[tuple[Path, Path, Path | None], History] = {}  # by costs' file, model, adapter
 
@@ -317,14 +333,17 @@ def history_of(model: SpeculativeModel, quantization: KVQuantization = NEVER_QUA
     Where texts are to be reproducible, nothing that was timed or written before counts.
     """
     if model.reproducible:
-        return new_history(StepCosts(None, {}, places_of(model.guessing)), model.guessing)
+        costs = StepCosts(None, {}, places_of(model.guessing), typical_costs(model))
+        return new_history(costs, model.guessing)
     adapter, facts = model.adapter.path if model.adapter else None, _facts(model, quantization)
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
     path = directory() / f"{name}.json"
     key = path, model.path, adapter
     if key not in _HISTORIES:
         known = (history.costs for (other, *_), history in _HISTORIES.items() if other == path)
-        costs = next(known, None) or StepCosts(path, facts, places_of(model.guessing))
+        costs = next(known, None) or StepCosts(
+            path, facts, places_of(model.guessing), typical_costs(model)
+        )
         _HISTORIES[key] = new_history(costs, model.guessing)
     return _HISTORIES[key]
 
@@ -339,7 +358,7 @@ def rule_planner(
     """Make a sequence's planner by the rule, with the history of this model and adapter."""
     made = [make(Material(prompt, model, rule)) for make in proposers.makers]
     history, vocab_size = history_of(model, quantization), model.config["vocab_size"]
-    return RulePlanner(history, model.guessing, vocab_size, made)
+    return RulePlanner(history, model.guessing, vocab_size, made, len(prompt))
 
 
 def _facts(model: SpeculativeModel, quantization: KVQuantization) -> dict[str, Any]:

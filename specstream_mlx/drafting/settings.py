@@ -10,7 +10,8 @@ import numpy as np
 from ..engine.draft_head import HeadConfig
 from ..engine.plan import LIKELIEST, DraftTree, Plan, StreamPlace
 from ..errors import MAX_TREE_SIZE, UserError
-from ..options import DraftOptions, ProposerOptions, check_options
+from ..hardware import device
+from ..options import TREE_SIZE, DraftOptions, ProposerOptions, check_options, option
 from ..stream_config import StreamConfig
 from .draft_model import DraftModel
 from .ngram import Lookup
@@ -52,6 +53,9 @@ class DraftSettings(DraftOptions):
     ``tree_size`` the full tree is drafted, with proposers as many nodes as that and one lookup
     have. A value out of range, or two that exclude each other, are a ``UserError``.
     """
+
+    # With the root 8 rows: Metal's fast attention kernel takes no more.
+    tree_size: int | None = option(lambda: 8 if device.backend() == "cpu" else 7, TREE_SIZE)
 
     def __post_init__(self) -> None:
         check_options(self)

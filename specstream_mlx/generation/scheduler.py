@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..drafting.step_costs import BatchCosts
+from ..drafting.batch_costs import BatchCosts
 from ..engine.plan import Plan, root_only
 from ..engine.step import StepResult
 from ..engine.verify.rule import check_drawn
@@ -21,8 +21,9 @@ from .sequence import Step, Steps, TokenSequence
 _AWAY = 0.2  # a step is timed only if the caller held the thread for less than this share of it
 
 
-_Call = tuple[list[Plan], list[StepResult], float]
-"""A target call under way: its plans and results, and when it was enqueued."""
+_Call = tuple[list[Plan], list[StepResult], float, bool]
+"""A target call under way: its plans and results, when it was enqueued, and whether that went as it
+will from now on: not if a compiled step is still to be compiled."""
 
 
 class Scheduler:
@@ -140,7 +141,7 @@ class Scheduler:
         with mx.stream(running.generation_stream):
             results = self._decoder.step(plans, [one.rule for one in self._present])
         mx.async_eval(*_arrays(results))
-        return plans, results, start
+        return plans, results, start, self._is_settled()
 
     def _enqueue_plain(self, plans: list[Plan], roots: list[mx.array], start: float) -> _Call:
         """Enqueue a call of one token a sequence, each after a root of its own, (1,)."""
@@ -148,9 +149,15 @@ class Scheduler:
             rules = [sequence.rule for sequence in self._present]
             results = self._decoder.next_token(mx.stack(roots), rules)
         mx.async_eval(*[result.predictions for result in results])
-        return plans, results, start
+        return plans, results, start, self._is_settled()
 
-    def _read_plain(self, plans: list[Plan], results: list[StepResult], start: float) -> Steps:
+    def _is_settled(self) -> bool:
+        compiled = getattr(self._decoder, "compiled", None)
+        return compiled is None or compiled.settled
+
+    def _read_plain(
+        self, plans: list[Plan], results: list[StepResult], start: float, settled: bool
+    ) -> Steps:
         """Read plain steps; the next call is enqueued before."""
         with mx.stream(running.generation_stream):
             for sequence, result in zip(self._present, results, strict=True):
@@ -159,6 +166,7 @@ class Scheduler:
         if all(sequence.goes_on for sequence in self._present) and not self._joining:
             roots = [result.predictions for result in results]
             self._call = self._enqueue_plain(plans, roots, start)
+            settled = settled and self._call[-1]  # which takes part of this step's time
         seconds, steps = None, []
         for sequence, plan, result in zip(self._present, plans, results, strict=True):
             token = int(np.array(result.predictions).item())
@@ -170,10 +178,12 @@ class Scheduler:
             end = sequence.end_of([token])
             step = Step([token], plan, 1, seconds, result, [0], *end, sequence.planner)
             steps.append((sequence, step))
-        self._plan(steps)
+        self._plan(steps, settled)
         return steps
 
-    def _read_trees(self, plans: list[Plan], results: list[StepResult], start: float) -> Steps:
+    def _read_trees(
+        self, plans: list[Plan], results: list[StepResult], start: float, settled: bool
+    ) -> Steps:
         """Read steps of trees and commit the accepted rows; then enqueue the next call."""
         present = self._present
         mx.eval(*_arrays(results))
@@ -196,7 +206,7 @@ class Scheduler:
                 end = sequence.end_of(tokens)
                 step = Step(tokens, plan, tested, seconds, result, rows, *end, sequence.planner)
                 steps.append((sequence, step))
-        self._plan(steps)
+        self._plan(steps, settled)
         # The first token does not wait for a second call: on a CPU enqueueing does most of it.
         first = any(sequence.count == 1 for sequence in present)
         changes = any(sequence.ended for sequence in present) or bool(self._joining)
@@ -217,17 +227,17 @@ class Scheduler:
         self._last_read, self._away = now, 0.0
         return seconds
 
-    def _plan(self, steps: Steps) -> None:
+    def _plan(self, steps: Steps, settled: bool) -> None:
         count = len(self._present)
         if count > 1 and steps:
             rows = count * max(len(step.tree) for _, step in steps)
             guesses = any(step.plan.width for _, step in steps)
             tokens = sum(len(step.tokens) for _, step in steps)
-            seconds = steps[0][1].seconds if self._on_time else None
+            seconds = steps[0][1].seconds if self._on_time and settled else None
             for costs in self._costs:
                 costs.note(count, rows, guesses, tokens, seconds)
         # A call of several says nothing of one of them.
-        timed = count == 1 and self._is_timed()
+        timed = count == 1 and self._is_timed() and settled
         for sequence, step in steps:
             sequence.take(step, step.seconds if timed else None)
         self._count += 1

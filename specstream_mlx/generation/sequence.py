@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..drafting import Planner
+from ..drafting.batch_costs import BatchCosts
 from ..drafting.fixed import fixed_planner
 from ..drafting.rule import rule_planner
 from ..drafting.settings import USUAL, DraftSettings
-from ..drafting.step_costs import BatchCosts
 from ..engine.guess import NO_GUESSES, normalized
 from ..engine.kv import make_caches
 from ..engine.plan import DraftTree, Plan, Verified

@@ -50,7 +50,7 @@ def memory_bytes() -> int:
 
 
 @cache
-def _cpu_name() -> str:
+def processor() -> str:
     """Return the processor's name as the operating system gives it."""
     if platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
@@ -85,7 +85,7 @@ def describe() -> dict[str, str]:
     tf32 = os.environ.get("MLX_ENABLE_TF32") != "0" and backend() != "cpu"
     return {
         "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{_cpu_name()}, {_cores()}",
+        "cpu": f"{processor()}, {_cores()}",
         "python": platform.python_version(),
         "mlx": mx.__version__,  # type: ignore[attr-defined]  # its stubs leave it out
         "backend": backend(),

@@ -21,7 +21,7 @@ from specstream_mlx import load, stream_generate
 from specstream_mlx.cli import comparison, doctor
 from specstream_mlx.cli.comparison import ComparedDecoding
 from specstream_mlx.drafting import rule
-from specstream_mlx.drafting.step_costs import CostCurve
+from specstream_mlx.drafting.step_costs import CostCurve, StepCosts
 
 KEYS = {
     *("text", "finish_reason", "prompt_tokens", "generation_tokens", "target_calls"),
@@ -254,14 +254,23 @@ def test_standard_input_is_text(base):
 def test_doctor_says_what_steps_of_the_model_take(base, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "not measured yet" in run("doctor", "--model", base).stdout
-    points = {"plain": ((1, 0.02),), "none": ((1, 0.024), (4, 0.03))}
-    costs = SimpleNamespace(curve=CostCurve(points, 0.04, time.time()))
+    timings = StepCosts(tmp_path / "costs.json", {}, ("plain", "none")).behind(0)
+    points = {"plain": ((1, 0.02),), "none": ((1, 0.02), (2, 0.021), (4, 0.024), (8, 0.05))}
+    timings.curve = CostCurve(points, 0.04, time.time())
+    costs = SimpleNamespace(by_length=[timings])
     monkeypatch.setattr(rule, "history_of", lambda _: SimpleNamespace(costs=costs))
-    facts = json.loads(run("doctor", "--json", "--model", base).stdout)
-    assert facts["step_seconds"]["none"] == [[1, 0.024], [4, 0.03]]
+    [known] = json.loads(run("doctor", "--json", "--model", base).stdout)["step_costs"]
+    assert known["plain_steps"]["none"] == {"1": 1, "2": 1.05, "4": 1.2, "8": 2.5, "16": 5}
+    # Chains of 2, 4 and 4: (1 + .5) / 1.05, (1 + .7 + .49 + .343) / 1.2 and so on.
+    assert [(tree["rows"], tree["speedup"]) for tree in known["trees"]] == [
+        (4, 1.562),
+        (4, 2.111),
+        (4, 2.866),
+    ]
     text = run("doctor", "--model", base).stdout
-    assert "machine quiet (spread 4%)" in text
-    assert "\nlookup alone     nodes 1: 24.0 ms, 4: 30.0 ms\n" in text
+    assert "machine quiet (spread 4%); in plain steps of 20.0 ms:\n" in text
+    assert "\n  lookup alone   rows 1: 1.00, 2: 1.05, 4: 1.20, 8: 2.50, 16: 5.00\n" in text
+    assert " 70%: 4 rows, 2.11 times plain; " in text
     assert "steps            built by Python\n" in text
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "_TOKENS", 2)

@@ -86,4 +86,5 @@ def test_doctor_shows_reductions_and_rank_0_stores_the_costs_of_steps(tmp_path, 
     [file] = step_costs.directory().glob("*.json")
     stored = json.loads(file.read_text())
     assert stored["facts"]["processes"] == [2, ["ring", "127.0.0.1"]]
-    assert stored["timings"] and all(seconds > 0 for _, seconds in stored["timings"])
+    [timed] = stored["lengths"]
+    assert timed["timings"] and all(seconds > 0 for _, seconds in timed["timings"])

@@ -61,7 +61,7 @@ def streams_of(mode):
 def drafting_at(tmp_path, measured, streams, proposals=(), **history):
     """A planner at a history whose costs are known."""
     costs = StepCosts(tmp_path / "costs.json", {}, places_of(streams))
-    costs.curve = measured
+    costs.behind(0).curve = measured
     return RulePlanner(replace(new_history(costs, streams), **history), streams, 97, proposals)
 
 
@@ -256,7 +256,7 @@ def test_a_generation_that_is_broken_off_keeps_its_timings(monkeypatch, tmp_path
         next(steps)
     steps.close()
     [kept] = (user_cache.read(path) for path in step_costs.directory().glob("*.json"))
-    assert len(kept["timings"]) == len(costs._timings) >= 5
+    assert len(kept["lengths"][0]["timings"]) == len(costs.behind(0)._timings) >= 5
 
 
 def test_the_rule_drafts_less_beside_others(tmp_path):

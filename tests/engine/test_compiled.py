@@ -10,8 +10,9 @@ from random_models import PROMPT, assert_close, request, speculative_model
 from tiny_models import stream_adapter_directory, tiny_llama_directory
 
 from specstream_mlx import DraftSettings, batch_generate, load
+from specstream_mlx.drafting.fixed import FixedPlanner
 from specstream_mlx.engine import compiled
-from specstream_mlx.engine.compiled import room_for
+from specstream_mlx.engine.compiled import TRACED_AT, room_for
 from specstream_mlx.engine.sampling import keyed_sampler
 from specstream_mlx.generation.batch import decode
 from specstream_mlx.hardware import device
@@ -114,3 +115,33 @@ def test_buffers_have_few_sizes():
     assert rooms == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
     assert room_for(1) == (64 if device.backend() == "cpu" else 256)
     assert all(room_for(rows) >= rows for rows in range(1, 5000))
+
+
+class Clocked(FixedPlanner):
+    """A planner that notes which steps' times it is told."""
+
+    def __init__(self, settings, plan_of):
+        super().__init__(settings, plan_of, True)
+        self.timed = []
+
+    def accept(self, plan, tokens, seconds):
+        super().accept(plan, tokens, seconds)
+        self.timed.append(seconds is not None)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "trees"])
+def test_only_compiled_steps_are_timed(plain, monkeypatch):
+    """Not those that Python builds, nor the one that is traced; where none is compiled, all."""
+    settings = DraftSettings(speculation=not plain, tree_width=1, tree_size=None, num_streams=1)
+    for said, untimed in ("0", 1), ("1", TRACED_AT):
+        monkeypatch.setenv("SPECSTREAM_COMPILE", said)
+        model = speculative_model(seed=1)
+        planner = Clocked(settings, settings.plans(model.streams.config))
+        for _ in decode(model, request(PROMPT, planner, max_tokens=40)):
+            pass
+        timed = planner.timed
+        if plain:
+            assert timed == [False] * untimed + [True] * (40 - untimed)
+        else:  # a step of the root alone, steps of two nodes, and another of the root
+            first = timed.index(True)
+            assert all(timed[first:]) and first == (untimed + 1 if said == "1" else 1)

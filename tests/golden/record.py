@@ -86,11 +86,11 @@ def observed():
 
     This is the one place that knows names inside the code.
     """
-    from specstream_mlx.drafting.step_costs import StepCosts  # its curve, before anything was timed
+    from specstream_mlx.drafting.step_costs import Timings  # its curve, before anything was timed
     from specstream_mlx.engine.step import Decoder  # plain steps, steps of trees, their commits
 
     seen, step, plain, commit = Observed(), Decoder.step, Decoder.next_token, Decoder.commit
-    make = StepCosts.__init__
+    make = Timings.__init__
 
     def seen_step(self, plans, rules):
         sizes = [len(plan.tree) for plan in plans]
@@ -116,7 +116,7 @@ def observed():
 
     with (
         patch.multiple(Decoder, step=seen_step, next_token=seen_plain, commit=seen_commit),
-        patch.object(StepCosts, "__init__", made),
+        patch.object(Timings, "__init__", made),
         patch.object(time, "perf_counter", seen.clock),
     ):
         yield seen

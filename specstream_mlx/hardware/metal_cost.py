@@ -4,16 +4,16 @@ A product takes as long as the longer of two things: reading its weights, and th
 the kernel that MLX would choose. Which kernel that is was read in MLX's source at commit 846d176
 (mlx/backend/metal: ``get_qmv_batch_limit``, ``dispatch_qmv``, ``qmm_splitk`` and ``qmm_nax`` in
 quantized.cpp; ``gemv_wide_config``, ``GEMM_TPARAM_MACRO`` and the split-K cases in matmul.cpp;
-``eval_gpu`` and ``use_fallback`` in scaled_dot_product_attention.cpp). How fast the kernels are was
-fitted to published timings; ``published_points`` lists those and what the model makes of them.
-Everything that comes out of here is a prediction.
+``eval_gpu`` and ``use_fallback`` in scaled_dot_product_attention.cpp), and the limits are those of
+0.32.4. How fast the kernels are was fitted to published timings; ``benchmarks/prediction`` lists
+those and what the model makes of them. Everything that comes out of here is a prediction.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from .apple_machines import Chip
+from .apple_chips import Chip, attention_kernel
 
 Bits = Literal[4, 8, 16]
 
@@ -47,9 +47,27 @@ NAX_SHARE = {32: 0.35, 64: 0.5}
 WIDE_ROWS, QMM_TILE, GROUP = 5, 32, 64
 """Rows of a ``qmv_wide`` pass, rows of a ``qmm`` tile, weights that share a scale and a bias."""
 
+ATTENTION_INSTRUCTIONS = 4.8
+"""Per query row, key, head and dimension of the vector kernel, beside reading the keys and values
+once: fitted to 1 to 8 rows over 16k and 32k keys on M3 Max (mlx #3826), M4 Pro (mlx-dspark) and
+M5 Max (mlx #3838). It is linear in rows."""
+
+ATTENTION_CLOCKS, ATTENTION_TILE = 1.6, 32
+"""Per key and dimension of a threadgroup of the full kernel, which has one head and up to so many
+rows, fitted to 12 and 16 rows there: 197, 211 and 204 clocks per key of 128 dimensions on three
+generations. Cores are idle meanwhile: two threadgroups of 32 heads fit on each of M4 Pro's 20."""
+
 LAYER_MS = 0.04
 """An assumption: small kernels and launches of a layer that overlap with no read, in every pass.
 Plain decoding of 0.6 B to 70 B models (``published_points``) leaves 0.03 to 0.09."""
+
+HOST_STEP_MS, HOST_LAYER_MS = 0.1, 0.012
+"""The host reads the accepted tokens before it can build the next step; plain decoding in mlx_lm
+builds ahead. That is what a compiled step with streams takes on the Linux test machine, by its
+number of layers (NOTES.md); that a Mac takes as long is an assumption."""
+
+HEAD_WIDTH, HEAD_RANK, HEAD_SHORTLIST = 4, 128, 64
+"""Of the trainers' heads: paths that a stream guesses for, their rank, tokens of a shortlist."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +116,6 @@ def bytes_per_weight(bits: Bits) -> float:
     return 2.0 if bits == 16 else (bits + 32 / GROUP) / 8
 
 
-def batch_limit(chip: Chip, inputs: int, outputs: int) -> int:
-    """Rows from which MLX multiplies quantized weights tile by tile instead of row by row."""
-    size = 0 if max(inputs, outputs) <= 2048 else 1 if max(inputs, outputs) <= 4096 else 2
-    if chip.ultra:
-        return (32, 18, 12)[size]
-    if chip.generation >= 17:
-        return (33, 25, 13)[size]
-    return (13, 15, 13)[size] if chip.generation >= 15 else (14, 10, 6)[size]
-
-
 def work(
     chip: Chip, bits: Bits, rows: int, inputs: int, outputs: int, limit: int | None = None
 ) -> Work:
@@ -115,7 +123,7 @@ def work(
     if bits == 16:
         return _dense(chip, rows, inputs, outputs)
     weights = inputs * outputs
-    if rows >= (limit or batch_limit(chip, inputs, outputs)):
+    if rows >= (limit or chip.rows_before_tiles(inputs, outputs)):
         # Below 257 column tiles split-K takes over, which has no form for the matrix units.
         split = rows <= QMM_TILE and math.ceil(outputs / QMM_TILE) <= 256
         if chip.generation >= 17 and not split:
@@ -142,13 +150,20 @@ def product_ms(
 
 def attention_ms(chip: Chip, shape: Shape, rows: int, context: int) -> float:
     """Milliseconds of one layer's attention over ``context`` keys and the new ones, in 16 bits."""
-    keys = context + rows
-    read = 2 * 2 * keys * shape.kv_heads * shape.head_dim / _bandwidth(chip)
-    # Up to 8 rows, if queries per key fit, a vector kernel; else one that computes 32-row tiles.
-    vector = rows <= 8 and rows * (shape.heads // shape.kv_heads) <= 32
-    padded = rows if vector else 32 * math.ceil(rows / 32)
-    flops = 4 * padded * keys * shape.heads * shape.head_dim
-    return 1e3 * max(read, flops / (GEMM_SHARE * _alu_flops(chip)))
+    keys, dims = context + rows, shape.head_dim
+    read = 2 * 2 * keys * shape.kv_heads * dims / _bandwidth(chip)
+    kernel = attention_kernel(rows, shape.heads // shape.kv_heads, dims)
+    if kernel == "vector":
+        work = ATTENTION_INSTRUCTIONS * 2 * rows * keys * shape.heads * dims
+        return 1e3 * (read + work / (chip.instructions * _share(chip)))
+    tiles = shape.heads * math.ceil(rows / ATTENTION_TILE)
+    if kernel == "full":
+        turns = math.ceil(tiles / (2 * chip.cores))
+        return 1e3 * max(read, turns * ATTENTION_CLOCKS * keys * dims / (1e9 * chip.clock))
+    # Two products, and scores that are written and read by each and by the softmax between them.
+    scores = 4 * 2 * rows * keys * shape.heads / _bandwidth(chip)
+    flops = 4 * ATTENTION_TILE * tiles * keys * dims
+    return 1e3 * (max(read, flops / (GEMM_SHARE * _alu_flops(chip))) + scores)
 
 
 def layers_ms(
@@ -174,6 +189,35 @@ def forward_ms(
 ) -> float:
     through = layers_ms(chip, shape, bits, rows, shape.layers, context, limit)
     return through + head_ms(chip, shape, bits, rows, limit)
+
+
+def stream_heads_ms(chip: Chip, shape: Shape, bits: Bits, streams: int) -> float:
+    """Milliseconds in which the accepted node's streams guess, by one pass of the head."""
+    h = shape.hidden
+    each = product_ms(chip, 16, HEAD_WIDTH, 2 * h, HEAD_RANK)
+    each += product_ms(chip, 16, HEAD_WIDTH, HEAD_RANK, h) + LAYER_MS
+    each += product_ms(chip, bits, HEAD_WIDTH, h, HEAD_SHORTLIST)
+    return streams * each + (head_ms(chip, shape, bits, streams) if streams else 0.0)
+
+
+def step_ms(
+    chip: Chip,
+    shape: Shape,
+    bits: Bits,
+    rows: int,
+    context: int,
+    msa_layers: int = 0,
+    stream_rows: int = 0,
+    guesses: int = 0,
+) -> float:
+    """Milliseconds of a step that verifies a tree of ``rows`` nodes, host included.
+
+    ``stream_rows`` more rows go through the top ``msa_layers``; then ``guesses`` streams guess.
+    """
+    device = layers_ms(chip, shape, bits, rows, shape.layers - msa_layers, context)
+    device += layers_ms(chip, shape, bits, rows + stream_rows, msa_layers, context)
+    device += head_ms(chip, shape, bits, rows) + stream_heads_ms(chip, shape, bits, guesses)
+    return HOST_STEP_MS + HOST_LAYER_MS * shape.layers + device
 
 
 def _dense(chip: Chip, rows: int, inputs: int, outputs: int) -> Work:
