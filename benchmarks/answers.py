@@ -25,10 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import mlx.nn as nn
-import numpy as np
-
 from specstream_mlx import demonstration
 from specstream_mlx.options import FLAG, TEXT, integer, most_tokens, option
 from specstream_mlx.terminal.commands import program
@@ -48,6 +44,7 @@ from .runner import (
     TimedRun,
     interleaved,
     measure_costs,
+    teacher_forced,
 )
 from .speedup import check_texts
 from .texts import (
@@ -88,14 +85,6 @@ def quality(
     }
 
 
-def log_likelihood(model: nn.Module, prompt: Sequence[int], target: Sequence[int]) -> float:
-    """Sum of the target tokens' log-probabilities after ``prompt``, in one forward pass."""
-    logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
-    logits = logits.astype(mx.float32)
-    picked = mx.take_along_axis(logits, mx.array(list(target))[:, None], axis=-1)[:, 0]
-    return float(np.array((picked - mx.logsumexp(logits, axis=-1)).sum()))
-
-
 def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
     """Per token of the accepted answers, of each text's the likeliest."""
     total, count = 0.0, 0
@@ -105,7 +94,7 @@ def perplexity(mounted: Mounted, texts: Sequence[Text]) -> float:
             [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
             for answer in text.answers
         ]
-        scores = [log_likelihood(mounted.plain, text.prompt, ids) for ids in tokens]
+        scores = [teacher_forced(mounted.plain, text.prompt, ids)[0] for ids in tokens]
         pairs = zip(scores, map(len, tokens), strict=True)
         score, length = max(pairs, key=lambda pair: pair[0] / pair[1])
         total, count = total + score, count + length

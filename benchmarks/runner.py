@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm import load as load_plain
 from mlx_lm.generate import GenerationResponse as PlainResponse
 from mlx_lm.generate import generate_step
@@ -279,6 +280,23 @@ class Base:
                 return ratio
         most = min(self._max_tokens, _FORM_TOKENS)
         return interleaved(prompts, ways(most)).speedup("packed", "expanded")
+
+
+def teacher_forced(
+    model: nn.Module, prompt: Sequence[int], target: Sequence[int]
+) -> tuple[float, int]:
+    """Read ``target`` after ``prompt`` in one forward pass.
+
+    Returns:
+        the sum of the target tokens' log-probabilities, and how many of them are the likeliest.
+    """
+    ids = mx.array(list(target))
+    logits = model(mx.array([*prompt, *target[:-1]])[None])[0, len(prompt) - 1 :]
+    logits = logits.astype(mx.float32)
+    picked = mx.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    score = (picked - mx.logsumexp(logits, axis=-1)).sum()
+    likeliest = (mx.argmax(logits, axis=-1) == ids).sum()
+    return float(np.array(score)), int(np.array(likeliest))
 
 
 _FEW_READ, _SECONDS = 2, 5.0  # tokens of a prompt, and time: mlx_lm may be slow

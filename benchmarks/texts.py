@@ -69,8 +69,7 @@ class Texts:
         if self.given:
             items = [(text, ()) for text in self.given[: self.count]]
         elif task == PROSE:
-            lines = (TYPED / self.origin / "prose.txt").read_text(encoding="utf-8").splitlines()
-            items, template = [(line, ()) for line in lines[: self.count]], None
+            items, template = [(line, ()) for line in prose(self.origin)[: self.count]], None
         else:
             items = task_items(self.origin, task, self.count)
             if template is None and writer_of(model) == BASE:
@@ -81,6 +80,11 @@ class Texts:
         for text in texts:
             check_prompt(text.prompt, model.config)
         return texts
+
+
+def prose(origin: str) -> list[str]:
+    """The beginnings of prose in a set of texts."""
+    return (TYPED / origin / "prose.txt").read_text(encoding="utf-8").splitlines()
 
 
 def task_items(origin: str, task: str, count: int) -> list[tuple[str, Sequence[str]]]:

@@ -62,6 +62,8 @@ NOT_RUN = {
     "tests/cli/test_cli.py runs directories and GGUF files",
     "specstream-mlx benchmark spec-bench": "reads the field's questions, which are not ours",
     "specstream-mlx benchmark speedup": "measures for minutes",
+    "specstream-mlx benchmark quantization": "the same; tests/benchmarks/test_quantization.py runs "
+    "it on a tiny model",
 }
 """Commands that begin like this are counted, not run, and why."""
 

@@ -79,7 +79,7 @@ def convert_base(
         if dtype is not None:
             _cast(model, getattr(mx, dtype))
         if quantization.bits or quantization.recipe:
-            config = _quantize(source, model, config, quantization)
+            config = quantize(source, model, config, quantization)
         parameters = get_total_parameters(model)
         weights = dict(tree_flatten(model.parameters()))
         del model  # its arrays are to go as they are written
@@ -122,10 +122,14 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _quantize(
+def quantize(
     source: Path, model: nn.Module, config: dict[str, Any], asked: Quantization
 ) -> dict[str, Any]:
-    """Quantize ``model`` in place, lazily, and return its new configuration."""
+    """Quantize ``model`` in place, lazily, and return its new configuration.
+
+    Raises:
+        UserError: the model is quantized already, or cannot be as asked.
+    """
     present = config.get("quantization")
     if present:
         raise UserError(

@@ -32,14 +32,18 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "train": "train.train",
     "serve": "serve.serve",
     "writing-tools": "writing_tools.writing_tools",
-    "benchmark": {"speedup": "benchmark.speedup", "spec-bench": "benchmark.spec_bench"},
+    "benchmark": {
+        "speedup": "benchmark.speedup",
+        "quantization": "benchmark.quantization",
+        "spec-bench": "benchmark.spec_bench",
+    },
     "doctor": "doctor.doctor",
 }
 
 _ABOUT = {
     "": "Speculative Streaming for MLX: a language model that drafts for itself.",
     "adapters": "Adapters by name: list them, add or remove your own.",
-    "benchmark": "Measure on this machine what drafting brings.",
+    "benchmark": "Measure on this machine what drafting brings, and what fewer bits cost.",
 }
 
 

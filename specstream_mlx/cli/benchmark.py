@@ -1,5 +1,6 @@
-"""``specstream-mlx benchmark``: the gain of drafts."""
+"""``specstream-mlx benchmark``: the gain of drafts, and the cost of fewer bits."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,26 +8,29 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..files import prompt_lines
 from ..options import DIRECTORY, FILE, FLAG, TEXT, choice, integer, most_tokens, option
-from .options import AS_STORED, ModelOptions
+from .options import AS_STORED, JSON, ModelOptions
 
 if TYPE_CHECKING:
     from specstream_mlx.benchmarks.speedup import Subject
 
 _MOST_OWN = 8  # texts of the user's file, with --suite quick
+_PROMPTS = option(
+    None,
+    FILE,
+    "Texts of yours: one prompt a line, as raw text. Default: those of the eight tasks of the "
+    "demonstration model, typed by people.",
+    "--prompts",
+    without=("tasks",),
+)
+_TASKS = option("", TEXT, "Only these tasks: proofread, sql, ..", "--tasks", metavar="NAME,NAME")
 _OUTPUT = option(Path(), DIRECTORY, "Directory of the result files. Default: this one.", "--output")
 
 
 def speedup(
     *,
     model: ModelOptions,
-    prompts: Path | None = option(
-        None,
-        FILE,
-        "Texts of yours: one prompt a line, as raw text. Default: those of the eight tasks of the "
-        "demonstration model, typed by people.",
-        without=("tasks",),
-    ),
-    tasks: str = option("", TEXT, "Only these tasks: proofread, sql, ..", metavar="NAME,NAME"),
+    prompts: Path | None = _PROMPTS,
+    tasks: str = _TASKS,
     items: int | None = option(None, integer(1), "Texts of each task, or of FILE."),
     suite: str = option(
         "quick",
@@ -79,6 +83,65 @@ def speedup(
     text, rows = benchmark.compare(suite, texts, names, subject, output, **limits)
     print(text)
     benchmark.check_texts(rows)
+
+
+def quantization(
+    *,
+    model: ModelOptions,
+    bits: str = option(
+        "8,4,mixed_4_6,mixed_3_4",
+        TEXT,
+        "To what the model is quantized: 8, 4, or recipes of convert's --quant-predicate.",
+        metavar="NAME,NAME",
+    ),
+    prompts: Path | None = _PROMPTS,
+    tasks: str = _TASKS,
+    items: int | None = option(
+        None, integer(1), f"Texts of each task, or of FILE. Default: {_MOST_OWN} in all."
+    ),
+    rounds: int = option(1, integer(1), "Runs of each timed text."),
+    max_tokens: int = most_tokens(64, least=2),
+    as_json: bool = JSON,
+    output: Path | None = option(
+        None,
+        DIRECTORY,
+        "Also write quantization-MACHINE.md and .json to this directory. Default: no files.",
+    ),
+) -> None:
+    r"""Measure what fewer bits cost a model, and what drafts bring there.
+
+    The model as it comes is compared with itself at fewer bits, which are made in memory: no model
+    is written. Bytes, perplexity (of your texts, or of prose), how many tokens stay the same,
+    accepted lengths, and tokens a second, plain and with drafts, in turn; every text is checked.
+    The answer comes in words, then in a table.
+
+    Examples:
+
+    The demonstration model, which comes in 4 bits, at 8, on one task:
+
+        specstream-mlx benchmark quantization --bits 8 --tasks sql --items 2
+
+    A model and prompts of yours:
+
+        specstream-mlx benchmark quantization --model my-model \
+            --adapter-path streams --prompts prompts.txt --max-tokens 32
+    """
+    model.check()
+    _check_directory("--output", output)
+    given = () if prompts is None else tuple(prompt_lines(prompts))
+    from specstream_mlx.benchmarks import quantization as benchmark
+    from specstream_mlx.benchmarks.speedup import check_texts
+    from specstream_mlx.benchmarks.texts import Texts, chosen_tasks
+
+    chosen = benchmark.chosen_bits(bits)
+    names = [prompts.stem] if prompts else chosen_tasks(tasks or model.adapter or "")
+    count = items or max(1, _MOST_OWN // len(names))
+    texts = Texts(prompts.name if prompts else "test", count, given)
+    material = benchmark.Material(texts, names, rounds, max_tokens)
+    text, values = benchmark.compare(_subject(model, prompts), material, chosen, output)
+    print(json.dumps(values, indent=2) if as_json else text)
+    for row in values["rows"]:
+        check_texts(row["ways"])
 
 
 def spec_bench(
