@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from specstream_mlx.train.settings import stream_losses
+
 from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel, tokens_after
 
@@ -28,11 +30,11 @@ class Batch:
 
 @dataclass
 class Loss:
-    """A batch's loss: ``total`` to call ``backward`` on, and cross entropies in nats, detached."""
+    """A batch's loss: ``total`` to call ``backward`` on, and its parts, detached."""
 
     total: Tensor
     per_stream: Tensor  # (1 + gamma,), the main stream's first; 0 where alpha is 0
-    pruner: Tensor  # of the early exit; 0 without one
+    pruner: Tensor  # the cross entropy of the early exit; 0 without one
 
 
 class HeadCrossEntropy(torch.autograd.Function):
@@ -90,14 +92,19 @@ def head_cross_entropy(
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
-def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float]) -> Loss:
+def n_gram_loss(
+    model: SpeculativeStreamingModel,
+    batch: Batch,
+    alphas: Sequence[float],
+    loss: str = "cross_entropy",
+) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Stream 0 is the main stream. Streams run at the last prompt token and every completion token
-    but the last. Each term is the mean over those of its targets that lie within the sequence and,
-    of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
-    A conditioned head reads the true tokens before. Of 1 + ``num_streams`` alphas a term of 0 is
-    not computed.
+    Stream 0 is the main stream; the streams may have another ``loss``. Streams run at the last
+    prompt token and every completion token but the last. Each term is the mean over those of its
+    targets that lie within the sequence and, of a stream, in the draft vocabulary: its
+    probabilities are among the tokens that it may draft. A conditioned head reads the true tokens
+    before. Of 1 + ``num_streams`` alphas a term of 0 is not computed.
     """
     positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
     trunk = model.trunk(batch.tokens, positions, valid)
@@ -114,6 +121,9 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     rows = scored[..., 1:].flatten().nonzero().squeeze(1)
     hidden = norm(streams.flatten(0, 2).index_select(0, rows))
     losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
+    by_position = losses.new_full((scored[..., 1:].numel(),), torch.inf).index_copy(0, rows, losses)
+    by_position = by_position.view(-1, len(alphas) - 1)
+    losses = stream_losses(loss, by_position).flatten()[rows]
     sums = losses.new_zeros(len(alphas))
     sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
     if alphas[0]:

@@ -112,7 +112,7 @@ def _train_streams(settings: TrainSettings, on_step: OnStep | None) -> torch.nn.
     alphas = default_alphas(config.mode, config.num_streams)
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        loss = n_gram_loss(model, batch, alphas)
+        loss = n_gram_loss(model, batch, alphas, settings.loss)
         return loss.total, {"per_stream": loss.per_stream.tolist(), "pruner": loss.pruner.item()}
 
     rates: dict[float, list[str]] = {}

@@ -208,7 +208,7 @@ class Run:
         return loss, gradients
 
     def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
-        per_stream, pruner = n_gram_loss(self._forward, sequences, scored)
+        per_stream, pruner = n_gram_loss(self._forward, sequences, scored, self.settings.loss)
         return per_stream.sum() + pruner
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:
