@@ -30,7 +30,7 @@ from .optimizer import clipped, optimizer_of
 from .sequences import Scored, Sequences, places_of, sequences_of
 from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
-from .validation import validate
+from .validation import replay, validate
 
 
 @dataclass
@@ -199,6 +199,8 @@ class Run:
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         exits = bool(self._start.streams.config.pruner_rank)
+        if self.settings.replay:
+            items = replay(self._forward, items, self._places)
         step = sequences_of(items, self._alphas, exits=exits, places=self._places)
         self._model.train()
         mx.random.seed(self.settings.seed * 2**31 + self.progress.iterations)

@@ -174,6 +174,13 @@ class StreamSettings:
         "be accepted, for streams that are trained already; half of that beside cross entropy.",
         panel=_OPTIMIZATION,
     )
+    replay: bool = option(
+        False,
+        FLAG,
+        "Before each update, replay drafts of the streams as they are, and train those positions "
+        "where a draft ended and the next one begins, and every tenth other one. Lossless mode.",
+        panel=_OPTIMIZATION,
+    )
     max_grad_norm: float = _hidden(
         1.0, POSITIVE, "Norm that gradients are clipped to.", panel=_OPTIMIZATION
     )
@@ -181,6 +188,11 @@ class StreamSettings:
     def check_streams(self) -> None:
         """Check every option."""
         check_options(self)
+        if self.replay and self.mode == "shared":
+            raise UserError(
+                "replay is on in shared mode, expected lossless mode: the main stream sees the "
+                "streams of all positions"
+            )
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
 
     def learning_rates(self, hidden_size: int) -> LearningRates:
