@@ -57,6 +57,10 @@ def test_a_run_learns_and_validation_says_what_decoding_gets(mode, bits, tmp_pat
     monkeypatch.setattr(batches, "_REPLAY_EVERY", 100)
     drawn = replay(run._forward, items, run._places)
     assert [item.positions for item in drawn] == begins
+    if mode == "lossless":
+        expected, _ = run.gradients(drawn)
+        run.settings = replace(run.settings, replay=True)
+        assert run.gradients(items)[0].item() == expected.item()
 
 
 DROPOUT = {
