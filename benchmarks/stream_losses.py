@@ -4,8 +4,9 @@
         --held-out valid.jsonl --start START cross_entropy acceptance half acceptance+replay
 
 Each variant goes on from the same streams, on the same batches in one process: the base's own
-stream is run once for all of them. Lines of ``log.jsonl`` have the exact replay of chains on
-held-out answers, by source; the streams at each of these are kept. The same command resumes.
+stream is run once for all of them. Streams are kept every so often, from where the same command
+resumes; at the beginning and the end ``log.jsonl`` has the exact replay of chains on held-out
+answers, by source.
 """
 
 import json
@@ -47,7 +48,7 @@ class Options:
     held_out: Path = option(..., FILE, "Answers to measure on.")
     start: Path = option(..., PATH, "Streams to begin with, in PyTorch's format.")
     iters: int = option(60, integer(1), "Updates.")
-    every: int = option(20, integer(1), "Updates between two measurements.")
+    every: int = option(10, integer(1), "Updates between two checkpoints.")
     batch_size: int = option(16, integer(1), "Answers of an update.")
     seed: int = option(0, integer(0), "Seed of the batches.")
 
@@ -170,9 +171,11 @@ def main(
             variant.model.load_state_dict(own["streams"], strict=False)
             variant.optimizer.load_state_dict(own["optimizer"])
 
-    def keep() -> None:
-        found = {variant.name: variant.measure(held_out) for variant in trained}
+    def measure(measured: list[Variant]) -> None:
+        found = {variant.name: variant.measure(held_out) for variant in measured}
         append(log, json.dumps({"step": step, "held_out": found}) + "\n")
+
+    def keep() -> None:
         own = {
             v.name: {"streams": v.model.stream_tensors(), "optimizer": v.optimizer.state_dict()}
             for v in trained
@@ -182,7 +185,7 @@ def main(
         torch.save(streams, options.work / f"streams-{step}.pt")
 
     if not step:
-        keep()
+        measure(trained[:1])
     for drawn in Batches(items, options.batch_size, options.seed).from_step(step):
         if step == options.iters:
             break
@@ -201,6 +204,7 @@ def main(
         append(log, json.dumps({"step": step, "losses": losses, "seconds": seconds}) + "\n")
         if step % options.every == 0 or step == options.iters:
             keep()
+    measure(trained)
 
 
 if __name__ == "__main__":
