@@ -28,7 +28,7 @@ from torch import Tensor
 from specstream_mlx import demonstration
 from specstream_mlx.files import append, read_json
 from specstream_mlx.loading import read_tokenizer
-from specstream_mlx.options import FILE, PATH, TEXTS, integer, option
+from specstream_mlx.options import FILE, PATH, POSITIVE, TEXTS, integer, option
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.train.batches import Batches, Item, replayed, step_starts
 from specstream_mlx.train.data import read_split
@@ -51,6 +51,7 @@ class Options:
     every: int = option(10, integer(1), "Updates between two checkpoints.")
     batch_size: int = option(16, integer(1), "Answers of an update.")
     seed: int = option(0, integer(0), "Seed of the batches.")
+    rate: float = option(1.0, POSITIVE, "Factor of the learning rates.")
 
 
 class Main:
@@ -184,7 +185,7 @@ def main(
         streams = {name: value["streams"] for name, value in own.items()}
         torch.save(streams, options.work / f"streams-{step}.pt")
 
-    if not step:
+    if not log.exists():
         measure(trained[:1])
     for drawn in Batches(items, options.batch_size, options.seed).from_step(step):
         if step == options.iters:
@@ -194,7 +195,7 @@ def main(
             shared = Main(first, collate(drawn).tokens)
         seconds = {"main": time.process_time() - began}
         done = step / options.iters
-        factor = min(1.0, (step + 1) / warm_up_updates(options.iters)) * (1 - done)
+        factor = min(1.0, (step + 1) / warm_up_updates(options.iters)) * (1 - done) * options.rate
         losses = {}
         for variant in trained:
             began = time.process_time()
