@@ -69,25 +69,25 @@ class Sides:
         config = self.torch_model.config
         return default_alphas(config.mode, config.num_streams)
 
-    def expected(self):
+    def expected(self, loss="cross_entropy", items=ITEMS):
         """PyTorch's loss, and its gradients by our names."""
         self.torch_model.zero_grad()
-        loss = torch_loss(self.torch_model, collate(ITEMS), self.alphas)
+        loss = torch_loss(self.torch_model, collate(items), self.alphas, loss)
         loss.total.backward()
         gradients = {name: p.grad for name, p in self.torch_model.named_parameters()}
         found = {ours: gradients[name].numpy() for ours, name in self.torch_names.items()}
         return loss, {name: g.T if "lora_" in name else g for name, g in found.items()}
 
-    def found(self, segment=4, checkpoint=False):
+    def found(self, segment=4, checkpoint=False, loss="cross_entropy", items=ITEMS):
         """Our loss and its gradients by name."""
         forward = StreamForward(self.model, self.config, self.streams, checkpoint)
         exits = bool(self.streams.config.pruner_rank)
         places = places_of(self.streams.vocabulary, self.config["vocab_size"])
-        step = sequences_of(ITEMS, self.alphas, segment, exits, places)
+        step = sequences_of(items, self.alphas, segment, exits, places)
         trained = Trained(self.model, self.streams)
 
         def loss_of(*step):
-            per_stream, pruner = n_gram_loss(forward, *step)
+            per_stream, pruner = n_gram_loss(forward, *step, loss)
             return per_stream.sum() + pruner, per_stream, pruner
 
         parameters = trained.trainable_parameters()

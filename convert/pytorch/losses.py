@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from specstream_mlx.train.settings import stream_losses
+
 from .attention import gather_rows, softcapped, stream_positions
 from .reference import SpeculativeStreamingModel, tokens_after
 
@@ -24,15 +26,23 @@ class Batch:
     tokens: Tensor  # (B, T)
     stream_from: Tensor  # (B,), index of the first completion token, at least 1
     lengths: Tensor  # (B,), at least ``stream_from + 1``
+    drawn: Tensor | None = None  # (B, C), the positions with streams where these are not all, or -1
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """The positions (B, C) with streams, and whether each is one or padding."""
+        if self.drawn is None:
+            return stream_positions(self.stream_from, self.lengths - 1)
+        valid = self.drawn >= 0
+        return torch.where(valid, self.drawn, self.stream_from[:, None] - 1), valid
 
 
 @dataclass
 class Loss:
-    """A batch's loss: ``total`` to call ``backward`` on, and cross entropies in nats, detached."""
+    """A batch's loss: ``total`` to call ``backward`` on, and its parts, detached."""
 
     total: Tensor
     per_stream: Tensor  # (1 + gamma,), the main stream's first; 0 where alpha is 0
-    pruner: Tensor  # of the early exit; 0 without one
+    pruner: Tensor  # the cross entropy of the early exit; 0 without one
 
 
 class HeadCrossEntropy(torch.autograd.Function):
@@ -90,16 +100,21 @@ def head_cross_entropy(
     return HeadCrossEntropy.apply(hidden, head, targets, bias, softcap)
 
 
-def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence[float]) -> Loss:
+def n_gram_loss(
+    model: SpeculativeStreamingModel,
+    batch: Batch,
+    alphas: Sequence[float],
+    loss: str = "cross_entropy",
+) -> Loss:
     """The loss of Eq. 6, ``sum_j alpha_j CE(stream j, y_{t+j})``, plus the pruner's.
 
-    Stream 0 is the main stream. Streams run at the last prompt token and every completion token
-    but the last. Each term is the mean over those of its targets that lie within the sequence and,
-    of a stream, in the draft vocabulary: its probabilities are among the tokens that it may draft.
-    A conditioned head reads the true tokens before. Of 1 + ``num_streams`` alphas a term of 0 is
-    not computed.
+    Stream 0 is the main stream; the streams may have another ``loss``. Streams run at the last
+    prompt token and every completion token but the last. Each term is the mean over those of its
+    targets that lie within the sequence and, of a stream, in the draft vocabulary: its
+    probabilities are among the tokens that it may draft. A conditioned head reads the true tokens
+    before. Of 1 + ``num_streams`` alphas a term of 0 is not computed.
     """
-    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    positions, valid = batch.positions()
     trunk = model.trunk(batch.tokens, positions, valid)
     targets, has_target = targets_of(batch, positions, valid, len(alphas))
     head, norm = model.backbone.head, model.backbone.norm
@@ -110,10 +125,13 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
     scored = has_target & (weights != 0)
     cross_entropy = partial(head_cross_entropy, softcap=model.backbone.softcap)
 
-    streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
+    streams = _conditioned(model, batch, positions, trunk.streams)
     rows = scored[..., 1:].flatten().nonzero().squeeze(1)
     hidden = norm(streams.flatten(0, 2).index_select(0, rows))
     losses = cross_entropy(hidden, drafted, places.flatten()[rows], drafted_bias)
+    by_position = losses.new_full((scored[..., 1:].numel(),), torch.inf).index_copy(0, rows, losses)
+    by_position = by_position.view(-1, len(alphas) - 1)
+    losses = stream_losses(loss, by_position).flatten()[rows]
     sums = losses.new_zeros(len(alphas))
     sums = sums.index_add(0, 1 + rows % (len(alphas) - 1), losses)
     if alphas[0]:
@@ -130,6 +148,21 @@ def n_gram_loss(model: SpeculativeStreamingModel, batch: Batch, alphas: Sequence
 
 
 @torch.no_grad()
+def stream_hits(model: SpeculativeStreamingModel, batch: Batch) -> Tensor:
+    """Whether each stream's likeliest token is the next one (B, C, gamma), after true tokens."""
+    positions, valid = batch.positions()
+    trunk = model.trunk(batch.tokens, positions, valid)
+    targets, there = targets_of(batch, positions, valid, 1 + model.config.num_streams)
+    (head, bias), places = drafted_head(model), drafted_places(model, targets[..., 1:])
+    hits = there[..., 1:] & (places >= 0)
+    streams = _conditioned(model, batch, positions, trunk.streams)
+    rows = model.backbone.norm(streams[hits]).split(max(1, LOGITS_AT_ONCE // len(head)))
+    guesses = [F.linear(own, head, bias).argmax(-1) for own in rows]
+    hits[hits.clone()] = torch.cat(guesses) == places[hits]
+    return hits
+
+
+@torch.no_grad()
 def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Count right top-1 predictions on a batch; every position sees the true tokens before it.
 
@@ -137,10 +170,10 @@ def count_correct(model: SpeculativeStreamingModel, batch: Batch) -> tuple[Tenso
     1 to gamma and of the pruner, and last the mean accepted length of a chain draft: 1 + the
     streams that are right one after the other.
     """
-    positions, valid = stream_positions(batch.stream_from, batch.lengths - 1)
+    positions, valid = batch.positions()
     trunk = model.trunk(batch.tokens, positions, valid)
     targets, has_target = targets_of(batch, positions, valid, 1 + model.config.num_streams)
-    streams = model.conditioned(trunk.streams, _read_before(model, batch, positions))
+    streams = _conditioned(model, batch, positions, trunk.streams)
     hidden = torch.cat((gather_rows(trunk.main, positions)[:, :, None], streams), dim=2)
     logits = model.logits(hidden[has_target])
     if model.draft_vocabulary is not None:
@@ -182,13 +215,12 @@ def places_of(vocabulary: Tensor, vocab_size: int) -> Tensor:
     return places
 
 
-def _read_before(
-    model: SpeculativeStreamingModel, batch: Batch, positions: Tensor
-) -> Tensor | None:
-    """Features (B, C, gamma, r) of the true tokens before, each read once, or ``None``."""
-    gamma = model.config.num_streams
-    read = model.read(tokens_after(batch.tokens, positions, gamma))
-    return None if read is None else read.unfold(1, gamma, 1).transpose(2, 3)
+def _conditioned(
+    model: SpeculativeStreamingModel, batch: Batch, positions: Tensor, streams: Tensor
+) -> Tensor:
+    """The streams (B, C, gamma, h) as final norm and LM head see them, after the true tokens."""
+    before = tokens_after(batch.tokens, positions, model.config.num_streams)
+    return model.conditioned(streams, model.read(before))
 
 
 def targets_of(batch: Batch, positions: Tensor, valid: Tensor, rows: int) -> tuple[Tensor, Tensor]:

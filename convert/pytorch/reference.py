@@ -126,13 +126,13 @@ def _main_rows(rope: Rope, main: Tensor) -> Rope:
 
 
 def tokens_after(tokens: Tensor, positions: Tensor, count: int) -> Tensor:
-    """The tokens (B, C + count - 1) after the first of consecutive positions (B, C).
+    """The ``count`` tokens (B, C, count) after positions (B, C).
 
-    Windows of ``count`` of them are what follows each of the positions. Past the end of ``tokens``
-    (B, T) the last one is repeated.
+    Past the end of ``tokens`` (B, T) the last one is repeated.
     """
-    steps = torch.arange(1, positions.shape[1] + count, device=positions.device)
-    return gather_rows(tokens, (positions[:, :1] + steps).clamp(max=tokens.shape[1] - 1))
+    after = positions[..., None] + torch.arange(1, count + 1, device=positions.device)
+    after = after.clamp(max=tokens.shape[1] - 1)
+    return gather_rows(tokens, after.flatten(1)).view(after.shape)
 
 
 @dataclass
@@ -211,7 +211,7 @@ class SpeculativeStreamingModel(nn.Module):
         positions, valid = stream_positions(stream_from, lengths)
         trunk = self.trunk(tokens, positions, valid, keep_layers=keep_layers)
         gamma = self.config.num_streams
-        before = tokens_after(tokens, positions, gamma).unfold(1, gamma, 1)
+        before = tokens_after(tokens, positions, gamma)
         stream_logits = self.stream_logits(trunk.streams, before)
         return StreamOutput(self.logits(trunk.main), stream_logits, positions, valid, trunk)
 

@@ -32,13 +32,13 @@ from specstream_mlx.adapters.description import describe
 from specstream_mlx.terminal.commands import program
 from specstream_mlx.terminal.notes import note
 from specstream_mlx.terminal.progress import track
-from specstream_mlx.train.batches import Item, most_frequent
+from specstream_mlx.train.batches import Item, most_frequent, replayed
 from specstream_mlx.train.settings import default_alphas
 
 from .adapter_files import check_adapter_replaceable, write_adapter
 from .backbone import Backbone
 from .load import base_fingerprint, load_adapter, load_base, mount_lora, put_lora
-from .losses import Batch, count_correct, head_cross_entropy, n_gram_loss
+from .losses import Batch, count_correct, head_cross_entropy, n_gram_loss, stream_hits
 from .reference import SpeculativeStreamingModel
 from .training_run import (
     OnStep,
@@ -112,7 +112,10 @@ def _train_streams(settings: TorchTrainSettings, on_step: OnStep | None) -> torc
     alphas = default_alphas(config.mode, config.num_streams)
 
     def loss_of(drawn: list[Item], batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        loss = n_gram_loss(model, batch, alphas)
+        if settings.replay:
+            hits = stream_hits(model, batch).cpu().numpy()
+            batch = collate(list(map(replayed, drawn, hits)), device)
+        loss = n_gram_loss(model, batch, alphas, settings.loss)
         return loss.total, {"per_stream": loss.per_stream.tolist(), "pruner": loss.pruner.item()}
 
     rates: dict[float, list[str]] = {}

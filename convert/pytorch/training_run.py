@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.utils.rnn import pad_sequence
 
 from specstream_mlx.errors import UserError
 from specstream_mlx.files import append, check_shapes, read_json, reason, staged_file
@@ -94,7 +95,11 @@ def collate(items: list[Item], device: torch.device | None = None) -> Batch:
     for row, item in zip(tokens, items, strict=True):
         row[: len(item.tokens)] = torch.tensor(item.tokens)
     starts = torch.tensor([item.stream_from for item in items])
-    return Batch(tokens.to(device), starts.to(device), lengths.to(device))
+    drawn = None
+    if any(item.drawn is not None for item in items):
+        places = [torch.tensor(item.positions) for item in items]
+        drawn = pad_sequence(places, batch_first=True, padding_value=-1).to(device)
+    return Batch(tokens.to(device), starts.to(device), lengths.to(device), drawn)
 
 
 def run_steps(

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 _WINDOW = 50  # batches whose items are sorted by length together: little padding, random order
+_REPLAY_EVERY = 10
+"""Of the positions at which no draft begins in a replay, every so many-th has streams, too."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,14 @@ class Item:
     tokens: Sequence[int]
     stream_from: int  # index of the completion's first token, at least 1
     source: str = ""
+    drawn: Sequence[int] | None = None  # the positions with streams, where these are not all
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The positions with streams, ascending: by default from the last prompt token on."""
+        return (
+            range(self.stream_from - 1, len(self.tokens) - 1) if self.drawn is None else self.drawn
+        )
 
     @property
     def completion_tokens(self) -> int:
@@ -50,6 +60,26 @@ class Batches:
             window.sort(key=lambda item: (len(item.tokens) // 32, item.completion_tokens))
             groups += [window[i : i + size] for i in range(0, len(window), size)]
         return [groups[place] for place in generator.permutation(len(groups))]
+
+
+def step_starts(hits: np.ndarray) -> list[int]:
+    """Replay a chain draft: where its steps begin, by hits (positions, gamma) of its streams.
+
+    Each begins at the token that ended the draft before.
+    """
+    in_a_row = np.cumprod(hits, axis=1).sum(1) if len(hits) else []
+    place, found = 0, list[int]()
+    while place < len(hits):
+        found.append(place)
+        place += 1 + int(in_a_row[place])
+    return found
+
+
+def replayed(item: Item, hits: np.ndarray) -> Item:
+    """An item with streams where drafts begin, by hits (positions, gamma), and at a few others."""
+    starts = step_starts(hits[: item.completion_tokens - 1])  # the first token is the prompt's
+    wanted = {*starts, *range(0, item.completion_tokens, _REPLAY_EVERY)}
+    return replace(item, drawn=[item.positions[place] for place in sorted(wanted)])
 
 
 def most_frequent(items: Iterable[Item], count: int, vocab_size: int) -> list[int]:

@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from .forward import Hidden, StreamForward
 from .sequences import Scored, Sequences
+from .settings import stream_losses
 
 _LOGITS_AT_ONCE, _LEAST_ROWS = 1 << 20, 32
 """Most logits of a slice of rows, which bounds the memory, and the least rows of one."""
@@ -60,26 +61,33 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 def n_gram_loss(
-    forward: StreamForward, sequences: Sequences, scored: Scored
+    forward: StreamForward, sequences: Sequences, scored: Scored, loss: str = "cross_entropy"
 ) -> tuple[mx.array, mx.array]:
     """Compute Eq. 6's summands (1 + gamma,), ``alpha_j CE(stream j, y_{t+j})``, and the pruner's.
 
-    Stream 0 is the main stream. A conditioned head reads the true tokens before, and streams with a
-    draft vocabulary have probabilities of its tokens alone. The pruner's loss does not reach below
-    it.
+    Stream 0 is the main stream; the streams may have another ``loss``. A conditioned head reads
+    the true tokens before, and streams with a draft vocabulary have probabilities of its tokens
+    alone. The pruner's loss does not reach below it.
     """
     hidden, model = forward(sequences), forward.model
     config, vocab_size = forward.streams.config, forward.vocab_size
     rows = predicting(forward, sequences, hidden)
     rows = rows.reshape(-1, config.hidden_size)[scored.rows]
     count, drafted = scored.main_rows, config.draft_vocabulary or vocab_size
-    losses = scored.weights * mx.concatenate(
+    losses = mx.concatenate(
         [
             head_cross_entropy(model.head, rows[:count], scored.targets[:count], vocab_size),
             head_cross_entropy(model.stream_head, rows[count:], scored.targets[count:], drafted),
         ]
     )
-    per_stream = mx.zeros(1 + config.num_streams).at[scored.streams].add(losses)
+    if loss != "cross_entropy":
+        places = sequences.positions.size
+        entropies = mx.full(places * (1 + config.num_streams), mx.inf)
+        entropies[scored.rows] = losses
+        main, streams = mx.split(entropies.reshape(places, -1), [1], axis=1)
+        every = mx.concatenate([main, stream_losses(loss, streams)], axis=1)
+        losses = every.reshape(-1)[scored.rows]
+    per_stream = mx.zeros(1 + config.num_streams).at[scored.streams].add(scored.weights * losses)
     pruner = mx.array(0.0)
     if scored.exits.size:
         seed = mx.stop_gradient(hidden.seed).reshape(-1, config.hidden_size)[scored.exits]

@@ -33,7 +33,7 @@ from .optimizer import clipped, optimizer_of
 from .sequences import Scored, Sequences, count_targets, places_of, sequences_of
 from .settings import TrainSettings, default_alphas, identity
 from .start import Start, Trained, is_of_streams
-from .validation import validate
+from .validation import replay, validate
 
 
 @dataclass
@@ -204,6 +204,8 @@ class TrainingRun:
     def gradients(self, items: list[Item]) -> tuple[mx.array, dict[str, Any]]:
         """Return loss and gradients of a batch, not evaluated yet; nothing changes."""
         exits = bool(self._start.streams.config.pruner_rank)
+        if self.settings.replay:
+            items = replay(self._forward, items, self._places)
         places, counts = self._places, self._targets_of_update()
         step = sequences_of(items, self._alphas, exits=exits, places=places, counts=counts)
         self._model.train()
@@ -230,7 +232,7 @@ class TrainingRun:
         return self._counts[1]
 
     def _loss(self, sequences: Sequences, scored: Scored) -> mx.array:
-        per_stream, pruner = n_gram_loss(self._forward, sequences, scored)
+        per_stream, pruner = n_gram_loss(self._forward, sequences, scored, self.settings.loss)
         return per_stream.sum() + pruner
 
     def _after(self, callback: TrainingCallback, updated: int) -> None:

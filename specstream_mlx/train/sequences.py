@@ -19,7 +19,7 @@ class Sequences:
     """Sequences, padded on the right, and their positions with streams."""
 
     tokens: mx.array  # (B, T) int32
-    positions: mx.array  # (B, segments, c) int32, consecutive, also past a sequence's end
+    positions: mx.array  # (B, segments, c) int32, ascending, also past a sequence's end
     prompt_rows: int  # main rows, from the first on, that a shared main stream has without streams
 
 
@@ -57,11 +57,14 @@ def sequences_of(
     """
     lengths = np.array([len(item.tokens) for item in items])
     first = np.array([item.stream_from - 1 for item in items])
-    segments, length = -(-int((lengths - 1 - first).max()) // segment), int(lengths.max())
+    segments, length = -(-max(len(item.positions) for item in items) // segment), int(lengths.max())
     tokens = np.zeros((len(items), length), np.int32)
-    for row, item in zip(tokens, items, strict=True):
+    positions = np.zeros((len(items), segments * segment), np.int64)
+    for row, own, item in zip(tokens, positions, items, strict=True):
         row[: len(item.tokens)] = item.tokens
-    positions = first[:, None] + np.arange(segments * segment)
+        count = len(item.positions)
+        own[:count] = item.positions
+        own[count:] = len(item.tokens) - 1 + np.arange(len(own) - count)
     ahead = positions[..., None] + np.arange(1, len(alphas) + 1)
     has_target = ahead < lengths[:, None, None]
     targets = np.take_along_axis(

@@ -68,6 +68,20 @@ def default_alphas(mode: str, num_streams: int) -> list[float]:
     return [main] + [stream] * num_streams
 
 
+def stream_losses(loss: str, entropies: Any) -> Any:
+    """The losses (n, gamma) of streams at n positions, of cross entropies (n, gamma).
+
+    They are arrays of MLX or PyTorch; the cross entropy is infinite where there is no target.
+    ``acceptance`` is minus the chance that a chain drawn from the streams is right up to this one.
+    Over the streams it adds up to minus the draft tokens expected to be accepted, and it is total
+    variation: greedily written text gives its own token all of the target's probability.
+    """
+    if loss == "cross_entropy":
+        return entropies
+    acceptance = -(-entropies.cumsum(1)).exp()
+    return acceptance if loss == "acceptance" else entropies + acceptance / 2
+
+
 def identity(settings: Any) -> dict[str, str]:
     """The settings, as text, that must be the same when a run is resumed."""
     values = asdict(settings).items()
@@ -157,6 +171,20 @@ class StreamSettings:
     embedding_learning_rate: float | None = _rate(
         "Learning rate of the stream embeddings. Default: --stream-learning-rate."
     )
+    loss: str = option(
+        "cross_entropy",
+        choice("cross_entropy", "acceptance", "half"),
+        "The streams' loss: cross_entropy; acceptance, minus the draft tokens that are expected to "
+        "be accepted, for streams that are trained already; half of that beside cross entropy.",
+        panel=_OPTIMIZATION,
+    )
+    replay: bool = option(
+        False,
+        FLAG,
+        "Before each update, replay drafts of the streams as they are, and train those positions "
+        "where a draft ended and the next one begins, and every tenth other one. Lossless mode.",
+        panel=_OPTIMIZATION,
+    )
     max_grad_norm: float = _hidden(
         1.0, POSITIVE, "Norm that gradients are clipped to.", panel=_OPTIMIZATION
     )
@@ -164,6 +192,11 @@ class StreamSettings:
     def check_streams(self) -> None:
         """Check every option."""
         check_options(self)
+        if self.replay and self.mode == "shared":
+            raise UserError(
+                "replay is on in shared mode, expected lossless mode: the main stream sees the "
+                "streams of all positions"
+            )
         check_value_rotation(self.stream_init, self.value_rotation_epsilon, self.num_streams)
 
     def learning_rates(self, hidden_size: int) -> LearningRates:
@@ -298,6 +331,11 @@ class TrainSettings(StreamSettings):
     def check(self) -> None:
         """Check all that can be checked without reading a file."""
         self.check_streams()
+        if self.replay and self.grad_accumulation_steps > 1:
+            raise UserError(
+                f"grad_accumulation_steps is {self.grad_accumulation_steps} with replay, expected "
+                "1: how many positions an update has is known when its drafts are replayed"
+            )
         for name in ("model", "data"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty, expected a directory")

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .batches import Item
+from .batches import Item, replayed, step_starts
 from .forward import StreamForward
 from .loss import predicting, rows_at_once
 from .sequences import Scored, sequences_of
@@ -43,7 +43,7 @@ def validate(
         for item, of_item in zip(items, hits.reshape(len(items), -1, rows), strict=True):
             drafted = item.completion_tokens - 1  # the first token is the prompt's
             tokens += drafted
-            steps += _steps(of_item[:drafted, 1:])
+            steps += len(step_starts(of_item[:drafted, 1:]))
     counts = np.maximum(counts, 1)
     return Validation(
         loss=float((np.array(alphas) * losses / counts).sum()),
@@ -52,14 +52,23 @@ def validate(
     )
 
 
-def _steps(hits: np.ndarray) -> int:
-    """The steps that a chain draft takes, by hits (positions, gamma) of its streams."""
-    in_a_row = np.cumprod(hits, axis=1).sum(1) if len(hits) else []
-    place = steps = 0
-    while place < len(hits):
-        place += 1 + int(in_a_row[place])
-        steps += 1
-    return steps
+def replay(forward: StreamForward, items: Sequence[Item], places: np.ndarray | None) -> list[Item]:
+    """Draw the positions of a batch at which a chain draft of these streams begins its steps.
+
+    ``places`` are those of tokens in the draft vocabulary (``places_of``).
+    """
+    gamma = forward.streams.config.num_streams
+    sequences, scored = sequences_of(items, [0.0] + [1.0] * gamma, exits=False, places=places)
+    read = predicting(forward, sequences, forward(sequences))
+    read = read.reshape(-1, read.shape[-1])[scored.rows]
+    hits, rows = np.zeros(sequences.positions.size * (1 + gamma), bool), np.array(scored.rows)
+    at_once = rows_at_once(forward.streams.config.draft_vocabulary or forward.vocab_size)
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        guesses = mx.argmax(forward.model.stream_head(read[None, part])[0], axis=-1)
+        hits[rows[part]] = np.array(guesses == scored.targets[part])
+    by_item = hits.reshape(len(items), -1, 1 + gamma)[..., 1:]
+    return [replayed(item, of_item) for item, of_item in zip(items, by_item, strict=True)]
 
 
 def _scores(

@@ -5,12 +5,18 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import torch
-from both_sides import Sides
+from both_sides import ITEMS, Sides
+from specstream_mlx.convert.pytorch.losses import stream_hits
+from specstream_mlx.convert.pytorch.training_run import collate
 
 from specstream_mlx.engine.borrowed_model import BorrowedModel
 from specstream_mlx.models.architectures import ARCHITECTURES
+from specstream_mlx.train import batches
 from specstream_mlx.train import forward as forward_module
+from specstream_mlx.train.batches import Item, replayed
 from specstream_mlx.train.loss import head_cross_entropy
+from specstream_mlx.train.sequences import places_of
+from specstream_mlx.train.validation import replay
 
 BOUND = 1e-4
 """Of each tensor's largest gradient, in float32."""
@@ -38,12 +44,12 @@ VARIANTS = {
 }
 
 
-def assert_equal(sides, **kind):
-    expected, gradients = sides.expected()
-    (total, per_stream, pruner), found = sides.found(**kind)
+def assert_equal(sides, loss="cross_entropy", items=ITEMS, **kind):
+    expected, gradients = sides.expected(loss, items)
+    (total, per_stream, pruner), found = sides.found(**kind, loss=loss, items=items)
     assert total.item() == pytest.approx(expected.total.item(), rel=1e-5)
     weighted = torch.tensor(sides.alphas) * expected.per_stream
-    assert np.array(per_stream) == pytest.approx(weighted.numpy(), rel=1e-5)
+    assert np.array(per_stream) == pytest.approx(weighted.numpy(), rel=1e-5, abs=1e-8)
     assert pruner.item() == pytest.approx(expected.pruner.item(), rel=1e-5)
     assert found.keys() == gradients.keys()
     off = {
@@ -63,6 +69,36 @@ def test_all_families(case, tmp_path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_all_variants(variant, tmp_path):
     assert_equal(Sides("Mistral 0.1, window", tmp_path, **VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("mode", ["lossless", "shared"])
+@pytest.mark.parametrize("loss", ["acceptance", "half"])
+def test_all_losses(loss, mode, tmp_path):
+    """Also of targets that are outside of the draft vocabulary, where a chain ends."""
+    sides = Sides("Gemma 2", tmp_path, mode, **HEAD, draft_vocabulary=40)
+    assert_equal(sides, loss)
+    plain, other = (sides.expected(name)[0].per_stream[1] for name in ("cross_entropy", loss))
+    assert plain.item() != pytest.approx(other.item(), rel=1e-3)
+
+
+def test_replayed_positions(tmp_path, monkeypatch):
+    """Both sides draw the same, and learn the same at what is drawn."""
+    monkeypatch.setattr(batches, "_REPLAY_EVERY", 100)
+    sides, items = Sides("Gemma 2", tmp_path, **HEAD, draft_vocabulary=40, stream_keys=5), []
+    for item in ITEMS:  # of which the first stream has guessed every other token
+        tokens, start = torch.tensor([item.tokens]), torch.tensor([item.stream_from])
+        for place in range(item.completion_tokens - 1):
+            out = sides.torch_model(tokens, start, torch.tensor([len(item.tokens)]))
+            guesses = out.stream_logits[0, place, 0][sides.torch_model.draft_vocabulary]
+            if place % 2:
+                tokens[0, item.stream_from + 1 + place] = guesses.argmax()
+        items.append(Item(tokens[0].tolist(), item.stream_from))
+    forward = forward_module.StreamForward(sides.model, sides.config, sides.streams)
+    places = places_of(sides.streams.vocabulary, sides.config["vocab_size"])
+    drawn = replay(forward, items, places)
+    assert drawn == list(map(replayed, items, stream_hits(sides.torch_model, collate(items))))
+    assert all(0 < len(item.positions) < item.completion_tokens - 2 for item in drawn)
+    assert_equal(sides, "half", drawn)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])

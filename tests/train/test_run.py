@@ -15,14 +15,15 @@ from specstream_mlx.adapters.files import LoraPart, write_adapter
 from specstream_mlx.drafting.settings import DraftSettings
 from specstream_mlx.generation.batch import decode
 from specstream_mlx.generation.request import Request
+from specstream_mlx.train import batches
 from specstream_mlx.train.batches import Batches, Item
 from specstream_mlx.train.checkpoint import Checkpoint
 from specstream_mlx.train.start import is_of_streams
-from specstream_mlx.train.validation import validate
+from specstream_mlx.train.validation import replay, validate
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("lossless", None), ("shared", 4)])
-def test_a_run_learns_and_validation_says_what_decoding_gets(mode, bits, tmp_path):
+def test_a_run_learns_and_validation_says_what_decoding_gets(mode, bits, tmp_path, monkeypatch):
     """The adapter is the best state; a replay of its own texts gives the length of its chains."""
     base = tiny_llama_directory(tmp_path / "base", bits=bits)
     run, reports = make_run(base, tmp_path / "out", mode=mode, steps_per_eval=4), Reports()
@@ -38,19 +39,28 @@ def test_a_run_learns_and_validation_says_what_decoding_gets(mode, bits, tmp_pat
     assert (model.mode, bool(model.adapter.lora)) == (mode, mode == "shared")
     written = model.adapter.stream_tensors | model.adapter.lora
     assert_same_arrays({n: a for n, a in written.items() if n in best.parameters}, best.parameters)
-    items, tokens, steps = [], 0, 0
+    items, tokens, steps, begins = [], 0, 0, []
     for item in run._batches.epoch(0)[0]:
         prompt, text = list(item.tokens[: item.stream_from]), []
+        begins.append([])
         for step in decode(model, Request(prompt, DraftSettings(tree_width=1))):
             text += step.tokens
             steps += 1
             if len(text) > 24:
                 break
+            begins[-1].append(len(prompt) + len(text) - 2)  # the newest token has no row yet
         items.append(Item(prompt + text, item.stream_from))
         tokens, steps = tokens + len(text) - 1, steps - 1  # the prompt's own call writes one
     run.restore(run.best)
     found = validate(run._forward, [items], run._alphas)
     assert found.accepted_length == pytest.approx(tokens / steps, rel=1e-6)
+    monkeypatch.setattr(batches, "_REPLAY_EVERY", 100)
+    drawn = replay(run._forward, items, run._places)
+    assert [item.positions for item in drawn] == begins
+    if mode == "lossless":
+        expected, _ = run.gradients(drawn)
+        run.settings = replace(run.settings, replay=True)
+        assert run.gradients(items)[0].item() == expected.item()
 
 
 DROPOUT = {
@@ -60,12 +70,13 @@ DROPOUT = {
 }
 
 
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(base, tmp_path):
-    whole = make_run(base, tmp_path / "a" / "out", iters=8, **DROPOUT)
+@pytest.mark.parametrize("fields", [DROPOUT, {"replay": True}], ids=["dropout", "replay"])
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(fields, base, tmp_path):
+    whole = make_run(base, tmp_path / "a" / "out", iters=8, **fields)
     assert whole.iterate(Reports())
-    first = make_run(base, tmp_path / "b" / "out", iters=8, **DROPOUT)
+    first = make_run(base, tmp_path / "b" / "out", iters=8, **fields)
     assert not first.iterate(Reports(), stops=lambda: first.progress.iterations == 6)
-    second = make_run(base, tmp_path / "b" / "out", iters=8, **DROPOUT, resume=True)
+    second = make_run(base, tmp_path / "b" / "out", iters=8, **fields, resume=True)
     second.restore(second.last)
     assert second.progress.iterations == 6
     assert second.iterate(Reports())

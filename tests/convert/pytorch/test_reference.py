@@ -1,5 +1,9 @@
 """The PyTorch reference against one list of rows in numpy, and its losses against formulas."""
 
+import math
+from itertools import product
+from statistics import fmean
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +115,40 @@ def test_losses_and_right_tokens_are_those_of_the_logits(mode, head):
     torch.testing.assert_close(loss.pruner, early.detach(), atol=1e-4, rtol=1e-5)
     total = (torch.tensor(alphas) * means).sum() + early
     torch.testing.assert_close(loss.total, total, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("drawn", [None, [[3, 5, -1], [4, 9, 10], [2, -1, -1]]])
+@pytest.mark.parametrize("loss", ["acceptance", "half"])
+def test_acceptance_is_the_chance_that_a_drawn_chain_is_right(loss, drawn):
+    """Of all chains that streams may draw, tried one by one: how many begin with the true tokens.
+
+    One token of the vocabulary may not be drafted, and a chain ends where it is the next.
+    """
+    vocab, batch = 3, tiny_batch(vocab=3)
+    model = tiny_model("lossless", base=tiny_llama(vocab=vocab), draft_vocabulary=2, **CONDITIONED)
+    model.streams.vocabulary.copy_(torch.tensor([0, 2]))
+    gamma = model.config.num_streams
+    out = run(model, batch)
+    terms = [[] for _ in range(gamma)]
+    for item, c in out.valid.nonzero().tolist():
+        p = int(out.positions[item, c])
+        if drawn and p not in drawn[item]:
+            continue
+        wanted = batch.tokens[item, p + 2 : int(batch.lengths[item])].tolist()[:gamma]
+        scores = out.stream_logits[item, c][:, [0, 2]].softmax(-1)
+        chances = [0.0] * len(wanted)
+        for chain in product((0, 1), repeat=len(wanted)):
+            chance = math.prod(float(scores[j, place]) for j, place in enumerate(chain))
+            right = [(0, 2)[place] == token for place, token in zip(chain, wanted, strict=True)]
+            for depth in range([*right, False].index(False)):
+                chances[depth] += chance
+        for depth, token in enumerate(wanted):
+            if token != 1:
+                entropy = -math.log(float(scores[depth, token // 2])) if loss == "half" else 0.0
+                terms[depth].append(entropy - chances[depth] * (0.5 if loss == "half" else 1.0))
+    batch.drawn = drawn and torch.tensor(drawn)
+    found = n_gram_loss(model, batch, [0.0] + [1.0] * gamma, loss)
+    assert found.per_stream[1:].tolist() == pytest.approx([fmean(own) for own in terms], rel=1e-4)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])

@@ -25,6 +25,7 @@ CONDITIONED = {"stream_head": "conditioned", "stream_head_rank": 6}
 LEARNS = {"iters": 40, "learning_rate": 2e-2}
 ALMOST_NONE = {"iters": 1, "learning_rate": 1e-9}
 SHARED, LORA = {"mode": "shared"}, {"lora_alone": True}
+REPLAY = {"replay": True, "loss": "half"}
 FEW = {"lora_targets": ("q_proj", "v_proj"), "lora_layers": 1}
 
 
@@ -94,15 +95,28 @@ def test_learns_and_writes_what_load_reads(settings, tied, data, mode, tmp_path)
             assert found[figure] == pytest.approx(part[figure], abs=1e-6)
 
 
-@pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, {**LORA, **FEW})])
+@pytest.mark.parametrize(("step", "values"), [(1, SHARED), (7, {**LORA, **FEW}), (6, REPLAY)])
 def test_resuming_equals_not_stopping(step, values, settings, shared):
     """Also where it stopped before its first checkpoint."""
     whole = shared if "mode" in values else trainer.train(settings(**values))
-    if "mode" not in values:
+    if "lora_alone" in values:
         assert len(read(whole)) == 4
         assert all(".layers.2.self_attn." in name for name in read(whole))
     parts = stopped_at(step, settings(**values, save_every=5))
     assert_same(read(trainer.train(parts)), read(whole))
+
+
+def test_replay_leaves_out_what_is_foreseen(settings, monkeypatch):
+    """The longer the drafts, the fewer the positions at which one begins."""
+    counts, right = [], trainer.n_gram_loss
+
+    def counting(model, batch, *how):
+        counts.append(int(batch.positions()[1].sum()))
+        return right(model, batch, *how)
+
+    monkeypatch.setattr(trainer, "n_gram_loss", counting)
+    trainer.train(settings(replay=True, **LEARNS))
+    assert counts[-1] < 0.8 * counts[0]
 
 
 def test_an_adapter_goes_on(settings):
@@ -173,6 +187,7 @@ def test_time_limit_ends_the_run(settings):
         ({**SHARED, "lora_targets": ("q_proj", "x")}, "lora_targets has 'x', expected"),
         ({**SHARED, "lora_layers": 9}, "lora_layers is 9, expected at most the base's 3"),
         ({"dtype": "bfloat16"}, "dtype is 'bfloat16' and bf16 is off"),
+        ({**SHARED, "replay": True}, "replay is on in shared mode, expected lossless mode"),
         ({"resume": True}, "nothing to resume"),
     ],
 )
