@@ -139,6 +139,8 @@ def chat_text(
 ) -> ChatText:
     """Put a conversation into the chat template; if the last turn is the assistant's, it goes on.
 
+    But not where that has called something, after which a new turn begins.
+
     Args:
         messages: turns with a role and a content; those of an assistant may have ``tool_calls`` and
             thoughts, as ``reasoning_content``, which a template that does not know them never gets.
@@ -164,7 +166,8 @@ def chat_text(
     turns, watched = _watched(turns, private)
     further = dict(control.marked(template_kwargs or {}, mark))
     further |= _switch(thinking)
-    arguments = _arguments(turns[-1]["role"] == "assistant", tools, further)
+    goes_on = turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls")
+    arguments = _arguments(goes_on, tools, further)
 
     error: UserError | None = None
     best: tuple[int, str, Turns] | None = None
@@ -418,7 +421,11 @@ def _single_calls(turns: Turns) -> Turns:
     made = _with_calls(turns, _one_by_one)
     if made == turns:
         return turns
-    results = {turn.get("tool_call_id"): turn for turn in made if turn["role"] == "tool"}
+    # An id may name several calls, and none all of them: what they brought is in their order.
+    results: dict[Any, Turns] = {}
+    for turn in made:
+        if turn["role"] == "tool":
+            results.setdefault(turn.get("tool_call_id"), []).append(turn)
     ids = {call.get("id") for turn in made for call in turn.get("tool_calls", ())}
     ordered: Turns = []
     for turn in made:
@@ -426,8 +433,8 @@ def _single_calls(turns: Turns) -> Turns:
             continue  # it stands behind its call
         ordered.append(turn)
         for call in turn.get("tool_calls", ()):
-            if (result := results.get(call.get("id"))) is not None:
-                ordered.append(result)
+            if brought := results.get(call.get("id")):
+                ordered.append(brought.pop(0))
     return ordered
 
 
