@@ -171,7 +171,8 @@ def chat_text(
 
     error: UserError | None = None
     best: tuple[int, str, Turns] | None = None
-    for form in islice(_forms(turns), _MOST_FORMS):
+    apart = _thought_apart(tokenizer)
+    for form in islice(_forms(turns, (*_FORMS, apart)), _MOST_FORMS):
         try:
             text = render(tokenizer, form, arguments)
         except LimitError:
@@ -193,6 +194,8 @@ def chat_text(
             "tool_calls are not supported: the model's chat template has no place for them"
         )
     if _without_thoughts(turns) != turns and _without_thoughts(form) == form:
+        ignored.append("reasoning_content")
+    if not _knows_thoughts(tokenizer) and apart(form) == form and apart(turns) != turns:
         ignored.append("reasoning_content")
     if tools and not private.is_in(offered, text):
         ignored.append("tools")
@@ -292,9 +295,9 @@ def _watched_call(call: Any, watch: str) -> Any:
 _SYSTEMS = "system", "developer"
 
 
-def _forms(turns: Turns) -> Iterator[Turns]:
+def _forms(turns: Turns, forms: Iterable[Callable[[Turns], Turns]]) -> Iterator[Turns]:
     """Yield a conversation as it is, then in other forms, the more alike the sooner."""
-    possible = [form for form in _FORMS if form(turns) != turns]
+    possible = [form for form in forms if form(turns) != turns]
     for number in range(len(possible) + 1):
         for chosen in combinations(possible, number):
             made = turns
@@ -451,6 +454,28 @@ def _with_calls(turns: Turns, change: Callable[[dict[str, Any]], Turns]) -> Turn
     for turn in turns:
         made += change(turn) if turn.get("tool_calls") else [turn]
     return made
+
+
+def _thought_apart(tokenizer: TokenizerWrapper) -> Callable[[Turns], Turns]:
+    """Return a form in which a turn that goes on has its thought as such, not in its content.
+
+    Templates that cut thoughts out of contents leave nothing there that could go on.
+    """
+    start, end, knows = tokenizer.think_start, tokenizer.think_end, _knows_thoughts(tokenizer)
+
+    def apart(turns: Turns) -> Turns:
+        *others, last = turns
+        content = last.get("content")
+        if start is None or last["role"] != "assistant" or not isinstance(content, str):
+            return turns
+        before, _, after = content.partition(start)
+        thought, ended, answer = after.partition(end)
+        if before.strip() or not ended or "reasoning_content" in last:
+            return turns
+        last = last | {"content": answer.lstrip()}
+        return [*others, last | ({"reasoning_content": thought.strip()} if knows else {})]
+
+    return apart
 
 
 def _without_thoughts(turns: Turns) -> Turns:

@@ -410,6 +410,13 @@ def test_thoughts_of_earlier_turns():
     assert chat_text(wrapped(OPENING), [U, inline, U]).text.startswith(
         "<|user|>hi<|end|><|assistant|>yes"
     )
+    # Templates that cut it out of the content leave nothing there that could go on.
+    whole = [U, X | {"content": "<think>\nhm</think>\n\nyes"}]
+    made = chat_text(wrapped(OPENING), whole)
+    assert (made.text, made.ignored) == ("<|user|>hi<|end|><|assistant|>yes", ["reasoning_content"])
+    cuts = wrapped(SWITCHED.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"))
+    made = chat_text(cuts, whole)
+    assert made.text.endswith("<|assistant|><think>\nhm\n</think>\n\nyes") and not made.ignored
     refuses = BARE + "{% if messages[1].thinking %}{{ raise_exception('not both') }}{% endif %}"
     made = chat_text(wrapped(refuses), [U, THINKING, U])
     assert (made.text, made.ignored) == ("[user:hi][assistant:yes][user:hi]", ["reasoning_content"])

@@ -147,6 +147,6 @@ def earlier_call(its_id: str | None, call: dict[str, Any], field: str) -> dict[s
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        sentence = f"the arguments of a call of {call['name']} are no JSON object"
+        sentence = f"the arguments of a call of {shown(call['name'])} are no JSON object"
         raise RefusedError(400, sentence, field)
     return called(its_id, call["name"], arguments)
