@@ -41,6 +41,10 @@ class PrivateCharacters:
         character = next(self._free, None)
         if character is not None:
             self._given.append(character)
+        if not self._given:
+            raise UserError(
+                "the text has all characters from U+E000 to U+F8FF, expected some of them"
+            )
         return self._given[-1]
 
     def is_in(self, character: str, text: str) -> bool:

@@ -139,6 +139,8 @@ def chat_text(
 ) -> ChatText:
     """Put a conversation into the chat template; if the last turn is the assistant's, it goes on.
 
+    But not where that has called something, after which a new turn begins.
+
     Args:
         messages: turns with a role and a content; those of an assistant may have ``tool_calls`` and
             thoughts, as ``reasoning_content``, which a template that does not know them never gets.
@@ -164,11 +166,13 @@ def chat_text(
     turns, watched = _watched(turns, private)
     further = dict(control.marked(template_kwargs or {}, mark))
     further |= _switch(thinking)
-    arguments = _arguments(turns[-1]["role"] == "assistant", tools, further)
+    goes_on = turns[-1]["role"] == "assistant" and not turns[-1].get("tool_calls")
+    arguments = _arguments(goes_on, tools, further)
 
     error: UserError | None = None
     best: tuple[int, str, Turns] | None = None
-    for form in islice(_forms(turns), _MOST_FORMS):
+    apart = _thought_apart(tokenizer)
+    for form in islice(_forms(turns, (*_FORMS, apart)), _MOST_FORMS):
         try:
             text = render(tokenizer, form, arguments)
         except LimitError:
@@ -190,6 +194,8 @@ def chat_text(
             "tool_calls are not supported: the model's chat template has no place for them"
         )
     if _without_thoughts(turns) != turns and _without_thoughts(form) == form:
+        ignored.append("reasoning_content")
+    if not _knows_thoughts(tokenizer) and apart(form) == form and apart(turns) != turns:
         ignored.append("reasoning_content")
     if tools and not private.is_in(offered, text):
         ignored.append("tools")
@@ -289,9 +295,9 @@ def _watched_call(call: Any, watch: str) -> Any:
 _SYSTEMS = "system", "developer"
 
 
-def _forms(turns: Turns) -> Iterator[Turns]:
+def _forms(turns: Turns, forms: Iterable[Callable[[Turns], Turns]]) -> Iterator[Turns]:
     """Yield a conversation as it is, then in other forms, the more alike the sooner."""
-    possible = [form for form in _FORMS if form(turns) != turns]
+    possible = [form for form in forms if form(turns) != turns]
     for number in range(len(possible) + 1):
         for chosen in combinations(possible, number):
             made = turns
@@ -418,7 +424,11 @@ def _single_calls(turns: Turns) -> Turns:
     made = _with_calls(turns, _one_by_one)
     if made == turns:
         return turns
-    results = {turn.get("tool_call_id"): turn for turn in made if turn["role"] == "tool"}
+    # An id may name several calls, and none all of them: what they brought is in their order.
+    results: dict[Any, Turns] = {}
+    for turn in made:
+        if turn["role"] == "tool":
+            results.setdefault(turn.get("tool_call_id"), []).append(turn)
     ids = {call.get("id") for turn in made for call in turn.get("tool_calls", ())}
     ordered: Turns = []
     for turn in made:
@@ -426,8 +436,8 @@ def _single_calls(turns: Turns) -> Turns:
             continue  # it stands behind its call
         ordered.append(turn)
         for call in turn.get("tool_calls", ()):
-            if (result := results.get(call.get("id"))) is not None:
-                ordered.append(result)
+            if brought := results.get(call.get("id")):
+                ordered.append(brought.pop(0))
     return ordered
 
 
@@ -444,6 +454,28 @@ def _with_calls(turns: Turns, change: Callable[[dict[str, Any]], Turns]) -> Turn
     for turn in turns:
         made += change(turn) if turn.get("tool_calls") else [turn]
     return made
+
+
+def _thought_apart(tokenizer: TokenizerWrapper) -> Callable[[Turns], Turns]:
+    """Return a form in which a turn that goes on has its thought as such, not in its content.
+
+    Templates that cut thoughts out of contents leave nothing there that could go on.
+    """
+    start, end, knows = tokenizer.think_start, tokenizer.think_end, _knows_thoughts(tokenizer)
+
+    def apart(turns: Turns) -> Turns:
+        *others, last = turns
+        content = last.get("content")
+        if start is None or last["role"] != "assistant" or not isinstance(content, str):
+            return turns
+        before, _, after = content.partition(start)
+        thought, ended, answer = after.partition(end)
+        if before.strip() or not ended or "reasoning_content" in last:
+            return turns
+        last = last | {"content": answer.lstrip()}
+        return [*others, last | ({"reasoning_content": thought.strip()} if knows else {})]
+
+    return apart
 
 
 def _without_thoughts(turns: Turns) -> Turns:

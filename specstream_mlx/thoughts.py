@@ -39,7 +39,8 @@ def begun(text: str, mark: str) -> int:
 class ThoughtSplitter:
     """Splits a text while it comes; the parts together are the text.
 
-    ``closed``: marks of what holds no thoughts, such as those around calls of tools.
+    ``closed``: marks of what holds no thoughts, such as those around calls of tools. With ``first``
+    only a text's beginning may be a thought: JSON, say, holds none, whatever its strings spell.
     """
 
     def __init__(
@@ -47,20 +48,22 @@ class ThoughtSplitter:
         tokenizer: TokenizerWrapper,
         prompt: Sequence[int] = (),
         closed: tuple[str, str] | None = None,
+        first: bool = False,
     ):
         start, end = tokenizer.think_start, tokenizer.think_end
         self.thinks = start is not None and end is not None
-        self._marks: dict[str, dict[str, str]] = {"content": {}, "closed": {}, "thought": {}}
+        states = "content", "closed", "thought", "said"
+        self._marks: dict[str, dict[str, str]] = {state: {} for state in states}
         if self.thinks:
             self._marks["content"][start] = "thought"
-            self._marks["thought"][end] = "content"
+            self._marks["thought"][end] = "said" if first else "content"
         if closed is not None:
             opening, closing = closed
             self._marks["content"][opening] = "closed"
             if closing:  # else it goes on to the text's end
                 self._marks["closed"][closing] = "content"
         self._state = "thought" if self.thinks and opens_thought(tokenizer, prompt) else "content"
-        self._rest = ""
+        self._rest, self._first = "", start if first and self.thinks else None
 
     @property
     def is_inside(self) -> bool:
@@ -70,6 +73,10 @@ class ThoughtSplitter:
     def add(self, text: str) -> Iterator[tuple[Part, str]]:
         """Yield what is known of the text now; what may begin a mark is held back."""
         self._rest += text
+        if self._first is not None and self._state == "content":
+            size = min(len(self._rest), len(self._first))
+            if self._rest[:size] != self._first[:size]:
+                self._state = "said"
         while True:
             marks = self._marks[self._state]
             places = [(self._rest.find(mark), mark) for mark in marks if mark in self._rest]
@@ -121,8 +128,9 @@ class ThoughtParser:
         tokenizer: TokenizerWrapper,
         prompt: Sequence[int] = (),
         closed: tuple[str, str] | None = None,
+        first: bool = False,
     ):
-        self._splitter = ThoughtSplitter(tokenizer, prompt, closed)
+        self._splitter = ThoughtSplitter(tokenizer, prompt, closed, first)
         self._begins = self._splitter.thinks  # whether white space now is at a part's beginning
         self._thought = self._splitter.is_inside  # whether there has been a thought
         self._spaces = ""  # before a first thought or at a thought's end, if one follows

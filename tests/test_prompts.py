@@ -335,12 +335,25 @@ def test_ids_of_calls_fit_the_template():
 
 
 @pytest.mark.parametrize("template", [ONE_CALL, FIRST_CALL])
-def test_one_call_at_a_time(template):
+@pytest.mark.parametrize("ids", [("call_1", "call_2"), ("call_1", "call_1"), (None, None)])
+def test_one_call_at_a_time(template, ids):
+    """Also where an id names several calls, or none, as some clients and models have it."""
     tokenizer = TokenizerWrapper(tiny_tokenizer())
     tokenizer._tokenizer.chat_template = template
-    text = chat_text(tokenizer, conversation("call_1", "call_2")).text
-    expected = "[user hi][assistant a{}#call_1 ][tool a#call_1][assistant b{}#call_2 ]"
-    assert text == f"{expected}[tool b#call_2]"
+    turns = conversation(*ids)
+    one, two = ids
+    expected = f"[assistant a{{}}#{one or ''} ][tool a#{one}][assistant b{{}}#{two or ''} ]"
+    expected = f"{expected}[tool b#{two}]".replace("#None", "")
+    assert chat_text(tokenizer, turns).text == f"[user hi]{expected}"
+    assert chat_text(tokenizer, [*turns, *turns]).text == f"[user hi]{expected}" * 2
+
+
+def test_a_call_without_a_result():
+    """It does not go on: what it brought is unknown, and another turn begins."""
+    tokenizer = wrapped()
+    turns = conversation("x", "y")[:2]
+    text = chat_text(tokenizer, turns).text
+    assert text.count("</tool_call>") == 2 and text.endswith("<|end|><|assistant|>")
 
 
 def test_arguments_as_text_where_a_template_joins_them():
@@ -397,6 +410,13 @@ def test_thoughts_of_earlier_turns():
     assert chat_text(wrapped(OPENING), [U, inline, U]).text.startswith(
         "<|user|>hi<|end|><|assistant|>yes"
     )
+    # Templates that cut it out of the content leave nothing there that could go on.
+    whole = [U, X | {"content": "<think>\nhm</think>\n\nyes"}]
+    made = chat_text(wrapped(OPENING), whole)
+    assert (made.text, made.ignored) == ("<|user|>hi<|end|><|assistant|>yes", ["reasoning_content"])
+    cuts = wrapped(SWITCHED.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"))
+    made = chat_text(cuts, whole)
+    assert made.text.endswith("<|assistant|><think>\nhm\n</think>\n\nyes") and not made.ignored
     refuses = BARE + "{% if messages[1].thinking %}{{ raise_exception('not both') }}{% endif %}"
     made = chat_text(wrapped(refuses), [U, THINKING, U])
     assert (made.text, made.ignored) == ("[user:hi][assistant:yes][user:hi]", ["reasoning_content"])

@@ -40,7 +40,8 @@ def decoding_rate(last: PlainResponse) -> float:
 class Text:
     """What a sequence writes: takes its steps, up to its end or a stop string.
 
-    No stop string ends a thought, unless what is written is ``raw``, of which nothing is one.
+    No stop string ends a thought, unless what is written is ``raw``, of which nothing is one;
+    ``closed`` and ``first`` say where there are none, see ``ThoughtSplitter``.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Text:
         request: Request,
         stop: Sequence[str] = (),
         raw: bool = False,
+        closed: tuple[str, str] | None = None,
+        first: bool = False,
     ):
         self.stopped_by: str | None = None  # the stop string that was met
         self._tokenizer, self._request, self._stop = tokenizer, request, stop
@@ -59,7 +62,7 @@ class Text:
         self._held = ""  # text that may be the beginning of a stop string
         self._thoughts: ThoughtSplitter | None = None
         if stop and not raw and tokenizer.think_start is not None:
-            self._thoughts = ThoughtSplitter(tokenizer, request.prompt)
+            self._thoughts = ThoughtSplitter(tokenizer, request.prompt, closed, first)
         self._start = time.perf_counter()
 
     def take(self, step: Step) -> list[GenerationResponse]:

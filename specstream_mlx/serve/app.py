@@ -280,6 +280,12 @@ async def _json(request: Request, most: int) -> Any:
     if kind.lower() != "application/json":
         found = f"is {shown(kind)}" if kind else "is missing"
         raise RefusedError(415, f"the Content-Type {found}, expected application/json")
+    coding = request.headers.get("content-encoding", "identity").strip()
+    if coding.lower() not in ("", "identity"):
+        sentence = (
+            f"the Content-Encoding is {shown(coding)}, expected a body that is not compressed"
+        )
+        raise RefusedError(415, sentence)
     too_large = RefusedError(413, f"the body is too large, expected at most {most} bytes")
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and (len(said) > 18 or int(said) > most):
@@ -294,12 +300,17 @@ async def _json(request: Request, most: int) -> Any:
     except TimeoutError:
         raise RefusedError(408, "the body was too slow in coming") from None
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_no_number, parse_int=_integer, parse_float=_float)
         # Half a character of UTF-16 is no text.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RefusedError:
         raise
+    except UnicodeDecodeError as error:
+        raise RefusedError(400, f"byte {error.start} of the body is no text in UTF-8") from None
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise RefusedError(400, f"the body has {half}, which is half a character") from None
     except ValueError as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
     return value

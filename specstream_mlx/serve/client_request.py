@@ -142,9 +142,11 @@ def earlier_call(its_id: str | None, call: dict[str, Any], field: str) -> dict[s
     """Return an earlier call as chat templates expect it: with arguments that are no text."""
     try:
         arguments = json.loads(call["arguments"] or "{}")
+        # As in a body: JSON has no NaN and no infinity, and half a character of UTF-16 is no text.
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        sentence = f"the arguments of a call of {call['name']} are no JSON object"
+        sentence = f"the arguments of a call of {shown(call['name'])} are no JSON object"
         raise RefusedError(400, sentence, field)
     return called(its_id, call["name"], arguments)

@@ -30,6 +30,7 @@ from ..generation.sequence import Step, TokenSequence
 from ..generation.text import GenerationResponse, Text
 from ..loading.speculative_model import SpeculativeModel
 from .client_request import ClientRequest
+from .tool_calls import call_marks
 
 _CHUNK = 512  # prompt tokens that are read before others have a turn
 _LEAST = 8  # tokens; copying the rows of fewer is not worth it
@@ -99,7 +100,8 @@ class ActiveText:
         request.check(job.model)
         self.sequence = TokenSequence(job.model, request)
         asked = job.client_request
-        self._text = Text(tokenizer, request, asked.stop, raw=not asked.is_chat)
+        where = call_marks(tokenizer, asked.tools), asked.schema is not None
+        self._text = Text(tokenizer, request, asked.stop, not asked.is_chat, *where)
         self._drafted_by, self._guesses = Counter[str](), NO_GUESSES
 
     def take(self, step: Step) -> list[Token]:

@@ -33,7 +33,8 @@ class Choice:
         self.tokens: list[Token] = []
         self.thought_tokens = 0
         request = job.client_request
-        self._parser = ReplyParser(tokenizer, request.tools, job.prompt)
+        fits = request.schema is not None
+        self._parser = ReplyParser(tokenizer, request.tools, job.prompt, fits)
         self._is_chat, self.calls = request.is_chat, self._parser.calls
 
     @property

@@ -13,7 +13,7 @@ from .client_request import (
     thought_of,
     tools_of,
 )
-from .fields import FUNCTION
+from .fields import FUNCTION, RefusedError
 from .replies import Choice, Choices, Events, ItemWriter, event, usage
 
 
@@ -65,6 +65,8 @@ def _turns(body: dict[str, Any]) -> list[dict[str, Any]]:
                 role = "system" if item["role"] == "developer" else item["role"]
                 turns.append({"role": role, "content": text_of(item["content"])})
                 _think(turns[-1], thoughts)
+    if not turns:
+        raise RefusedError(400, "the input has no message", "input")
     return turns
 
 

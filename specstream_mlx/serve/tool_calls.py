@@ -35,19 +35,30 @@ def called(its_id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": its_id, "type": "function", "function": function}
 
 
+def call_marks(
+    tokenizer: TokenizerWrapper, tools: Sequence[dict[str, Any]] | None
+) -> tuple[str, str] | None:
+    """Return the marks around calls, if there is something to call; some have no second one."""
+    if not tools or tokenizer.tool_call_start is None:
+        return None
+    return tokenizer.tool_call_start, tokenizer.tool_call_end or ""
+
+
 class ReplyParser:
-    """Splits one text into thoughts, in which nothing is called, what is said, and ``calls``."""
+    """Splits one text into thoughts, in which nothing is called, what is said, and ``calls``.
+
+    What ``fits`` a schema is JSON after a thought, and calls nothing.
+    """
 
     def __init__(
         self,
         tokenizer: TokenizerWrapper,
         tools: Sequence[dict[str, Any]] | None,
         prompt: Sequence[int] = (),
+        fits: bool = False,
     ):
-        self._calls, closed = ToolCallParser(tokenizer, tools), None
-        if tools and tokenizer.tool_call_start is not None:
-            closed = tokenizer.tool_call_start, tokenizer.tool_call_end or ""
-        self._thoughts = ThoughtParser(tokenizer, prompt, closed)
+        self._calls = ToolCallParser(tokenizer, None if fits else tools)
+        self._thoughts = ThoughtParser(tokenizer, prompt, call_marks(tokenizer, tools), fits)
         self.calls = self._calls.calls
 
     @property

@@ -1,5 +1,6 @@
 """Requests that nobody should send, and clients that leave."""
 
+import gzip
 import json
 import re
 import socket
@@ -123,12 +124,28 @@ def test_another_method(client):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b'{"n": ' + b"9" * 5000 + b"}", "an integer of 5000 digits, expected at most 400"),
-        (b'{"n": 1e999}', "the number '1e999', expected a finite one"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "has an integer of 5000 digits, expected at most 400"),
+        (b'{"n": 1e999}', "has the number '1e999', expected a finite one"),
+        (b'{"n": "\\ud83d"}', "has \\ud83d, which is half a character"),
     ],
 )
-def test_numbers_that_python_refuses(client, content, sentence):
-    assert post(client, content).json()["error"]["message"] == f"the body has {sentence}"
+def test_values_that_python_refuses(client, content, sentence):
+    assert post(client, content).json()["error"]["message"] == f"the body {sentence}"
+
+
+def test_bodies_in_another_encoding(client):
+    content = json.dumps(CHAT).encode()
+    assert post(client, b"\xef\xbb\xbf" + content).status_code == 200
+    for coding in ("", "identity", "Identity"):
+        assert post(client, content, **{"content-encoding": coding}).status_code == 200
+    for coding in ("gzip", "zstd", "gzip, br"):
+        response = post(client, gzip.compress(content), **{"content-encoding": coding})
+        sentence = f"the Content-Encoding is '{coding}', expected a body that is not compressed"
+        assert response.status_code == 415
+        assert response.json()["error"]["message"] == sentence
+    response = post(client, content.replace(b"noon", "né".encode("latin-1")))
+    message = response.json()["error"]["message"]
+    assert re.fullmatch("byte [0-9]+ of the body is no text in UTF-8", message)
 
 
 HUGE = [2**31, 2**31 + 1, 2**63, 10**30, 10**399, -(10**30), 1e300]

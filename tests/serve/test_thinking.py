@@ -165,6 +165,30 @@ def test_no_stop_string_in_thoughts(openai_client, anthropic_client):
         assert found[3] in ("stop", "stop_sequence")
 
 
+def test_no_thought_in_the_arguments_of_a_call(openai_client, anthropic_client, planting):
+    call = CALL.replace("{}", '{"where": "<think>"}')
+    planting.text = f"Let me look. {call} That is all, stop."
+    apis = Chats(openai_client, anthropic_client)
+    for found in (*apis.chat(stop=["stop"]), *apis.messages(stop_sequences=["stop"])):
+        thought, text, calls, _, counted = found
+        assert (thought, calls, counted) == (None, ["noon"], 0)
+        assert text.split() == "Let me look. That is all,".split()
+
+
+@pytest.mark.parametrize("word", ["<think> x", "</think> x", "<tool_call> x</tool_call>"])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_what_fits_a_schema_has_no_marks(openai_client, planting, word, thinks):
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [word]}}}
+    planting.text = ("<think>\nhm\n</think>" if thinks else "") + json.dumps(word)
+    apis = Chats(openai_client, None)
+    for tools in (True, False):
+        for thought, text, calls, *_ in apis.chat(tools, response_format=wanted):
+            assert (thought, json.loads(text), calls) == ("hm" if thinks else None, word, [])
+    ask = {"response_format": wanted, "stop": [" x"]}
+    for _, text, *_ in apis.chat(False, **ask):
+        assert text == json.dumps(word).partition(" x")[0]
+
+
 WANTED = {"name": "x", "schema": SCHEMA}
 FORMATS = {
     "chat": {"response_format": {"type": "json_schema", "json_schema": WANTED}},

@@ -165,6 +165,9 @@ CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messa
 USE = {"type": "tool_use", "id": "x", "name": "x", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
 BROKEN = {"name": "noon", "arguments": "[1"}
+NAN, INFINITE = BROKEN | {"arguments": '{"a": NaN}'}, BROKEN | {"arguments": '{"a": 1e999}'}
+HALF = BROKEN | {"arguments": '{"a": "\\ud800"}'}
+PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))
 CALL = {"type": "function_call", "call_id": "x"}
 
 
@@ -178,13 +181,19 @@ CALL = {"type": "function_call", "call_id": "x"}
             {"role": "assistant", "tool_calls": [{"function": BROKEN}]},
             "the arguments of a call",
         ),
-        (RESPONSES, CALL | BROKEN, "the arguments of a call of noon are no JSON object"),
+        (RESPONSES, CALL | BROKEN, "the arguments of a call of 'noon' are no JSON object"),
+        (RESPONSES, CALL | NAN, "the arguments of a call of 'noon' are no JSON object"),
+        (RESPONSES, CALL | INFINITE, "the arguments of a call of 'noon' are no JSON object"),
+        (RESPONSES, CALL | HALF, "the arguments of a call of 'noon' are no JSON object"),
         (RESPONSES, {"type": "web_search_call"}, "one whose type is message, function_call, fun"),
+        (RESPONSES, None, "the input has no message"),
+        (CHATS, {"role": "user", "content": PRIVATE}, "all characters from U+E000 to U+F8FF"),
     ],
 )
 def test_turns_that_are_none(address, path, turn, sentence):
     field = "input" if path == RESPONSES else "messages"
-    body = {"model": "base", field: [*CHAT, turn]} | ({"max_tokens": 1} if path == MESSAGES else {})
+    turns = [{"type": "reasoning", "summary": []}] if turn is None else [*CHAT, turn]
+    body = {"model": "base", field: turns} | ({"max_tokens": 1} if path == MESSAGES else {})
     reply = httpx2.post(address + path, json=body)
     assert reply.status_code == 400
     assert sentence in reply.json()["error"]["message"]
