@@ -93,7 +93,7 @@ def test_without_coremltools(base, tmp_path, monkeypatch):
 # What can be exported, from the configuration alone ----------------------------------------------
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 512}
-LLAMA |= {"rms_norm_eps": 1e-5}
+LLAMA |= {"rms_norm_eps": 1e-5, "vocab_size": 64}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
 HEAD_LORA = {"lora_parameters": {"keys": ["lm_head"]}}
 EXPORTED = Sizes(context=128)
