@@ -17,11 +17,21 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from .errors import UserError, shown
+from .files import reason
 
 _PRIVATE = range(0xE000, 0xF900)  # characters that stand for nothing
+
+
+def encoded(tokenizer: Any, text: str, **how: Any) -> list[int]:
+    """Encode a text as it is; any error of the tokenizer's becomes one sentence."""
+    try:
+        tokens = tokenizer.encode(text, **how)
+    except Exception as error:  # tokenizers raises no type of its own
+        raise UserError(f"the tokenizer cannot encode the text: {reason(error)}") from None
+    return tokens.ids if isinstance(tokens, Encoding) else tokens
 
 
 class PrivateCharacters:
@@ -121,11 +131,11 @@ class ControlTokens:
     def encode(self, text: str, mark: str, **how: Any) -> list[int]:
         """Encode a text in which the marked control tokens are text and the others tokens."""
         if mark not in text:
-            return self._tokenizer.encode(text, **how)
+            return encoded(self._tokenizer, text, **how)
         with self._lock:
             twin, renamed = self._twin
         renamed_text = self._spelled.sub(lambda found: renamed[found[0]], text)
-        return twin.encode(renamed_text.replace(mark, ""), **how).ids
+        return encoded(twin, renamed_text.replace(mark, ""), **how)
 
     @cached_property
     def _twin(self) -> tuple[Tokenizer, dict[str, str]]:

@@ -96,7 +96,19 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
     except ValueError:  # a zero byte
-        raise UserError(f"{short(path)!r} is no name of a file") from None
+        raise _no_name(path) from None
+
+
+def real_path(path: str | Path) -> Path:
+    """Follow all links of a path; what it leads to may be missing."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a zero byte
+        raise _no_name(path) from None
+
+
+def _no_name(path: str | Path) -> UserError:
+    return UserError(f"{short(path)!r} is no name of a file")
 
 
 def without_signature(text: bytes) -> bytes:
@@ -192,6 +204,8 @@ def tokenizer_files(directory: Path) -> Iterator[Path]:
     for name in _READ_IF_THERE:
         if os.path.islink(path := directory / name) and not os.path.exists(path):
             raise UserError(f"{path} is a link to nothing, expected a file or none")
+        if path.suffix == ".jinja" and path.is_file() and "\0" in read_text(path):
+            raise UserError(f"{path} holds zero bytes, expected UTF-8 text")  # UTF-16 has them
     with for_libraries(directory) as readable:
         try:
             yield readable
@@ -451,7 +465,7 @@ def _scratch(target: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a hidden empty directory, gone when the block ends, and what ``target`` points to."""
     from filelock import FileLock, Timeout
 
-    place = Path(os.path.realpath(target))
+    place = real_path(target)
     scratch = _hidden_sibling(place, "partial")
     locks = Path(tempfile.gettempdir()) / f"specstream-mlx-{os.getuid()}"
     try:

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .control_tokens import PrivateCharacters, control_tokens, template_source
+from .control_tokens import PrivateCharacters, control_tokens, encoded, template_source
 from .errors import UserError, is_integer, shown
 from .files import check_tokens, template_error
 from .models.architectures import context_length
@@ -522,8 +522,8 @@ def encode_prompt(
         if template is not None and not _is_templated(tokenizer, prompt):
             return chat_prompt(tokenizer, prompt, template)
         bos = tokenizer.bos_token
-        return tokenizer.encode(
-            prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
+        return encoded(
+            tokenizer, prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
     items: Any = prompt.tolist() if isinstance(prompt, mx.array | np.ndarray) else prompt
     if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray | memoryview):

@@ -20,7 +20,7 @@ from specstream_mlx.convert.pytorch.adapter_files import read_tensors
 from specstream_mlx.convert.pytorch.load import load_base, mount_lora
 from specstream_mlx.convert.to_mlx.adapter import convert_adapter
 from specstream_mlx.convert.to_mlx.base import Quantization, convert_base
-from tiny_models import stream_adapter_directory, tiny_llama_directory
+from tiny_models import CHAT_TEMPLATE, stream_adapter_directory, tiny_llama_directory
 from tiny_training import completions, write_rows
 
 from specstream_mlx import PromptCache, UserError, load
@@ -28,7 +28,7 @@ from specstream_mlx.files import _OF_PYTHON
 from specstream_mlx.generation import kv_store
 from specstream_mlx.generation.batch import fill
 from specstream_mlx.loading.inspection import inspect_directory
-from specstream_mlx.prompts import chat_prompt, chat_suffix
+from specstream_mlx.prompts import chat_prompt, chat_suffix, encode_prompt
 from specstream_mlx.train.data import read_rows, read_split
 
 SECONDS = 10
@@ -379,6 +379,24 @@ CASES += [
     ("base", "chat_template.jinja", damage, as_bytes(text.encode()))
     for damage, text in TEMPLATES.items()
 ]
+CASES += [
+    ("base", "chat_template.jinja", encoding, as_bytes(CHAT_TEMPLATE.encode(encoding)))
+    for encoding in ("UTF-16", "UTF-16LE")
+]
+
+
+@pytest.mark.parametrize("unknown", ["", "<none>"])
+def test_an_unknown_token_that_is_none(unknown, copy):
+    """The letter h has no token, and what stands for such letters neither."""
+    path = (base := copy("base")) / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"] |= {"unk_token": unknown, "merges": []}
+    del values["model"]["vocab"]["h"]
+    path.write_text(json.dumps(values))
+    _, tokenizer = load(base)
+    for encode in (chat_prompt, chat_suffix, encode_prompt):
+        assert encode(tokenizer, "a")
+        assert "cannot encode the text" in refused(lambda e=encode: e(tokenizer, "he"), "token")
 
 
 def metadata(ours: dict | None = None, **changes: object) -> Callable[[Path], None]:
@@ -545,12 +563,13 @@ def test_a_link_to_itself_in_a_model(name, copy):
     refused(lambda: load(base), name, base)
 
 
-def test_links_to_themselves_and_long_names_in_python(loaded, tmp_path):
+def test_paths_of_no_file_in_python(loaded, tmp_path):
     model, _ = loaded
     (loop := tmp_path / "loop.safetensors").symlink_to(loop.name)
     cache = PromptCache()
     fill(cache, model, [5, 6, 7])
-    for path in (loop, loop / "below.safetensors", f"{LONG}.safetensors"):
+    zero = f"{tmp_path}/zero\0.safetensors"
+    for path in (loop, loop / "below.safetensors", f"{LONG}.safetensors", zero):
         for call in (
             lambda path=path: load(path),
             lambda path=path: model.with_adapter(path),
@@ -560,7 +579,7 @@ def test_links_to_themselves_and_long_names_in_python(loaded, tmp_path):
             lambda path=path: cache.save(path, model),
             lambda path=path: inspect_directory(Path(path)),
         ):
-            refused(call, "loop", "xxx")
+            refused(call, "loop", "xxx", "zero")
 
 
 KINDS = (None, 3, True, "x", [], {}, [None], {"a": 1}, HUGE)

@@ -205,6 +205,7 @@ class PromptOptions:
         cache: "PromptCache | None" = None,
     ) -> list[int]:
         """Token ids of the prompt, those of a prompt cache first as far as they are known."""
+        from ..control_tokens import encoded
         from ..prompts import chat_prompt, chat_suffix, encode_prompt
 
         raw, thinking = self.ignore_chat_template, None if self.thinking else False
@@ -213,7 +214,7 @@ class PromptOptions:
         if cache is None:
             return chat_prompt(tokenizer, text, template, thinking)
         if raw:
-            return [*cache.tokens, *tokenizer.encode(text, add_special_tokens=False)]
+            return [*cache.tokens, *encoded(tokenizer, text, add_special_tokens=False)]
         return [*cache.tokens, *chat_suffix(tokenizer, text, template, thinking)]
 
 

@@ -16,7 +16,7 @@ from ..engine.compiled import TRACED_AT, CompiledSteps
 from ..engine.draft_head import HeadConfig, HeadWatch, MountedHead
 from ..engine.several_adapters import Layout, layout_of
 from ..errors import Mode, UserError, shown
-from ..files import sampled_digest
+from ..files import real_path, sampled_digest
 from ..hardware import device
 from ..hardware.weights import HeldWeights
 from ..heads.published_heads import repository_of
@@ -154,7 +154,7 @@ class SpeculativeModel:
         """
         path, made = None, 0
         if directory is not None:
-            path = Path(os.path.realpath(adapter_directory(directory)))
+            path = real_path(adapter_directory(directory))
             config = path / ADAPTER_CONFIG
             made = config.stat().st_mtime_ns if os.path.exists(config) else 0
         key = path, made
