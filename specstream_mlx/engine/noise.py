@@ -110,11 +110,13 @@ class Coupling:
         judged = self._open if self._steps else self._newest
         if judged is not None:
             scores, ids = judged
-            if ids is None:
-                known = mx.minimum(tokens[0], scores.shape[-1] - 1)  # a draft model may have fewer
-                score = mx.where(known == tokens[0], scores[:, known], -mx.inf)
-            else:
+            if ids is not None:
                 score = mx.where(ids == tokens[0], scores, -mx.inf).max(axis=-1)
+            elif self._steps:
+                score = scores[:, tokens[0]]
+            else:  # a draft model's, which may have fewer tokens than the target
+                known = mx.minimum(tokens[0], scores.shape[-1] - 1)
+                score = mx.where(known == tokens[0], scores[:, known], -mx.inf)
             log_probs = score - mx.logsumexp(scores, axis=-1)
             self._merits = _MEMORY * self._merits + mx.maximum(log_probs, _WORST)
         self._open, self._newest = self._newest, None

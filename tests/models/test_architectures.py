@@ -52,7 +52,7 @@ REFUSALS = [
     ("gemma3_text", {"sliding_window_pattern": 2, "sliding_window": 0}, "sliding_window is 0, exp"),
     ("gemma2", {"layer_types": ["full_attention"]}, "expected a list of num_hidden_layers = 4"),
     ("gemma3_text", {"layer_types": NO_PERIOD, "num_hidden_layers": 6}, "types is not periodic"),
-    ("gemma3_text", {}, "num_hidden_layers is 4, expected at least 6"),
+    ("gemma3_text", {}, "all 4 layers .num_hidden_layers. attend in a sliding window"),
     ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected hidden_size = 64"),
     ("opt", {"enable_bias": False}, "enable_bias is False"),
     # what a fuzz over all families' fields has found
