@@ -132,13 +132,6 @@ def random_body(seed):
 
 
 @pytest.fixture(scope="module")
-def service(tiny):
-    service = tiny.service()
-    yield service
-    service.worker.stop()
-
-
-@pytest.fixture(scope="module")
 def client(service):
     with TestClient(make_app(service), HERE, raise_server_exceptions=False) as client:
         yield client
