@@ -68,7 +68,7 @@ fi
 
 if [ "${1:-}" = test ]; then
     echo "With what the tests need, such as torch and coremltools, .venv takes 1.5 GB;"
-    echo "the 2,250 tests take about 4 minutes on two quiet cores."
+    echo "the 3,240 tests take up to 10 minutes on two cores."
 fi
 if [ "$python" != .venv/bin/python ]; then
     [ ! -e .venv ] || echo "Making .venv anew: its Python is gone, from another place or not of 3.11 to 3.15"
